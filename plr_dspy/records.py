@@ -1,0 +1,232 @@
+"""What a compile did and found: plain data that saves to JSON."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An ordering with the mean of the cells scored so far.
+
+    Attributes:
+        ordering: One permutation for each block.
+        score: Mean score over the examples that count, as a fraction.
+        num_examples: Number of those examples.
+    """
+
+    ordering: tuple[tuple[int, ...], ...]
+    score: float
+    num_examples: int
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One ask, score, tell round.
+
+    Attributes:
+        index: 0 for the first.
+        num_samples: Orderings scored.
+        num_new: How many of those had not been scored before.
+        mean_score, best_score: Over this round's orderings.
+        elite_score: Score of the last ordering that became an elite.
+        best_score_so_far: Over all rounds.
+        program_calls: Distinct program calls made since the start.
+        mode_probability: Probability of each block's most probable ordering after the round.
+    """
+
+    index: int
+    num_samples: int
+    num_new: int
+    mean_score: float
+    best_score: float
+    elite_score: float
+    best_score_so_far: float
+    program_calls: int
+    mode_probability: list[float]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An ordering that reached the final comparison.
+
+    Attributes:
+        origin: "original", "mode", "best seen" or "draw".
+        ordering: Demo indices by position, for each slot.
+        score: Mean score on the selection split.
+    """
+
+    origin: str
+    ordering: dict[str, list[int]]
+    score: float
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    """One slot: a predictor's demos and the order chosen for them.
+
+    Attributes:
+        predictor: Name of the predictor.
+        num_demos: Number of demos, those that no prompt shows included.
+        ordering: Demo indices by position; ``ordering[0]`` is shown first.
+        blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
+        distributions: The final distribution of each block: logits ``[n]``, or of a mixture
+            weights ``[k]`` and logits ``[k, n]``, over the block's demos.
+    """
+
+    predictor: str
+    num_demos: int
+    ordering: list[int]
+    blocks: list[list[int]]
+    distributions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Chosen against original order on the selection split.
+
+    Attributes:
+        original, chosen: Mean scores, as fractions.
+        gain: Mean of the paired differences.
+        interval: Student-t confidence interval of the gain. It does not know that the order was
+            chosen for its score on these examples: expect a little less on new ones.
+        confidence: Level of the interval.
+        num_examples: Examples that every candidate was scored on.
+    """
+
+    original: float
+    chosen: float
+    gain: float
+    interval: tuple[float, float]
+    confidence: float
+    num_examples: int
+
+
+@dataclass(frozen=True)
+class ErrorCount:
+    """Cells that ended in one type of exception.
+
+    Attributes:
+        type: Name of the exception's class.
+        outcome: "counted as wrong" (score 0) or "not scored".
+        count: Number of cells.
+        message: First line of the first one's message.
+        examples: Indices of up to five examples, into the train split followed by the selection split.
+    """
+
+    type: str
+    outcome: str
+    count: int
+    message: str
+    examples: list[int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compile did and found.
+
+    Attributes:
+        slots: The predictors whose demos were ordered.
+        distinct_prompts: Number of orderings that render to different prompts.
+        comparison: Chosen against original order; None if there was nothing to order.
+        candidates: Orderings of the final comparison.
+        history: Rounds of the search.
+        program_calls: Distinct program calls made, by phase: "search", "final", "total".
+        tokens: Billed tokens by model, as the provider reports them.
+        seconds: Wall-clock time of the compile.
+        errors: Cells that raised, by type.
+        stopped: Why the search ended.
+        settings: Everything that decides the run, the seed included.
+        plr_dspy_version, dspy_version, schema_version: What wrote this.
+    """
+
+    slots: list[SlotReport]
+    distinct_prompts: float
+    comparison: Comparison | None
+    candidates: list[Candidate]
+    history: list[Iteration]
+    program_calls: dict[str, int]
+    tokens: dict[str, dict[str, int]]
+    seconds: float
+    errors: list[ErrorCount]
+    stopped: str
+    settings: dict[str, Any]
+    plr_dspy_version: str
+    dspy_version: str
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data (dicts, lists, strings, numbers)."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: when the data are no report, or one of another schema version.
+        """
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
+                "read it with the plr_dspy version that wrote it"
+            )
+        return _REPORT.validate_python(data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON; the file appears whole or not at all."""
+        write_atomically(Path(path), _REPORT.dump_json(self, indent=2) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a report that `save` wrote.
+
+        Raises:
+            ValueError: when the file holds no report, or one of another schema version.
+        """
+        data = TypeAdapter(dict[str, Any]).validate_json(Path(path).read_bytes())
+        return cls.from_dict(data)
+
+    def __str__(self) -> str:
+        lines = [
+            f"PLReorder: {len(self.slots)} slot(s), {self.distinct_prompts:,.0f} distinct prompts, "
+            f"{self.program_calls['total']:,} program calls, {self.seconds:.0f} s; {self.stopped}"
+        ]
+        if (c := self.comparison) is not None:
+            lines += [
+                f"  original order {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples",
+                f"  gain {c.gain:+.3f}, {100 * c.confidence:.0f} % interval "
+                f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}]",
+            ]
+            if c.gain == 0:
+                lines.append("  no order was better: the original one stays")
+            elif c.interval[0] <= 0:
+                lines.append("  the interval holds 0: this gain may be chance; a larger budget would tell")
+        lines += [f"  {slot.predictor}: demos in the order {slot.ordering}" for slot in self.slots]
+        lines += [f"  {error.count} call(s) {error.outcome}: {error.type}: {error.message}" for error in self.errors]
+        return "\n".join(lines)
+
+
+_REPORT = TypeAdapter(Report)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file through a temporary one in the same folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

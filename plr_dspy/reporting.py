@@ -1,0 +1,64 @@
+"""Writes the report of a compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+
+from plr_dspy._version import __version__
+from plr_dspy.compilation import Job, Outcome
+from plr_dspy.distributions import distribution_state
+from plr_dspy.records import Candidate, Report, SlotReport
+from plr_dspy.scoring import CellScorer
+
+LARGEST_JSON_INTEGER = 2**53
+"""Larger whole numbers lose digits in most JSON readers, so they are written as floats."""
+
+
+def build_report(
+    job: Job, outcome: Outcome, scorer: CellScorer, *, settings: dict[str, Any], seconds: float
+) -> Report:
+    """The report of a finished compile."""
+    num_distinct = job.slots.space.num_distinct
+    total = scorer.program_calls
+    return Report(
+        slots=_slot_reports(job, outcome),
+        distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else float(num_distinct),
+        comparison=outcome.comparison,
+        candidates=[
+            Candidate(
+                origin=finalist.origin,
+                ordering={
+                    name: list(permutation)
+                    for name, permutation in job.slots.permutations(finalist.ordering).items()
+                },
+                score=trial.score,
+            )
+            for finalist, trial in outcome.candidates
+        ],
+        history=outcome.history,
+        program_calls={"search": outcome.search_calls, "final": total - outcome.search_calls, "total": total},
+        tokens=scorer.tokens,
+        seconds=seconds,
+        errors=scorer.errors(),
+        stopped=outcome.stopped,
+        settings=settings,
+        plr_dspy_version=__version__,
+        dspy_version=dspy.__version__,
+    )
+
+
+def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
+    permutations = job.slots.permutations(outcome.ordering)
+    distributions = iter(outcome.distributions)
+    return [
+        SlotReport(
+            predictor=slot.predictor,
+            num_demos=len(slot.demos),
+            ordering=list(permutations[slot.predictor]),
+            blocks=[list(block) for block in slot.blocks],
+            distributions=[distribution_state(next(distributions)) for _ in slot.blocks],
+        )
+        for slot in job.slots.slots
+    ]

@@ -1,0 +1,205 @@
+"""Searches over orderings, asked for orderings and told scores; they know neither DSPy nor an LM."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from plr_dspy.distributions import (
+    OrderingDistribution,
+    distribution_from_state,
+    distribution_state,
+    draw_orderings,
+    most_probable_ordering,
+)
+from plr_dspy.records import Trial
+from plr_dspy.space import Ordering, OrderingSpace
+from plr_dspy.updates import UpdateRule, update_rule
+
+MAX_REDRAWS = 50
+"""Batches a search draws in the hope of new orderings before it gives up."""
+
+
+class Search(Protocol):
+    """The ask/tell protocol that `plr_dspy.loop.run` drives."""
+
+    space: OrderingSpace
+    distributions: list[OrderingDistribution]
+
+    def ask(self) -> list[Ordering]:
+        """Orderings to score next; empty when nothing is left to ask."""
+
+    def tell(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Learn from scored orderings; returns the elites, best first."""
+
+    def mode(self) -> Ordering:
+        """The most probable ordering."""
+
+    def draw(self, num_draws: int) -> list[Ordering]:
+        """Draws from the current distributions."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next, as plain data."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+
+def num_elites(num_trials: int, elite_fraction: float) -> int:
+    """ceil(rho B), at least 1, and safe against rounding: 0.1 of 30 is 3, not 4."""
+    return max(1, math.ceil(elite_fraction * num_trials - 1e-9))
+
+
+class CrossEntropySearch:
+    """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
+
+    Args:
+        space: What to order.
+        update: "ema", "mle", "mixture" or an update object.
+        num_samples: Orderings asked for in each round (B).
+        elite_fraction: Share of them that refits the distributions (rho).
+        archive: Never ask for an ordering twice, and refit on the best orderings of all rounds:
+            scores of different rounds must be comparable. Off, each round is made of independent
+            draws, repeats included, and alone decides the refit: the paper's algorithm.
+        seed: Of the search's own generator.
+    """
+
+    def __init__(
+        self,
+        space: OrderingSpace,
+        *,
+        update: str | UpdateRule = "mle",
+        num_samples: int = 15,
+        elite_fraction: float = 0.2,
+        archive: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(f"num_samples must be a whole number of at least 1; got {num_samples!r}")
+        if not 0.0 < elite_fraction <= 1.0:
+            raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
+        self.space = space
+        self.update = update_rule(update)
+        self.num_samples = num_samples
+        self.elite_fraction = elite_fraction
+        self.archive = archive
+        self.distributions = [self.update.initial(size) for size in space.sizes]
+        self._generator = torch.Generator().manual_seed(seed)
+        self._told: list[Trial] = []  # best first; only with archive
+        self._asked: dict[Ordering, None] = {}  # a set in order of asking; only with archive
+
+    def ask(self) -> list[Ordering]:
+        if not self.archive:
+            return self.draw(self.num_samples)
+        # The identity is in the first batch: what beats it is seen on the same examples.
+        fresh = dict.fromkeys([] if self._asked else [self.space.identity])
+        for _ in range(MAX_REDRAWS):
+            for ordering in self.draw(self.num_samples):
+                if len(fresh) < self.num_samples and ordering not in self._asked:
+                    fresh[ordering] = None
+            if len(fresh) == self.num_samples:
+                break
+        self._asked |= fresh
+        return list(fresh)
+
+    def tell(self, trials: Sequence[Trial]) -> list[Trial]:
+        if not trials:
+            raise ValueError("tell needs at least one trial; got none")
+        pool = [*self._told, *trials] if self.archive else list(trials)
+        pool.sort(key=lambda trial: -trial.score)
+        if self.archive:
+            self._told = pool
+        elites = pool[: self._num_elites(len(trials))]
+        self._refit(elites)
+        return elites
+
+    def _num_elites(self, num_trials: int) -> int:
+        return num_elites(num_trials, self.elite_fraction)
+
+    def _refit(self, elites: Sequence[Trial]) -> None:
+        weights = elite_weights(elites) if self.update.weighted else None
+        for block in range(len(self.distributions)):
+            orderings = torch.tensor([elite.ordering[block] for elite in elites])
+            self.distributions[block] = self.update.update(self.distributions[block], orderings, weights)
+
+    def mode(self) -> Ordering:
+        return self.space.canonical([most_probable_ordering(d).tolist() for d in self.distributions])
+
+    def draw(self, num_draws: int) -> list[Ordering]:
+        draws = [draw_orderings(d, num_draws, self._generator).tolist() for d in self.distributions]
+        return [self.space.canonical(ordering) for ordering in zip(*draws, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "distributions": [distribution_state(d) for d in self.distributions],
+            "generator": base64.b64encode(self._generator.get_state().numpy().tobytes()).decode(),
+            "told": [[trial.ordering, trial.score, trial.num_examples] for trial in self._told],
+            "asked": list(self._asked),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.distributions = [distribution_from_state(d) for d in state["distributions"]]
+        generator = bytearray(base64.b64decode(state["generator"]))
+        self._generator.set_state(torch.frombuffer(generator, dtype=torch.uint8))
+        self._told = [Trial(_as_ordering(o), score, n) for o, score, n in state["told"]]
+        self._asked = {_as_ordering(ordering): None for ordering in state["asked"]}
+
+
+class ExhaustiveSearch(CrossEntropySearch):
+    """Ask for every distinct ordering once; the distributions are fitted to the best of all.
+
+    Args:
+        space, update, num_samples, elite_fraction, seed: As in `CrossEntropySearch`.
+    """
+
+    def __init__(
+        self,
+        space: OrderingSpace,
+        *,
+        update: str | UpdateRule = "mle",
+        num_samples: int = 15,
+        elite_fraction: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            space,
+            update=update,
+            num_samples=num_samples,
+            elite_fraction=elite_fraction,
+            archive=True,
+            seed=seed,
+        )
+
+    def ask(self) -> list[Ordering]:
+        start = len(self._asked)
+        batch = list(itertools.islice(self.space.enumerate(), start, start + self.num_samples))
+        self._asked |= dict.fromkeys(batch)
+        return batch
+
+    def _num_elites(self, num_trials: int) -> int:
+        return super()._num_elites(len(self._told))
+
+    def _refit(self, elites: Sequence[Trial]) -> None:
+        # From the uniform distribution: the elites of earlier rounds are among these.
+        self.distributions = [self.update.initial(size) for size in self.space.sizes]
+        super()._refit(elites)
+
+
+def elite_weights(elites: Sequence[Trial]) -> torch.Tensor | None:
+    """Weights in proportion to the scores, with mean 1; None (all equal) where a score is not positive.
+
+    Deviation: the paper's scores are accuracies; a share of a negative score has no meaning.
+    """
+    scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
+    if bool((scores <= 0).any()):
+        return None
+    return scores / scores.mean()
+
+
+def _as_ordering(data: Sequence[Sequence[int]]) -> Ordering:
+    return tuple(tuple(permutation) for permutation in data)

@@ -1,0 +1,94 @@
+"""The space that a search explores: orderings of blocks of items, some of them interchangeable."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Permutation: TypeAlias = tuple[int, ...]
+Ordering: TypeAlias = tuple[Permutation, ...]
+"""One permutation for each block; ``ordering[b][0]`` is the item of block b that comes first."""
+
+
+@dataclass(frozen=True)
+class OrderingSpace:
+    """All orderings of some blocks of items.
+
+    Attributes:
+        kinds: For each block the kind of each of its items. Items of one kind look the same, so
+            that orderings which differ only in those are one candidate.
+    """
+
+    kinds: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of_sizes(cls, *sizes: int) -> OrderingSpace:
+        """Blocks of the given sizes in which all items differ."""
+        return cls(tuple(tuple(range(size)) for size in sizes))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of items of each block."""
+        return tuple(len(block) for block in self.kinds)
+
+    @property
+    def num_distinct(self) -> int:
+        """Number of orderings that can be told apart."""
+        total = 1
+        for block in self.kinds:
+            repeats = math.prod(math.factorial(count) for count in Counter(block).values())
+            total *= math.factorial(len(block)) // repeats
+        return total
+
+    @property
+    def identity(self) -> Ordering:
+        """The ordering that leaves everything where it is."""
+        return tuple(tuple(range(size)) for size in self.sizes)
+
+    def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
+        """The representative of all orderings that look like this one: like items ascending.
+
+        Raises:
+            ValueError: when it is no ordering of this space.
+        """
+        if len(ordering) != len(self.kinds):
+            raise ValueError(f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
+        return tuple(_canonical(perm, kinds) for perm, kinds in zip(ordering, self.kinds, strict=True))
+
+    def enumerate(self) -> Iterator[Ordering]:
+        """Every distinct ordering once, the identity first."""
+        return itertools.product(*(tuple(_distinct_permutations(kinds)) for kinds in self.kinds))
+
+
+def _canonical(permutation: Sequence[int], kinds: tuple[int, ...]) -> Permutation:
+    if sorted(permutation) != list(range(len(kinds))):
+        raise ValueError(f"expected a permutation of 0..{len(kinds) - 1}; got {tuple(permutation)!r}")
+    waiting = {kind: iter([i for i, k in enumerate(kinds) if k == kind]) for kind in set(kinds)}
+    return tuple(next(waiting[kinds[item]]) for item in permutation)
+
+
+def _distinct_permutations(kinds: tuple[int, ...]) -> Iterator[Permutation]:
+    """Distinct permutations of a multiset, in lexicographic order of the items."""
+    if not kinds:
+        yield ()
+        return
+    remaining = list(range(len(kinds)))
+
+    def extend(prefix: list[int]) -> Iterator[Permutation]:
+        if not remaining:
+            yield tuple(prefix)
+            return
+        tried = set()
+        for position, item in enumerate(list(remaining)):
+            if kinds[item] in tried:
+                continue
+            tried.add(kinds[item])
+            remaining.pop(position)
+            yield from extend([*prefix, item])
+            remaining.insert(position, item)
+
+    yield from extend([])

@@ -1,0 +1,220 @@
+"""PLReorder: the DSPy optimizer that orders a program's demos."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+from dspy.teleprompt.teleprompt import Teleprompter
+
+from plr_dspy.compilation import Job, Outcome, find_ordering, nothing_to_order
+from plr_dspy.inputs import (
+    check_count,
+    check_demos_save,
+    check_examples,
+    check_fraction,
+    check_language_model,
+    check_student,
+)
+from plr_dspy.plan import BUDGETS, Overrides, make_plan
+from plr_dspy.programs import ProgramFactory
+from plr_dspy.progress import ProgressBar
+from plr_dspy.records import Report
+from plr_dspy.reporting import build_report
+from plr_dspy.scoring import Metric, metric_caller
+from plr_dspy.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.splits import split, without_demos
+from plr_dspy.updates import UpdateRule, update_rule
+
+logger = logging.getLogger(__name__)
+
+
+class PLReorder(Teleprompter):
+    """Learns a Plackett-Luce distribution over the orders of a program's demos, and picks one.
+
+    Demos, instructions and weights stay as they are: run it after an optimizer that chooses demos.
+    Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.
+
+    Args:
+        metric: ``metric(example, prediction)``; larger is better. Bools, numbers and
+            ``Prediction(score=...)`` count.
+        update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
+        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
+            runs PLR Algorithm 1 with the paper's values, every sample on the whole train split.
+        max_metric_calls: Budget in program calls instead; never exceeded.
+        num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
+            Algorithm 1; None leaves them to `auto`.
+        num_demos: Labelled demos for a predictor that has none; None leaves such predictors alone.
+        num_threads: Program calls under way at once; None takes DSPy's setting.
+        max_errors: Failed program calls that end the compile, with the exception of the last; None
+            takes DSPy's setting. Answers that cannot be parsed are wrong answers, not failures.
+        seed: Of everything random.
+        log_dir: Folder that gets the report as ``report.json``.
+        display_progress: Draw a progress bar.
+
+    Attributes:
+        report: The `Report` of the last compile.
+
+    Raises:
+        TypeError, ValueError: for arguments out of range; the message says what to pass.
+    """
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        update: str | UpdateRule = "mle",
+        auto: str = "light",
+        max_metric_calls: int | None = None,
+        num_iterations: int | None = None,
+        num_samples: int | None = None,
+        elite_fraction: float | None = None,
+        num_final_draws: int | None = None,
+        num_demos: int | None = 8,
+        num_threads: int | None = None,
+        max_errors: int | None = None,
+        seed: int = 0,
+        log_dir: str | Path | None = None,
+        display_progress: bool = True,
+    ) -> None:
+        super().__init__()
+        metric_caller(metric)
+        if auto not in (*BUDGETS, "paper"):
+            raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']}; got {auto!r}")
+        check_count("max_metric_calls", max_metric_calls)
+        check_count("num_iterations", num_iterations)
+        check_count("num_samples", num_samples)
+        check_fraction("elite_fraction", elite_fraction)
+        check_count("num_final_draws", num_final_draws, least=0)
+        check_count("num_demos", num_demos, least=2)
+        check_count("num_threads", num_threads)
+        check_count("max_errors", max_errors)
+        check_count("seed", seed, least=0)
+        self.metric = metric
+        self.update = update_rule(update)
+        self.auto = auto
+        self.max_metric_calls = max_metric_calls
+        self.num_iterations = num_iterations
+        self.num_samples = num_samples
+        self.elite_fraction = elite_fraction
+        self.num_final_draws = num_final_draws
+        self.num_demos = num_demos
+        self.num_threads = num_threads
+        self.max_errors = max_errors
+        self.seed = seed
+        self.log_dir = None if log_dir is None else Path(log_dir)
+        self.display_progress = display_progress
+        self.report: Report | None = None
+
+    def compile(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        teacher: Any = None,
+        valset: list[dspy.Example] | None = None,
+        seed: int | None = None,
+    ) -> dspy.Module:
+        """Order the student's demos.
+
+        Args:
+            student: A program with demos; it is not changed.
+            trainset: Examples that score orders. Those that the demos show are left out.
+            teacher: Ignored; other optimizers pass one.
+            valset: Examples of the final comparison; None or empty takes 20 % of the trainset.
+            seed: Instead of the constructor's.
+
+        Returns:
+            A compiled copy that differs from the student in the order of its demos, with the
+            report as plain data at ``reorder_report``.
+
+        Raises:
+            TypeError, ValueError: for bad arguments, before any program call.
+            Exception: of the program or the metric, see `max_errors`.
+        """
+        started = time.monotonic()
+        seed = self.seed if seed is None else seed
+        check_count("seed", seed, least=0)
+        self.report = None
+        job = self._prepare(student, trainset, valset or [], seed)
+        with ProgressBar(job.plan.search_calls + job.plan.final_calls, display=self.display_progress) as bar:
+            scorer = job.new_scorer(
+                self.metric, num_threads=self.num_threads, max_errors=self.max_errors, on_cell=bar.advance
+            )
+            if job.slots.space.num_distinct < 2:
+                logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
+                outcome = nothing_to_order(job)
+            else:
+                outcome = find_ordering(job, scorer, bar)
+        self.report = build_report(
+            job, outcome, scorer, settings=self._settings(job), seconds=time.monotonic() - started
+        )
+        if self.log_dir is not None:
+            self.report.save(self.log_dir / "report.json")
+        logger.info("%s", self.report)
+        compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
+        compiled.reorder_report = self.report.to_dict()
+        compiled._compiled = True
+        return compiled
+
+    def _prepare(
+        self, student: dspy.Module, trainset: Sequence[dspy.Example], valset: Sequence[dspy.Example], seed: int
+    ) -> Job:
+        """Everything that is decided before the first program call."""
+        check_student(student)
+        check_examples("trainset", trainset)
+        check_examples("valset", valset)
+        check_language_model(student)
+        rng = random.Random(seed)
+        program = ProgramFactory(student).build({})
+        if self.num_demos is not None:
+            add_labelled_demos(program, trainset, self.num_demos, rng)
+        check_demos_save(program)
+        demos = [demo for predictor in program.predictors() for demo in predictor.demos]
+        if not demos:
+            raise ValueError(
+                "student has no demos to order: compile it first with an optimizer that chooses demos, such as "
+                "dspy.LabeledFewShot or dspy.BootstrapFewShot, or pass num_demos to PLReorder"
+            )
+        slots = ProgramSlots(program)
+        train, selection = without_demos(trainset, demos), without_demos(valset, demos)
+        if not selection and len(train) >= 2:
+            train, selection = split(train, rng, balanced=self.auto != "paper")
+        if not train or not selection:
+            raise ValueError(
+                f"trainset must hold at least two examples that no demo shows, or one beside a valset; of its "
+                f"{len(trainset)} examples {len(train)} are left: pass more examples"
+            )
+        plan = make_plan(
+            self.auto,
+            Overrides(
+                max_metric_calls=self.max_metric_calls,
+                num_iterations=self.num_iterations,
+                num_samples=self.num_samples,
+                elite_fraction=self.elite_fraction,
+                num_final_draws=self.num_final_draws,
+            ),
+            num_train=len(train),
+            num_selection=len(selection),
+            num_distinct=slots.space.num_distinct,
+        )
+        return Job(program, slots, train, selection, plan, self.update, seed)
+
+    def _settings(self, job: Job) -> dict[str, Any]:
+        """Everything that decides the run, as plain data."""
+        update = asdict(self.update) if is_dataclass(self.update) else {}  # type: ignore[call-overload]
+        return {
+            "auto": self.auto,
+            "update": {"name": self.update.name, **update},
+            "seed": job.seed,
+            "metric": getattr(self.metric, "__name__", type(self.metric).__name__),
+            "num_train": len(job.train),
+            "num_selection": len(job.selection),
+            **asdict(job.plan),
+        }

@@ -1,0 +1,100 @@
+"""A language model whose answers depend on the order of the demos, in place of a paid API.
+
+It reads the prompt that DSPy really sent (any chat-format prompt with ``[[ ## field ## ]]`` headers)
+and answers in the same format, so that adapters, parsing and errors are DSPy's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections import Counter
+from typing import Any
+
+import dspy
+from dspy import lm15
+
+FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]\n(.*?)(?=\n\n\[\[ ## |\n\nRespond with|\Z)", re.S)
+WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
+
+
+class OrderSensitiveEngine:
+    """Right more often the more the demos are in ascending order of their text's digest.
+
+    Deterministic: an answer depends on the prompt alone. Every request is kept in `requests`.
+    """
+
+    def __init__(self, answers: dict[str, str]) -> None:
+        self.answers = answers
+        self.requests: Counter[tuple[str, ...]] = Counter()
+        self._lock = threading.Lock()
+
+    def complete(self, request: Any) -> Any:
+        texts = [message.text or "" for message in request.messages]
+        with self._lock:
+            self.requests[tuple(texts)] += 1
+        demos = [digest(text) for text in texts[:-1:2]]
+        pairs = [(a, b) for i, a in enumerate(demos) for b in demos[i + 1 :]]
+        sorted_share = sum(a < b for a, b in pairs) / len(pairs) if pairs else 0.5
+        values = [value.strip() for _, value in FIELD.findall(texts[-1])]
+        gold = next((self.answers[value] for value in values if value in self.answers), "unknown")
+        difficulty = digest(" ".join(values)) * 0.9
+        answer = gold if difficulty < 0.1 + 0.8 * sorted_share else "wrong"
+        system = request.system if isinstance(request.system, str) else ""
+        wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
+        fields = {name: _value(name, answer) for name in wanted or _output_fields(system)}
+        body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
+        return chat_response(f"{body}\n\n[[ ## completed ## ]]", prompt_tokens=sum(map(len, texts)) // 4)
+
+    @property
+    def num_calls(self) -> int:
+        return sum(self.requests.values())
+
+
+def _value(name: str, answer: str) -> str:
+    return {"reasoning": "because", "next_thought": "done", "next_tool_name": "finish", "next_tool_args": "{}"}.get(
+        name, answer
+    )
+
+
+def _output_fields(system: str) -> list[str]:
+    part = system.split("Your output fields are:")[-1].split("All interactions")[0]
+    return re.findall(r"`(\w+)`", part)
+
+
+def digest(text: str) -> float:
+    """A number in [0, 1) that only the text decides."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
+
+
+def chat_response(text: str, *, prompt_tokens: int = 10) -> Any:
+    """A chat completion that says `text`."""
+    return lm15.response_from_openai_chat(
+        {
+            "id": "fake",
+            "model": "fake",
+            "choices": [
+                {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            ],
+            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 5, "total_tokens": prompt_tokens + 5},
+        }
+    )
+
+
+def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
+    """Examples ``question -> answer`` with few answers."""
+    return [
+        dspy.Example(question=f"question {i}", answer=f"answer {i % classes}").with_inputs("question")
+        for i in range(count)
+    ]
+
+
+def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine]:
+    """An LM that knows the examples' answers, and its engine."""
+    engine = OrderSensitiveEngine({example.question: example.answer for example in examples})
+    return dspy.LM("fake/order-sensitive", engine=engine, cache=False), engine
+
+
+def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bool:
+    return bool(example.answer == prediction.answer)
