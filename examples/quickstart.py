@@ -1,9 +1,9 @@
 """Order the demos of a sentiment program on a local model, and look at the result on held-out reviews.
 
-    python examples/quickstart.py                                       # the bundled reviews
-    python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
-    python examples/quickstart.py --task rotten_tomatoes                # a data set of the Hugging Face hub
-    python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs with fresh demos each
+python examples/quickstart.py                                       # the bundled reviews
+python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
+python examples/quickstart.py --task rotten_tomatoes                # a data set of the Hugging Face hub
+python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs with fresh demos each
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def run(task: Task, args: argparse.Namespace, seed: int) -> tuple[Result, dspy.M
     test = rng.sample(task.test, min(args.test, len(task.test)))
 
     program = dspy.LabeledFewShot(k=args.demos).compile(dspy.Predict(task.signature), trainset=trainset)
-    optimizer = PLReorder(task.metric, update=args.update, auto=args.auto, num_threads=args.threads, seed=seed)
+    optimizer = PLReorder(
+        task.metric, update=args.update, auto=args.auto, num_threads=args.threads, seed=seed
+    )
     ordered = optimizer.compile(program, trainset=trainset)
     print(optimizer.report)
 
@@ -144,7 +146,9 @@ def print_result(result: Result) -> None:
     spread = sorted(mean(scores) for scores in result.random)
     print(f"\norder            accuracy on {len(gains)} held-out examples")
     print(f"original         {mean(result.original):.3f}")
-    print(f"chosen           {mean(result.chosen):.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]")
+    print(
+        f"chosen           {mean(result.chosen):.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]"
+    )
     print(f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}")
     print(f"{result.calls:,} program calls and {result.seconds:.0f} s to choose the order")
 
@@ -163,24 +167,29 @@ def print_seeds(results: dict[int, Result]) -> None:
     pooled = [b - a for r in results.values() for a, b in zip(r.original, r.chosen, strict=True)]
     over_examples = paired_interval(pooled)
     print(
-        f"mean gain {mean(gains):+.3f}; 95 % interval over {len(gains)} seeds [{over_seeds[0]:+.3f}, "
-        f"{over_seeds[1]:+.3f}], over {len(pooled):,} paired examples [{over_examples[0]:+.3f}, {over_examples[1]:+.3f}]"
+        f"mean gain {mean(gains):+.3f}; 95 % intervals: "
+        f"over {len(gains)} seeds [{over_seeds[0]:+.3f}, {over_seeds[1]:+.3f}], "
+        f"over {len(pooled):,} paired examples [{over_examples[0]:+.3f}, {over_examples[1]:+.3f}]"
     )
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", default="reviews", help="reviews, a task in --data-dir, or a hub data set")
     parser.add_argument("--data-dir", type=Path, help="folder with TASK_train.jsonl and TASK_test.jsonl")
     parser.add_argument("--demos", type=int, default=8, help="demos in the prompt")
     parser.add_argument("--pool", type=int, default=200, help="labelled examples beside the demos")
-    parser.add_argument("--test", type=int, default=160, help="held-out examples")
+    parser.add_argument("--test", type=int, default=100, help="held-out examples")
     parser.add_argument("--random-orders", type=int, default=12, help="orders that show the spread")
     parser.add_argument("--update", default="mle", choices=["mle", "ema", "mixture"])
     parser.add_argument("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run with fresh demos for each")
-    parser.add_argument("--threads", type=int, default=4, help="calls under way at once")
-    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="folder of the saved program")
+    parser.add_argument("--threads", type=int, default=2, help="calls under way at once")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/quickstart"), help="folder of the saved program"
+    )
     return parser.parse_args()
 
 

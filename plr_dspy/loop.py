@@ -51,7 +51,10 @@ def run(
         orderings = search.ask()
         if not orderings:
             return list(trials.values()), history, "no new ordering left"
-        if max_program_calls is not None and objective.program_calls + objective.cost(orderings) > max_program_calls:
+        if (
+            max_program_calls is not None
+            and objective.program_calls + objective.cost(orderings) > max_program_calls
+        ):
             return list(trials.values()), history, "budget"
         scored = objective(orderings)
         elites = search.tell(scored)

@@ -66,6 +66,12 @@ class Plan:
         """Program calls of the search, at most."""
         return self.num_iterations * self.num_samples * self.num_train_examples
 
+    @property
+    def program_calls(self) -> int:
+        """Program calls of the compile, at most."""
+        planned = self.search_calls + self.final_calls
+        return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
+
 
 def make_plan(
     auto: str, overrides: Overrides, *, num_train: int, num_selection: int, num_distinct: int
@@ -85,38 +91,28 @@ def make_plan(
         return _paper_plan(overrides, num_train, num_selection)
     budget = overrides.max_metric_calls or BUDGETS[auto]
     plan = _with_overrides(_shape(budget), overrides)
-    if num_distinct <= plan.num_iterations * plan.num_samples:
-        num_samples = min(plan.num_samples, num_distinct)
-        plan = replace(
-            plan,
-            exhaustive=True,
-            num_samples=num_samples,
-            num_iterations=math.ceil(num_distinct / num_samples),
-        )
-    num_trials = num_distinct if plan.exhaustive else plan.num_iterations * plan.num_samples
-    for_each_finalist = budget // 3 // plan.num_finalists
-    num_selection_examples = min(num_selection, max(for_each_finalist, MIN_EXAMPLES))
-    left = budget - plan.num_finalists * num_selection_examples
-    num_train_examples = min(num_train, left // num_trials)
+    for_each_finalist = max(budget // 3 // plan.num_finalists, MIN_EXAMPLES)
+    plan = replace(plan, num_selection_examples=min(num_selection, for_each_finalist))
+    search_budget = budget - plan.final_calls
+    num_samples = min(plan.num_iterations * plan.num_samples, num_distinct)
+    num_train_examples = min(num_train, search_budget // num_samples)
     if num_train_examples < min(num_train, MIN_EXAMPLES):
-        needed = MIN_EXAMPLES * (num_trials + plan.num_finalists)
+        needed = MIN_EXAMPLES * (num_samples + plan.num_finalists)
         raise ValueError(
             f"max_metric_calls must be at least {needed} for {plan.num_iterations} iterations of "
             f"{plan.num_samples} samples and {plan.num_finalists} finalists; got {budget}: "
             "raise it, or lower num_iterations, num_samples or num_final_draws"
         )
-    num_iterations = plan.num_iterations
-    if overrides.num_iterations is None and not plan.exhaustive:
+    plan = replace(plan, num_train_examples=num_train_examples)
+    if overrides.num_iterations is None:
         # A small train split leaves budget: more rounds are the best use of it.
-        affordable = left // (plan.num_samples * num_train_examples)
-        num_iterations = max(num_iterations, min(affordable, MAX_ITERATIONS))
-    return replace(
-        plan,
-        num_iterations=num_iterations,
-        num_train_examples=num_train_examples,
-        num_selection_examples=num_selection_examples,
-        max_metric_calls=budget,
-    )
+        affordable = search_budget // (plan.num_samples * num_train_examples)
+        more = max(plan.num_iterations, min(affordable, MAX_ITERATIONS))
+        plan = replace(plan, num_iterations=more)
+    if num_distinct <= plan.num_iterations * plan.num_samples:
+        num_iterations = math.ceil(num_distinct / plan.num_samples)
+        return replace(plan, exhaustive=True, num_iterations=num_iterations)
+    return plan
 
 
 def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Plan:
@@ -133,7 +129,10 @@ def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Pla
         max_metric_calls=overrides.max_metric_calls,
     )
     plan = _with_overrides(paper, overrides)
-    if plan.max_metric_calls is not None and plan.max_metric_calls < plan.final_calls + plan.num_train_examples:
+    if (
+        plan.max_metric_calls is not None
+        and plan.max_metric_calls < plan.final_calls + plan.num_train_examples
+    ):
         raise ValueError(
             f"max_metric_calls must be at least {plan.final_calls + plan.num_train_examples} with auto='paper' on "
             f"these splits; got {plan.max_metric_calls}: raise it, pass fewer examples, or use auto='light'"

@@ -212,7 +212,9 @@ class Report:
             elif c.interval[0] <= 0:
                 lines.append("  the interval holds 0: this gain may be chance; a larger budget would tell")
         lines += [f"  {slot.predictor}: demos in the order {slot.ordering}" for slot in self.slots]
-        lines += [f"  {error.count} call(s) {error.outcome}: {error.type}: {error.message}" for error in self.errors]
+        lines += [
+            f"  {error.count} call(s) {error.outcome}: {error.type}: {error.message}" for error in self.errors
+        ]
         return "\n".join(lines)
 
 

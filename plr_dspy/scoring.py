@@ -129,10 +129,11 @@ class CellScorer:
                 f"none of {len(examples)} examples ran without an exception for all of {len(rows)} orderings; "
                 f"the first failure was: {self._failure!r}"
             ) from self._failure
-        return [
-            Trial(ordering, math.fsum(row[i] for i in common if row[i] is not None) / len(common), len(common))
-            for ordering, row in zip(orderings, rows, strict=True)
-        ]
+        trials = []
+        for ordering, row in zip(orderings, rows, strict=True):
+            scores = [score for i in common if (score := row[i]) is not None]
+            trials.append(Trial(ordering, math.fsum(scores) / len(scores), len(scores)))
+        return trials
 
     def cell(self, ordering: Ordering, example: int) -> Cell:
         """The outcome of a cell that has been paid.
@@ -220,14 +221,18 @@ class CellScorer:
             if failure is not None:
                 self._fail(failure, key[1])
             elif cell.error == ContextWindowExceededError.__name__:
-                logger.warning("example %d exceeds the context window in an ordering; counted as wrong", key[1])
+                logger.warning(
+                    "example %d exceeds the context window in an ordering; counted as wrong", key[1]
+                )
             if self._on_cell is not None:
                 self._on_cell()
         return True
 
     def _fail(self, failure: Exception, example: int) -> None:
         """Note a failed cell; decide whether the compile goes on."""
-        logger.warning("example %d was not scored: %s: %s", example, type(failure).__name__, _first_line(failure))
+        logger.warning(
+            "example %d was not scored: %s: %s", example, type(failure).__name__, _first_line(failure)
+        )
         self._num_failed += 1
         self._failure = self._failure or failure
         if self._abort is None and (isinstance(failure, HOPELESS) or self._num_failed >= self._max_errors):
@@ -243,7 +248,9 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
     if not callable(metric):
         raise TypeError(f"metric must be callable as metric(example, prediction); got {metric!r}")
     if inspect.iscoroutinefunction(metric):
-        raise TypeError("metric must not be async: wrap it, for example with dspy.utils.syncify or asyncio.run")
+        raise TypeError(
+            "metric must not be async: wrap it, for example with dspy.utils.syncify or asyncio.run"
+        )
     try:
         signature = inspect.signature(metric)
     except (TypeError, ValueError):  # some built-in callables have no signature
@@ -269,7 +276,8 @@ def as_score(value: Any) -> float:
         value = value.get("score")
     if value is None or isinstance(value, (str, bytes, dict)) or not hasattr(value, "__float__"):
         raise TypeError(
-            f"metric must return a number, a bool or a Prediction with a score; got {type(value).__name__}: {value!r}"
+            "metric must return a number, a bool or a Prediction with a score; "
+            f"got {type(value).__name__}: {value!r}"
         )
     score = float(value)
     if not math.isfinite(score):

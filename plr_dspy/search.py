@@ -16,6 +16,7 @@ from plr_dspy.distributions import (
     distribution_state,
     draw_orderings,
     most_probable_ordering,
+    sharpened,
 )
 from plr_dspy.records import Trial
 from plr_dspy.space import Ordering, OrderingSpace
@@ -23,6 +24,9 @@ from plr_dspy.updates import UpdateRule, update_rule
 
 MAX_REDRAWS = 50
 """Batches a search draws in the hope of new orderings before it gives up."""
+
+FLATTENING = 0.9
+"""Factor on the logits from one such batch to the next: ever further from what is known."""
 
 
 class Search(Protocol):
@@ -63,8 +67,9 @@ class CrossEntropySearch:
         update: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings asked for in each round (B).
         elite_fraction: Share of them that refits the distributions (rho).
-        archive: Never ask for an ordering twice, and refit on the best orderings of all rounds:
-            scores of different rounds must be comparable. Off, each round is made of independent
+        archive: Never ask for an ordering twice (where draws repeat what is known, they are drawn
+            from ever flatter copies of the distribution), and refit on the best orderings of all
+            rounds: scores of different rounds must be comparable. Off, each round is made of independent
             draws, repeats included, and alone decides the refit: the paper's algorithm.
         seed: Of the search's own generator.
     """
@@ -98,8 +103,8 @@ class CrossEntropySearch:
             return self.draw(self.num_samples)
         # The identity is in the first batch: what beats it is seen on the same examples.
         fresh = dict.fromkeys([] if self._asked else [self.space.identity])
-        for _ in range(MAX_REDRAWS):
-            for ordering in self.draw(self.num_samples):
+        for batch in range(MAX_REDRAWS):
+            for ordering in self._draw(self.num_samples, FLATTENING**batch):
                 if len(fresh) < self.num_samples and ordering not in self._asked:
                     fresh[ordering] = None
             if len(fresh) == self.num_samples:
@@ -131,7 +136,11 @@ class CrossEntropySearch:
         return self.space.canonical([most_probable_ordering(d).tolist() for d in self.distributions])
 
     def draw(self, num_draws: int) -> list[Ordering]:
-        draws = [draw_orderings(d, num_draws, self._generator).tolist() for d in self.distributions]
+        return self._draw(num_draws, 1.0)
+
+    def _draw(self, num_draws: int, sharpness: float) -> list[Ordering]:
+        distributions = [sharpened(d, sharpness) for d in self.distributions]
+        draws = [draw_orderings(d, num_draws, self._generator).tolist() for d in distributions]
         return [self.space.canonical(ordering) for ordering in zip(*draws, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:

@@ -156,6 +156,8 @@ def add_labelled_demos(
             filled.append(name)
     if filled:
         logger.warning(
-            "predictors %s have no demos: added %d labelled examples of the trainset to each", filled, len(demos)
+            "predictors %s have no demos: added %d labelled examples of the trainset to each",
+            filled,
+            len(demos),
         )
     return filled

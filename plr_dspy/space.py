@@ -56,7 +56,9 @@ class OrderingSpace:
             ValueError: when it is no ordering of this space.
         """
         if len(ordering) != len(self.kinds):
-            raise ValueError(f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
+            raise ValueError(
+                f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
+            )
         return tuple(_canonical(perm, kinds) for perm, kinds in zip(ordering, self.kinds, strict=True))
 
     def enumerate(self) -> Iterator[Ordering]:

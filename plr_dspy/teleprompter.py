@@ -6,14 +6,14 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
-from plr_dspy.compilation import Job, Outcome, find_ordering, nothing_to_order
+from plr_dspy.compilation import Job, find_ordering, nothing_to_order
 from plr_dspy.inputs import (
     check_count,
     check_demos_save,
@@ -143,7 +143,7 @@ class PLReorder(Teleprompter):
         check_count("seed", seed, least=0)
         self.report = None
         job = self._prepare(student, trainset, valset or [], seed)
-        with ProgressBar(job.plan.search_calls + job.plan.final_calls, display=self.display_progress) as bar:
+        with ProgressBar(job.plan.program_calls, display=self.display_progress) as bar:
             scorer = job.new_scorer(
                 self.metric, num_threads=self.num_threads, max_errors=self.max_errors, on_cell=bar.advance
             )
@@ -164,7 +164,11 @@ class PLReorder(Teleprompter):
         return compiled
 
     def _prepare(
-        self, student: dspy.Module, trainset: Sequence[dspy.Example], valset: Sequence[dspy.Example], seed: int
+        self,
+        student: dspy.Module,
+        trainset: Sequence[dspy.Example],
+        valset: Sequence[dspy.Example],
+        seed: int,
     ) -> Job:
         """Everything that is decided before the first program call."""
         check_student(student)
@@ -208,7 +212,10 @@ class PLReorder(Teleprompter):
 
     def _settings(self, job: Job) -> dict[str, Any]:
         """Everything that decides the run, as plain data."""
-        update = asdict(self.update) if is_dataclass(self.update) else {}  # type: ignore[call-overload]
+        rule: Any = self.update
+        update = (
+            {field.name: getattr(rule, field.name) for field in fields(rule)} if is_dataclass(rule) else {}
+        )
         return {
             "auto": self.auto,
             "update": {"name": self.update.name, **update},

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily
 
-from plr_dspy.distributions import OrderingDistribution, PlackettLuce, plackett_luce_mixture
+from plr_dspy.distributions import (
+    OrderingDistribution,
+    PlackettLuce,
+    component_logits,
+    plackett_luce_mixture,
+)
 
 
 @runtime_checkable
@@ -173,7 +178,9 @@ class MixtureEM:
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_components, int) or self.num_components < 1:
-            raise ValueError(f"num_components must be a whole number of at least 1; got {self.num_components!r}")
+            raise ValueError(
+                f"num_components must be a whole number of at least 1; got {self.num_components!r}"
+            )
         if not 0.0 <= self.weight_floor < 1.0:
             raise ValueError(f"weight_floor must lie in [0, 1); got {self.weight_floor!r}")
         _check_fraction("smoothing", self.smoothing)
@@ -190,7 +197,7 @@ class MixtureEM:
     ) -> MixtureSameFamily:
         if not isinstance(distribution, MixtureSameFamily):
             raise TypeError(f"MixtureEM updates a mixture; got {type(distribution).__name__}")
-        logits = distribution.component_distribution.logits  # [k, n]
+        logits = component_logits(distribution)  # [k, n]
         weights = _elite_weights(elites, weights, logits)
         responsibilities = self._responsibilities(distribution, elites)  # [m, k]
         shares = weights[:, None] * responsibilities
@@ -203,10 +210,11 @@ class MixtureEM:
 
     def _responsibilities(self, distribution: MixtureSameFamily, elites: Tensor) -> Tensor:
         """E-step (PLR Eq. 7), ``[m, k]``; equal components share out the elites by distance."""
-        components = distribution.component_distribution
-        log_joint = components.log_prob(elites[:, None, :]) + distribution.mixture_distribution.logits
+        logits = component_logits(distribution)
+        log_joint = PlackettLuce(logits).log_prob(elites[:, None, :])
+        log_joint = log_joint + distribution.mixture_distribution.logits
         responsibilities = torch.softmax(log_joint, dim=-1)
-        twins = (components.logits[:, None, :] - components.logits[None, :, :]).abs().amax(dim=-1) < 1e-9
+        twins = (logits[:, None, :] - logits[None, :, :]).abs().amax(dim=-1) < 1e-9
         for k in range(len(twins)):
             group = twins[k].nonzero().flatten()
             if len(group) > 1 and int(group[0]) == k:
@@ -230,7 +238,7 @@ def _split_by_distance(elites: Tensor, num_groups: int) -> Tensor:
             break
         centres.append(int(nearest.argmax()))
     assignment = torch.zeros(len(elites), num_groups, dtype=torch.float64, device=elites.device)
-    assignment[torch.arange(len(elites)), distance[:, centres].argmin(dim=1)] = 1.0
+    assignment[torch.arange(len(elites), device=elites.device), distance[:, centres].argmin(dim=1)] = 1.0
     return assignment
 
 
@@ -296,6 +304,7 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
         return _RULES[update]()
     if isinstance(update, type) or not isinstance(update, UpdateRule):
         raise TypeError(
-            f"update must be one of {sorted(_RULES)} or an update object such as MaximumLikelihood(); got {update!r}"
+            f"update must be one of {sorted(_RULES)} or an update object such as MaximumLikelihood(); "
+            f"got {update!r}"
         )
     return update

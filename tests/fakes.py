@@ -53,9 +53,12 @@ class OrderSensitiveEngine:
 
 
 def _value(name: str, answer: str) -> str:
-    return {"reasoning": "because", "next_thought": "done", "next_tool_name": "finish", "next_tool_args": "{}"}.get(
-        name, answer
-    )
+    return {
+        "reasoning": "because",
+        "next_thought": "done",
+        "next_tool_name": "finish",
+        "next_tool_args": "{}",
+    }.get(name, answer)
 
 
 def _output_fields(system: str) -> list[str]:
@@ -77,7 +80,11 @@ def chat_response(text: str, *, prompt_tokens: int = 10) -> Any:
             "choices": [
                 {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
             ],
-            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 5, "total_tokens": prompt_tokens + 5},
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": 5,
+                "total_tokens": prompt_tokens + 5,
+            },
         }
     )
 

@@ -172,9 +172,7 @@ class TestMarginals:
     @given(logit_lists)
     def test_agree_with_enumeration(self, logits):
         distribution = PlackettLuce(float64(logits))
-        torch.testing.assert_close(
-            distribution.marginals(), naive_marginals(distribution), atol=1e-7, rtol=0
-        )
+        torch.testing.assert_close(distribution.marginals(), naive_marginals(distribution), atol=1e-7, rtol=0)
 
     def test_rows_and_columns_sum_to_one_for_many_items(self):
         marginals = PlackettLuce(torch.randn(40, dtype=torch.float64) * 4).marginals()

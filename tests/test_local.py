@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import subprocess
 import sys
+import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,10 +192,54 @@ def test_a_server_cannot_be_entered_twice(server: LocalServer) -> None:
         pass
 
 
-def test_nothing_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    with local_lm(context_length=256) as lm:
-        assert lm("Hello", max_tokens=1)
-    assert "llama" not in capfd.readouterr().err
+def test_calls_in_flight_do_not_delay_the_end() -> None:
+    outcomes: list[str] = []
+
+    def call(lm: dspy.LM) -> None:
+        try:
+            outcomes.extend(lm("Tell a long story about a dog.", max_tokens=800))
+        except LMError as error:
+            outcomes.append(type(error).__name__)
+
+    with LocalServer(context_length=1024) as running:
+        lm = running.lm(num_retries=0)
+        callers = [threading.Thread(target=call, args=(lm,)) for _ in range(2)]
+        for caller in callers:
+            caller.start()
+        while running.metrics()["requests_processing"] < 1:
+            time.sleep(0.02)
+        start = time.monotonic()
+    assert time.monotonic() - start < 1
+    for caller in callers:
+        caller.join()
+    assert len(outcomes) == 2
+    assert set(outcomes) <= {"LMServerError", "LMTransportError"}
+
+
+def test_the_server_does_not_outlive_its_parent() -> None:
+    program = (
+        "import time\n"
+        "from plr_dspy.local import LocalServer\n"
+        "with LocalServer(context_length=256) as server:\n"
+        "    print(server.api_base, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        address = parent.stdout.readline().strip()
+        assert is_open(address)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while is_open(address) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_open(address)
+
+
+def test_llama_cpp_is_silent_unless_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    with LocalServer(context_length=256):
+        assert capfd.readouterr().err == ""
+    with LocalServer(context_length=256, verbose=True):
+        assert "model" in capfd.readouterr().err
 
 
 def test_local_lm_passes_arguments_on() -> None:
@@ -215,7 +262,7 @@ def test_ci_takes_one_thread(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CI", "true")
     assert LocalServer(gguf).num_threads == 1
     monkeypatch.delenv("CI")
-    assert 1 <= LocalServer(gguf).num_threads <= max(1, (os.cpu_count() or 1) // 2)
+    assert 1 <= LocalServer(gguf).num_threads <= (os.cpu_count() or 1)
 
 
 def test_what_is_missing_without_the_extra_is_said(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

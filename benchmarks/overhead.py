@@ -1,0 +1,59 @@
+"""Time of an iteration's ask and tell: what a compile spends beside program calls.
+
+python benchmarks/overhead.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA
+from plr_dspy.records import Trial
+
+
+def milliseconds(function) -> float:
+    start = time.perf_counter()
+    function()
+    return 1000 * (time.perf_counter() - start)
+
+
+def iteration(rule, num_demos: int, rounds: int) -> float:
+    """Median time of ask + tell, after one round to warm up."""
+    search = CrossEntropySearch(OrderingSpace.of_sizes(num_demos), update=rule, seed=0)
+
+    def one_round() -> None:
+        search.tell([Trial(ordering, i / 100, 1) for i, ordering in enumerate(search.ask())])
+
+    one_round()
+    return statistics.median(milliseconds(one_round) for _ in range(rounds))
+
+
+def fit(num_demos: int, rounds: int) -> float:
+    """Median time of one maximum-likelihood fit of 3 elites, 60 Adam steps."""
+    rule = MaximumLikelihood()
+    generator = torch.Generator().manual_seed(0)
+    elites = torch.stack([torch.randperm(num_demos, generator=generator) for _ in range(3)])
+    start = torch.zeros(num_demos, dtype=torch.float64)
+    rule.fit(start, elites)
+    return statistics.median(milliseconds(lambda: rule.fit(start, elites)) for _ in range(rounds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="timed rounds; the median is printed")
+    rounds = parser.parse_args().rounds
+    print("demos   ema (ms)   mle (ms)   mixture (ms)   mle fit alone (ms)")
+    for num_demos in (8, 32, 256):
+        times = [iteration(rule, num_demos, rounds) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
+        alone = fit(num_demos, rounds)
+        print(f"{num_demos:5d}   {times[0]:8.1f}   {times[1]:8.1f}   {times[2]:12.1f}   {alone:18.1f}")
+
+
+if __name__ == "__main__":
+    main()

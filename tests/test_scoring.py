@@ -1,0 +1,285 @@
+import threading
+import time
+from collections import Counter
+
+import dspy
+import numpy as np
+import pytest
+from dspy import lm15
+from dspy.utils.exceptions import LMAuthError
+from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
+
+from plr_dspy.scoring import CellScorer, as_score, metric_caller
+from plr_dspy.slots import ProgramSlots
+
+EXAMPLES = questions(40)
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+def program(num_demos=3):
+    student = dspy.Predict("question -> answer")
+    student.demos = EXAMPLES[:num_demos]
+    return student
+
+
+def scorer(student=None, *, metric=exact_match, **options):
+    student = student or program()
+    options = {"examples": EXAMPLES[10:], "num_threads": 4, **options}
+    return CellScorer(student, ProgramSlots(student), metric=metric, **options)
+
+
+REVERSED = ((2, 1, 0),)
+IDENTITY = ((0, 1, 2),)
+
+
+class TestCells:
+    def test_scores_are_what_evaluate_finds(self, engine):
+        student = program()
+        trial = scorer(student).score([IDENTITY], range(30))[0]
+        evaluate = dspy.Evaluate(devset=EXAMPLES[10:], metric=exact_match, display_progress=False)
+        assert round(100 * trial.score, 2) == evaluate(student).score
+        assert trial.num_examples == 30
+
+    def test_no_cell_is_paid_twice(self, engine):
+        cells = scorer()
+        assert cells.cost([IDENTITY, REVERSED, IDENTITY], range(5)) == 10
+        cells.score([IDENTITY, REVERSED, IDENTITY], range(5))
+        cells.score([REVERSED], range(8))
+        assert cells.program_calls == engine.num_calls == 13
+        assert set(engine.requests.values()) == {1}
+
+    def test_orderings_that_render_alike_share_their_cells(self, engine):
+        student = program()
+        student.demos = [EXAMPLES[0], dspy.Example(question="no answer"), EXAMPLES[1]]
+        slots = ProgramSlots(student)
+        cells = CellScorer(student, slots, metric=exact_match, examples=EXAMPLES[10:])
+        cells.score(list(slots.space.enumerate()), range(4))
+        assert engine.num_calls == 2 * 4
+
+    def test_cells_run_ordering_by_ordering(self):
+        seen = []
+
+        class Recorder(OrderSensitiveEngine):
+            def complete(self, request):
+                seen.append(tuple(message.text for message in request.messages[:-1]))
+                return super().complete(request)
+
+        with dspy.context(lm=dspy.LM("fake/x", engine=Recorder({}), cache=False)):
+            scorer(num_threads=1).score([IDENTITY, REVERSED], range(6))
+        assert len(Counter(seen)) == 2
+        assert seen == [seen[0]] * 6 + [seen[6]] * 6
+
+    def test_tokens_are_summed_and_cached_answers_bill_none(self, engine):
+        cells = scorer()
+        cells.score([IDENTITY], range(4))
+        assert cells.tokens["fake/order-sensitive"]["completion_tokens"] == 4 * 5
+
+    def test_budget_is_hard(self, engine):
+        cells = scorer(max_metric_calls=10)
+        cells.score([IDENTITY], range(8))
+        with pytest.raises(RuntimeError, match="max_metric_calls=10"):
+            cells.score([REVERSED], range(8))
+        assert engine.num_calls == 8
+
+    def test_every_cell_is_reported_once(self, engine):
+        ticks = []
+        scorer(on_cell=lambda: ticks.append(1)).score([IDENTITY, REVERSED], range(7))
+        assert len(ticks) == 14
+
+    def test_the_program_is_not_touched_and_traces_do_not_pile_up(self, engine):
+        student = program()
+        before = list(student.demos)
+        with dspy.context(trace=[]):
+            scorer(student).score([REVERSED], range(5))
+            assert dspy.settings.trace == []
+        assert student.demos == before
+
+    def test_settings_of_the_caller_reach_the_workers(self, engine):
+        seen = set()
+
+        class Asking(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = program()
+
+            def forward(self, question):
+                seen.add(dspy.settings.get("tenant"))
+                return self.predict(question=question)
+
+        with dspy.context(tenant="a"):
+            scorer(Asking()).score([IDENTITY], range(3))
+        assert seen == {"a"}
+
+    def test_calls_run_side_by_side(self, engine):
+        class Slow(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = program()
+
+            def forward(self, question):
+                time.sleep(0.2)
+                return self.predict(question=question)
+
+        running, most, lock = 0, 0, threading.Lock()
+
+        def metric(example, prediction):
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.05)
+            with lock:
+                running -= 1
+            return True
+
+        scorer(Slow(), metric=metric, num_threads=6).score([IDENTITY], range(12))
+        assert most > 1
+
+
+class TestErrors:
+    def failing_on(self, *questions_):
+        def metric(example, prediction):
+            if example.question in questions_:
+                raise ZeroDivisionError("boom")
+            return exact_match(example, prediction)
+
+        return metric
+
+    def test_a_failed_example_counts_for_no_ordering(self, engine):
+        calls = []
+
+        def metric(example, prediction):
+            calls.append(example.question)
+            if example.question == "question 12" and calls.count("question 12") == 1:
+                raise TimeoutError("late")
+            return exact_match(example, prediction)
+
+        cells = scorer(metric=metric, num_threads=1)
+        first, second = cells.score([IDENTITY, REVERSED], range(6))
+        assert first.num_examples == second.num_examples == 5
+        rest = [i for i in range(6) if i != 2]
+        assert first.score == sum(cells.cell(IDENTITY, i).score for i in rest) / 5
+        assert cells.cell(IDENTITY, 2).score is None
+        assert cells.errors()[0].type == "TimeoutError"
+        assert cells.errors()[0].outcome == "not scored"
+        assert cells.errors()[0].examples == [2]
+        assert cells.program_calls == 12
+
+    @pytest.mark.parametrize("num_threads", [1, 8])
+    def test_too_many_failures_end_with_the_failure_itself(self, engine, num_threads):
+        metric = self.failing_on(*(f"question {i}" for i in range(10, 40)))
+        cells = scorer(metric=metric, max_errors=3, num_threads=num_threads)
+        with pytest.raises(ZeroDivisionError, match="boom"):
+            cells.score([IDENTITY], range(30))
+        assert 3 <= engine.num_calls <= 3 + num_threads
+
+    def test_failures_of_the_program_keep_their_type(self, engine):
+        class Broken(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = program()
+
+            def forward(self, question):
+                raise KeyError(question)
+
+        with pytest.raises(KeyError, match="question 10"):
+            scorer(Broken(), max_errors=1, num_threads=1).score([IDENTITY], range(5))
+
+    def test_an_unparsable_answer_is_wrong_and_no_failure(self):
+        class Babbling:
+            def complete(self, request):
+                return chat_response("no fields here")
+
+        with dspy.context(lm=dspy.LM("fake/x", engine=Babbling(), cache=False)):
+            cells = scorer(max_errors=1)
+            trial = cells.score([IDENTITY], range(5))[0]
+        assert (trial.score, trial.num_examples) == (0.0, 5)
+        error = cells.errors()[0]
+        assert (error.type, error.outcome, error.count) == ("AdapterParseError", "counted as wrong", 5)
+
+    def test_a_context_window_error_is_wrong_and_said(self, caplog):
+        class Short:
+            def complete(self, request):
+                raise lm15.ContextLengthError("too long")
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        with dspy.context(lm=dspy.LM("fake/x", engine=Short(), cache=False), adapter=adapter):
+            cells = scorer(max_errors=1)
+            assert cells.score([IDENTITY], range(2))[0].score == 0.0
+        assert cells.errors()[0].type == "ContextWindowExceededError"
+        assert "context window" in caplog.text
+
+    def test_an_authentication_error_stops_at_once(self):
+        calls = []
+
+        class Locked:
+            def complete(self, request):
+                calls.append(1)
+                raise lm15.AuthError("bad key", status=401)
+
+        with dspy.context(lm=dspy.LM("fake/x", engine=Locked(), cache=False)):
+            cells = scorer(num_threads=4, max_errors=1000)
+            with pytest.raises(LMAuthError, match="bad key"):
+                cells.score([IDENTITY], range(30))
+        assert len(calls) <= 5
+
+    def test_nothing_ran_for_all(self, engine):
+        metric = self.failing_on("question 10", "question 11")
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            scorer(metric=metric, max_errors=100).score([IDENTITY], range(2))
+
+
+class TestMetric:
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            (True, 1.0),
+            (False, 0.0),
+            (1, 1.0),
+            (0.123456789, 0.123456789),
+            (np.float32(0.5), 0.5),
+            (np.int64(1), 1.0),
+            (np.bool_(True), 1.0),
+            (dspy.Prediction(score=0.25), 0.25),
+            (dspy.Prediction(score=True, feedback="good"), 1.0),
+        ],
+    )
+    def test_numbers_of_every_kind(self, value, expected):
+        assert as_score(value) == expected
+
+    @pytest.mark.parametrize(
+        "value", [None, {"score": 1.0}, "1.0", [1.0], dspy.Prediction(other=1), object()]
+    )
+    def test_refuses_what_is_no_number(self, value):
+        with pytest.raises(TypeError, match="metric must return a number"):
+            as_score(value)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.nan])
+    def test_refuses_nan_and_infinity(self, value):
+        with pytest.raises(ValueError, match="finite"):
+            as_score(value)
+
+    def test_passes_none_for_what_the_metric_insists_on(self):
+        assert metric_caller(lambda e, p: (e, p))(1, 2) == (1, 2)
+        assert metric_caller(lambda e, p, trace=5: trace)(1, 2) == 5
+        assert metric_caller(lambda e, p, trace: (e, p, trace))(1, 2) == (1, 2, None)
+        assert metric_caller(lambda gold, pred, trace, name, pred_trace: pred)(1, 2) == 2
+        assert metric_caller(max)(1, 2) == 2
+
+    @pytest.mark.parametrize("metric", [None, "accuracy", 0.5, lambda: 1, lambda e: 1])
+    def test_refuses_what_cannot_be_called(self, metric):
+        with pytest.raises(TypeError, match="metric must be callable"):
+            metric_caller(metric)
+
+    def test_refuses_async_metrics(self):
+        async def metric(example, prediction):
+            return 1.0
+
+        with pytest.raises(TypeError, match="async"):
+            metric_caller(metric)

@@ -1,0 +1,258 @@
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plr_dspy import (
+    CrossEntropySearch,
+    ExhaustiveSearch,
+    MaximumLikelihood,
+    MixtureEM,
+    OrderingSpace,
+    RankEMA,
+)
+from plr_dspy.finals import compare, finalists, winner
+from plr_dspy.loop import run
+from plr_dspy.records import Trial
+from plr_dspy.search import elite_weights, num_elites
+from plr_dspy.statistics import paired_interval
+
+
+class SortedObjective:
+    """The share of pairs in ascending order, averaged over the blocks; remembers what was asked."""
+
+    def __init__(self):
+        self.known = {}
+
+    @property
+    def program_calls(self):
+        return len(self.known)
+
+    def cost(self, orderings):
+        return len(set(orderings) - self.known.keys())
+
+    def __call__(self, orderings):
+        for ordering in orderings:
+            shares = []
+            for block in ordering:
+                pairs = [(a, b) for i, a in enumerate(block) for b in block[i + 1 :]]
+                shares.append(sum(a > b for a, b in pairs) / len(pairs))
+            self.known[ordering] = sum(shares) / len(shares)
+        return [Trial(ordering, self.known[ordering], 1) for ordering in orderings]
+
+
+def best_of(trials):
+    return max(trials, key=lambda trial: trial.score)
+
+
+UPDATES = ["ema", "mle", "mixture"]
+
+
+class TestCrossEntropySearch:
+    @pytest.mark.parametrize("update", UPDATES)
+    @pytest.mark.parametrize("archive", [False, True])
+    def test_learns_the_reversed_order(self, update, archive):
+        space = OrderingSpace.of_sizes(7)
+        search = CrossEntropySearch(space, update=update, num_samples=30, archive=archive, seed=1)
+        trials, history, stopped = run(search, SortedObjective(), num_iterations=10)
+        assert stopped == "all iterations done"
+        assert best_of(trials).score > 0.95
+        assert max(iteration.mean_score for iteration in history) > history[0].mean_score + 0.2
+
+    @pytest.mark.parametrize("update", UPDATES)
+    def test_searches_blocks_jointly(self, update):
+        space = OrderingSpace.of_sizes(4, 5)
+        search = CrossEntropySearch(space, update=update, num_samples=30, seed=0)
+        run(search, SortedObjective(), num_iterations=12)
+        assert len(search.distributions) == 2
+        objective = SortedObjective()
+        assert objective([search.mode()])[0].score > 0.9
+
+    def test_paper_mode_asks_for_independent_draws(self):
+        search = CrossEntropySearch(OrderingSpace.of_sizes(3), num_samples=40, seed=0)
+        assert len(search.ask()) == 40
+        assert len(set(search.ask())) <= 6
+
+    def test_paper_mode_elites_are_the_best_of_the_last_round_only(self):
+        search = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=10, elite_fraction=0.3)
+        search.tell([Trial(o, 1.0, 1) for o in search.ask()])
+        second = search.ask()
+        elites = search.tell([Trial(o, i / 100, 1) for i, o in enumerate(second)])
+        assert [elite.score for elite in elites] == [0.09, 0.08, 0.07]
+
+    def test_archive_never_repeats_an_ordering_and_keeps_the_best_of_all_rounds(self):
+        space = OrderingSpace.of_sizes(4)
+        search = CrossEntropySearch(space, num_samples=7, archive=True, seed=0)
+        asked, objective = [], SortedObjective()
+        while orderings := search.ask():
+            asked += orderings
+            elites = search.tell(objective(orderings))
+            assert elites[0].score == max(objective.known.values())
+            if len(asked) > 24:
+                raise AssertionError("an ordering was asked for twice")
+        assert asked[0] == space.identity
+        assert len(set(asked)) == len(asked) == 24
+
+    def test_one_update_is_the_rule_applied_to_the_elites(self):
+        rule = MaximumLikelihood(num_steps=5)
+        search = CrossEntropySearch(OrderingSpace.of_sizes(3), update=rule, num_samples=2, elite_fraction=0.5)
+        trials = [Trial(((2, 0, 1),), 0.9, 1), Trial(((0, 1, 2),), 0.1, 1)]
+        search.tell(trials)
+        expected = rule.update(rule.initial(3), torch.tensor([[2, 0, 1]])).logits
+        torch.testing.assert_close(search.distributions[0].logits, expected)
+
+    def test_weighted_elites(self):
+        rule = RankEMA(weighted=True)
+        search = CrossEntropySearch(OrderingSpace.of_sizes(2), update=rule, elite_fraction=1.0)
+        search.tell([Trial(((0, 1),), 0.3, 1), Trial(((1, 0),), 0.1, 1)])
+        expected = rule.update(rule.initial(2), torch.tensor([[0, 1], [1, 0]]), torch.tensor([3.0, 1.0]))
+        torch.testing.assert_close(search.distributions[0].logits, expected.logits)
+
+    @pytest.mark.parametrize("update", [*UPDATES, MixtureEM(num_components=2)])
+    @pytest.mark.parametrize("archive", [False, True])
+    def test_goes_on_from_a_saved_state(self, update, archive):
+        space, objective = OrderingSpace.of_sizes(6), SortedObjective()
+
+        def fresh(seed):
+            return CrossEntropySearch(space, update=update, archive=archive, seed=seed)
+
+        search = fresh(3)
+        for _ in range(3):
+            search.tell(objective(search.ask()))
+        state = json.loads(json.dumps(search.state_dict()))
+        resumed = fresh(99)
+        resumed.load_state_dict(state)
+        for _ in range(3):
+            expected, actual = search.ask(), resumed.ask()
+            assert actual == expected
+            search.tell(objective(expected))
+            resumed.tell(objective(actual))
+        assert resumed.mode() == search.mode()
+        assert resumed.draw(5) == search.draw(5)
+
+    def test_same_seed_same_search_and_no_global_seeding(self):
+        torch.manual_seed(0)
+        before = torch.random.get_rng_state()
+        asks = [CrossEntropySearch(OrderingSpace.of_sizes(9), seed=5).ask() for _ in range(2)]
+        other = CrossEntropySearch(OrderingSpace.of_sizes(9), seed=6).ask()
+        assert asks[0] == asks[1] != other
+        assert torch.equal(before, torch.random.get_rng_state())
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"num_samples": 0}, "num_samples"),
+            ({"elite_fraction": 0.0}, "elite_fraction"),
+            ({"elite_fraction": 1.1}, "elite_fraction"),
+            ({"update": "sgd"}, "update"),
+        ],
+    )
+    def test_refuses_bad_options(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            CrossEntropySearch(OrderingSpace.of_sizes(3), **options)
+
+    def test_tell_needs_trials(self):
+        with pytest.raises(ValueError, match="at least one trial"):
+            CrossEntropySearch(OrderingSpace.of_sizes(3)).tell([])
+
+
+class TestExhaustiveSearch:
+    def test_asks_for_every_distinct_ordering_once(self):
+        space = OrderingSpace(((0, 1, 1, 2),))
+        search = ExhaustiveSearch(space, num_samples=5)
+        trials, history, stopped = run(search, SortedObjective(), num_iterations=100)
+        assert stopped == "no new ordering left"
+        assert len(trials) == len({trial.ordering for trial in trials}) == 12
+        assert [iteration.num_samples for iteration in history] == [5, 5, 2]
+
+    def test_fits_the_distribution_to_the_best(self):
+        search = ExhaustiveSearch(OrderingSpace.of_sizes(4), elite_fraction=0.04)
+        run(search, SortedObjective(), num_iterations=10)
+        assert search.mode() == ((3, 2, 1, 0),)
+
+    def test_goes_on_from_a_saved_state(self):
+        space, objective = OrderingSpace.of_sizes(4), SortedObjective()
+        search, resumed = ExhaustiveSearch(space), ExhaustiveSearch(space)
+        search.tell(objective(search.ask()))
+        resumed.load_state_dict(json.loads(json.dumps(search.state_dict())))
+        assert resumed.ask() == search.ask()
+
+
+class TestLoop:
+    def test_counts_distinct_program_calls_and_new_orderings(self):
+        search = CrossEntropySearch(OrderingSpace.of_sizes(3), num_samples=20, seed=0)
+        trials, history, _ = run(search, SortedObjective(), num_iterations=4)
+        assert history[-1].program_calls == len(trials) <= 6
+        assert sum(iteration.num_new for iteration in history) == len(trials)
+        assert history[-1].best_score_so_far == best_of(trials).score
+
+    def test_a_round_over_budget_is_not_begun(self):
+        search = CrossEntropySearch(OrderingSpace.of_sizes(9), num_samples=10, seed=0)
+        objective = SortedObjective()
+        _, history, stopped = run(search, objective, num_iterations=50, max_program_calls=34)
+        assert stopped == "budget"
+        assert objective.program_calls <= 34
+        assert len(history) == 3
+
+
+class TestFinals:
+    def test_original_best_seen_mode_and_draws_each_once(self):
+        space = OrderingSpace.of_sizes(5)
+        search = CrossEntropySearch(space, seed=0)
+        trials, _, _ = run(search, SortedObjective(), num_iterations=3)
+        entries = finalists(search, trials, num_best_seen=2, num_draws=3)
+        orderings = [entry.ordering for entry in entries]
+        assert entries[0].origin == "original"
+        assert orderings[0] == space.identity
+        assert len(set(orderings)) == len(orderings) <= 7
+        assert best_of(trials).ordering in orderings
+        assert search.mode() in orderings
+
+    def test_the_original_order_comes_first_wherever_else_it_turns_up(self):
+        space = OrderingSpace.of_sizes(3)
+        search = CrossEntropySearch(space, seed=0)
+        trials = [Trial(space.identity, 0.9, 1), Trial(((1, 0, 2),), 0.1, 1)]
+        for _ in range(3):
+            search.tell(trials[:1])  # the mode and the draws are the identity
+        entries = finalists(search, trials, num_best_seen=2, num_draws=20)
+        assert (entries[0].origin, entries[0].ordering) == ("original", space.identity)
+
+    @given(st.lists(st.sampled_from([0.1, 0.5, 0.9]), min_size=1, max_size=8))
+    def test_the_first_of_equals_wins(self, scores):
+        trials = [Trial(((i,),), score, 1) for i, score in enumerate(scores)]
+        assert winner(trials) == scores.index(max(scores))
+
+    def test_comparison_is_paired(self):
+        comparison = compare([0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0])
+        assert (comparison.original, comparison.chosen, comparison.gain) == (0.5, 0.75, 0.25)
+        # Differences 1, 0, 0, 0: standard error 0.25, t(3) quantile 3.182.
+        assert comparison.interval == pytest.approx((0.25 - 3.18245 * 0.25, 0.25 + 3.18245 * 0.25), abs=1e-4)
+
+
+class TestStatistics:
+    def test_interval_covers_the_mean_at_its_level(self):
+        generator = torch.Generator().manual_seed(0)
+        samples = torch.randn(2000, 25, generator=generator, dtype=torch.float64) + 0.3
+        hits = [low <= 0.3 <= high for low, high in (paired_interval(row.tolist(), 0.9) for row in samples)]
+        assert sum(hits) / len(hits) == pytest.approx(0.9, abs=0.02)
+
+    def test_edge_cases(self):
+        assert paired_interval([0.0, 0.0]) == (0.0, 0.0)
+        assert paired_interval([0.5]) == (-1.0, 1.0)
+        with pytest.raises(ValueError, match="at least one"):
+            paired_interval([])
+
+
+@given(st.integers(1, 500), st.sampled_from([0.1, 0.2, 0.3, 0.5, 1.0]))
+def test_number_of_elites_is_the_ceiling(num_trials, fraction):
+    exact = math.ceil(round(fraction * num_trials, 6))
+    assert num_elites(num_trials, fraction) == max(1, exact)
+
+
+def test_weights_have_mean_one_and_need_positive_scores():
+    weights = elite_weights([Trial(((0,),), 0.2, 1), Trial(((0,),), 0.6, 1)])
+    torch.testing.assert_close(weights, torch.tensor([0.5, 1.5], dtype=torch.float64))
+    assert elite_weights([Trial(((0,),), 0.0, 1), Trial(((0,),), 0.6, 1)]) is None

@@ -1,0 +1,320 @@
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+
+import dspy
+import pytest
+from fakes import digest, exact_match, fake_lm, questions
+
+from plr_dspy import MixtureEM, PLReorder, Report
+
+EXAMPLES = questions(120)
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+def student(num_demos=6):
+    program = dspy.Predict("question -> answer")
+    program.demos = EXAMPLES[:num_demos]
+    return program
+
+
+def optimizer(**options):
+    return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **options})
+
+
+class TestCompile:
+    def test_finds_a_better_order(self, engine):
+        program, reorder = student(), optimizer(auto="medium")
+        compiled = reorder.compile(program, trainset=EXAMPLES)
+        comparison = reorder.report.comparison
+        assert comparison.gain > 0.2
+        assert comparison.interval[0] > 0
+        held_out = dspy.Evaluate(devset=questions(120)[60:], metric=exact_match, display_progress=False)
+        assert held_out(compiled).score > held_out(program).score
+
+    def test_changes_nothing_but_the_order_in_a_copy(self, engine):
+        program = student()
+        program.lm = dspy.settings.lm
+        before = list(program.demos)
+        compiled = optimizer().compile(program, trainset=EXAMPLES)
+        assert program.demos == before
+        assert not getattr(program, "_compiled", False)
+        assert not hasattr(program, "reorder_report")
+        assert compiled._compiled
+        assert compiled.lm is program.lm
+        assert sorted(d.question for d in compiled.demos) == sorted(d.question for d in before)
+        assert compiled.signature.equals(program.signature)
+
+    def test_an_original_order_that_none_beats_stays(self, engine):
+        program = student()
+        program.demos.sort(key=lambda demo: digest(f"[[ ## question ## ]]\n{demo.question}"))
+        reorder = optimizer()
+        compiled = reorder.compile(program, trainset=EXAMPLES)
+        assert compiled.demos == program.demos
+        assert reorder.report.comparison.gain == 0
+        assert reorder.report.comparison.interval == (0, 0)
+        assert "the original one stays" in str(reorder.report)
+
+    @pytest.mark.parametrize("update", ["ema", "mle", "mixture", MixtureEM(num_components=2)])
+    def test_every_update(self, engine, update):
+        reorder = optimizer(update=update)
+        reorder.compile(student(), trainset=EXAMPLES)
+        name = update if isinstance(update, str) else update.name
+        assert reorder.report.settings["update"]["name"] == name
+        assert reorder.report.comparison.gain >= 0
+
+    @pytest.mark.parametrize("update", ["ema", "mle", "mixture"])
+    def test_paper_mode(self, engine, update):
+        reorder = optimizer(auto="paper", update=update)
+        reorder.compile(student(), trainset=EXAMPLES[:50])
+        settings = reorder.report.settings
+        assert (settings["num_iterations"], settings["num_samples"]) == (15, 15)
+        assert (settings["elite_fraction"], settings["num_final_draws"]) == (0.2, 10)
+        assert settings["num_train_examples"] == settings["num_train"] == 35
+        assert settings["num_selection_examples"] == settings["num_selection"] == 9
+        assert len(reorder.report.history) == 15
+        assert all(iteration.num_samples == 15 for iteration in reorder.report.history)
+        assert engine.num_calls == reorder.report.program_calls["total"] < 15 * 15 * 35
+        update_settings = settings["update"]
+        if update == "ema":
+            assert (update_settings["smoothing"], update_settings["temperature"]) == (0.7, 1.0)
+        else:
+            assert (update_settings["smoothing"], update_settings["num_steps"]) == (0.7, 60)
+
+    @pytest.mark.parametrize(("auto", "budget"), [("light", 1000), ("medium", 3000), ("heavy", 10_000)])
+    def test_budgets_are_kept(self, engine, auto, budget):
+        reorder = optimizer(auto=auto)
+        reorder.compile(student(8), trainset=EXAMPLES)
+        assert reorder.report.program_calls["total"] == engine.num_calls <= budget
+
+    @pytest.mark.parametrize("auto", ["light", "paper"])
+    def test_max_metric_calls_is_hard(self, engine, auto):
+        reorder = optimizer(auto=auto, max_metric_calls=700)
+        reorder.compile(student(8), trainset=EXAMPLES[:60])
+        assert engine.num_calls <= 700
+        if auto == "paper":
+            assert reorder.report.stopped == "budget"
+
+    def test_demo_examples_are_left_out_of_both_splits(self, engine):
+        reorder = optimizer()
+        reorder.compile(student(6), trainset=EXAMPLES, valset=EXAMPLES[:20])
+        assert reorder.report.settings["num_train"] == 114
+        assert reorder.report.settings["num_selection"] == 14
+        asked = {texts[-1].split("\n")[1] for texts in engine.requests}
+        assert not asked & {example.question for example in EXAMPLES[:6]}
+
+    def test_an_empty_valset_is_none(self, engine):
+        reorder = optimizer()
+        reorder.compile(student(), trainset=EXAMPLES, valset=[], teacher=[student()])
+        assert reorder.report.settings["num_selection"] == 23
+
+    @pytest.mark.parametrize("num_threads", [1, 8])
+    def test_same_seed_same_order_at_any_number_of_threads(self, engine, num_threads):
+        runs = []
+        for threads, seed in [(4, 1), (num_threads, 1), (4, 2)]:
+            reorder = optimizer(num_threads=threads, seed=seed)
+            compiled = reorder.compile(student(), trainset=EXAMPLES)
+            history = [iteration.best_score for iteration in reorder.report.history]
+            runs.append(([d.question for d in compiled.demos], history, reorder.report.candidates))
+        assert runs[0] == runs[1]
+        assert runs[0] != runs[2]
+
+    def test_compile_seed_wins(self, engine):
+        first = optimizer(seed=5).compile(student(), trainset=EXAMPLES)
+        second = optimizer(seed=0).compile(student(), trainset=EXAMPLES, seed=5)
+        assert first.reorder_report["candidates"] == second.reorder_report["candidates"]
+
+    def test_one_prompt_only_costs_nothing(self, engine, caplog):
+        program = student(0)
+        program.demos = [EXAMPLES[0]] * 3
+        reorder = optimizer()
+        compiled = reorder.compile(program, trainset=EXAMPLES)
+        assert engine.num_calls == 0
+        assert compiled.demos == program.demos
+        assert reorder.report.comparison is None
+        assert "nothing to order" in caplog.text
+        assert "same prompt" in str(reorder.report)
+
+    def test_a_predictor_without_demos_gets_labelled_ones(self, engine, caplog):
+        reorder = optimizer(num_demos=5)
+        compiled = reorder.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+        assert len(compiled.demos) == 5
+        assert "no demos" in caplog.text
+        assert reorder.report.settings["num_train"] + reorder.report.settings["num_selection"] == 115
+
+    def test_no_demos_and_none_to_add(self, engine):
+        with pytest.raises(ValueError, match="LabeledFewShot"):
+            optimizer(num_demos=None).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    def test_few_prompts_are_all_scored_and_none_paid_twice(self, engine):
+        """3 complete, 3 labelled and 1 dropped demo of a ChainOfThought: 5,040 permutations, 36 prompts."""
+        program = dspy.ChainOfThought("question -> answer")
+        complete = [dspy.Example(reasoning="because", **e) for e in EXAMPLES[:3]]
+        program.predict.demos = [*complete, *EXAMPLES[3:6], dspy.Example(note="dropped")]
+        reorder = optimizer()
+        compiled = reorder.compile(program, trainset=EXAMPLES)
+        assert reorder.report.distinct_prompts == 36
+        assert set(engine.requests.values()) == {1}
+        assert engine.num_calls == reorder.report.program_calls["total"] <= 1000
+        prompts = {texts[:-1] for texts in engine.requests}
+        assert len(prompts) == 36
+        assert len(compiled.predict.demos) == 7
+
+    def test_progress_and_log_lines(self, engine, caplog, capsys, monkeypatch):
+        monkeypatch.delenv("TQDM_DISABLE", raising=False)
+        with caplog.at_level(logging.INFO, logger="plr_dspy"):
+            reorder = optimizer(display_progress=True)
+            reorder.compile(student(), trainset=EXAMPLES)
+        lines = [
+            record.getMessage() for record in caplog.records if record.getMessage().startswith("iteration")
+        ]
+        assert len(lines) == len(reorder.report.history)
+        shown = capsys.readouterr().err
+        total = reorder.report.program_calls["total"]
+        assert f"{total}/{total}" in shown
+        assert "best=" in shown
+
+    def test_errors_of_the_metric_reach_the_user(self, engine):
+        def metric(example, prediction, trace=None):
+            raise LookupError("no such field")
+
+        with pytest.raises(LookupError, match="no such field"):
+            PLReorder(metric, display_progress=False).compile(student(), trainset=EXAMPLES)
+
+
+class TestReport:
+    def test_holds_what_happened(self, engine):
+        reorder = optimizer(seed=4)
+        compiled = reorder.compile(student(), trainset=EXAMPLES)
+        report = reorder.report
+        slot = report.slots[0]
+        assert [EXAMPLES[i].question for i in slot.ordering] == [d.question for d in compiled.demos]
+        assert report.distinct_prompts == 720
+        assert len(slot.distributions[0]["logits"]) == 6
+        calls = report.program_calls
+        assert calls["search"] + calls["final"] == calls["total"] == engine.num_calls
+        assert report.history[-1].program_calls == calls["search"]
+        assert report.tokens["fake/order-sensitive"]["prompt_tokens"] > 0
+        assert report.settings["seed"] == 4
+        assert report.candidates[0].origin == "original"
+        best = max(report.candidates, key=lambda candidate: candidate.score)
+        assert best.score == report.comparison.chosen
+        assert report.seconds > 0
+        assert compiled.reorder_report == report.to_dict()
+        assert "original order" in str(report)
+
+    def test_save_and_load(self, engine, tmp_path):
+        reorder = optimizer(log_dir=tmp_path / "log")
+        reorder.compile(student(), trainset=EXAMPLES)
+        reorder.report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == reorder.report
+        assert Report.load(tmp_path / "log" / "report.json") == reorder.report
+        assert Report.from_dict(json.loads(json.dumps(reorder.report.to_dict()))) == reorder.report
+
+    def test_refuses_other_files(self, tmp_path):
+        (tmp_path / "other.json").write_text('{"schema_version": 99}')
+        with pytest.raises(ValueError, match="schema version 1; got 99"):
+            Report.load(tmp_path / "other.json")
+        (tmp_path / "list.json").write_text("[1]")
+        with pytest.raises(ValueError):
+            Report.load(tmp_path / "list.json")
+
+
+class TestSaving:
+    def test_a_new_process_renders_the_same_prompts(self, engine, tmp_path):
+        program = dspy.ChainOfThought("question -> answer")
+        program.predict.demos = [dspy.Example(reasoning="r", **e) for e in EXAMPLES[:4]]
+        compiled = optimizer().compile(program, trainset=EXAMPLES)
+        compiled.save(tmp_path / "program.json")
+        render = textwrap.dedent("""
+            import json, sys, dspy
+            program = dspy.ChainOfThought("question -> answer")
+            program.load(sys.argv[1])
+            messages = dspy.ChatAdapter().format(
+                program.predict.signature, program.predict.demos, {"question": "new"})
+            print(json.dumps(messages))
+        """)
+        command = [sys.executable, "-c", render, str(tmp_path / "program.json")]
+        shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        predictor = compiled.predict
+        assert shown == dspy.ChatAdapter().format(predictor.signature, predictor.demos, {"question": "new"})
+
+    def test_demos_that_cannot_be_saved_are_refused_before_a_call(self, engine):
+        program = student()
+        program.demos[2] = dspy.Example(question="q", answer={1, 2})
+        with pytest.raises(ValueError, match=r"demo 2 of predictor 'self'.*'answer'.*set"):
+            optimizer().compile(program, trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"metric": None}, TypeError, "metric"),
+            ({"auto": "extreme"}, ValueError, "auto must be one of"),
+            ({"update": "adam"}, ValueError, "update must be one of"),
+            ({"update": 3}, TypeError, "update object"),
+            ({"max_metric_calls": 0}, ValueError, "max_metric_calls"),
+            ({"max_metric_calls": 10.5}, TypeError, "max_metric_calls"),
+            ({"num_iterations": -1}, ValueError, "num_iterations"),
+            ({"num_samples": True}, TypeError, "num_samples"),
+            ({"elite_fraction": 0.0}, ValueError, "elite_fraction"),
+            ({"elite_fraction": float("nan")}, ValueError, "elite_fraction"),
+            ({"elite_fraction": "half"}, TypeError, "elite_fraction"),
+            ({"num_final_draws": -1}, ValueError, "num_final_draws"),
+            ({"num_demos": 1}, ValueError, "num_demos"),
+            ({"num_threads": 0}, ValueError, "num_threads"),
+            ({"max_errors": 0}, ValueError, "max_errors"),
+            ({"seed": -1}, ValueError, "seed"),
+        ],
+    )
+    def test_constructor(self, options, error, message):
+        with pytest.raises(error, match=message):
+            PLReorder(**{"metric": exact_match, **options})
+
+    @pytest.mark.parametrize(
+        ("make", "error", "message"),
+        [
+            (lambda: (None, {"trainset": EXAMPLES}), TypeError, "student must be a dspy.Module"),
+            (lambda: (dspy.Module(), {"trainset": EXAMPLES}), ValueError, "no predictors"),
+            (lambda: (student(), {"trainset": []}), ValueError, "trainset"),
+            (lambda: (student(), {"trainset": EXAMPLES[:7]}), ValueError, "pass more examples"),
+            (lambda: (student(), {"trainset": "text"}), TypeError, "trainset"),
+            (lambda: (student(), {"trainset": [{"question": "q"}]}), TypeError, r"trainset\[0\]"),
+            (lambda: (student(), {"trainset": [dspy.Example(question="q")] * 9}), ValueError, "with_inputs"),
+            (lambda: (student(), {"trainset": EXAMPLES, "valset": [1]}), TypeError, r"valset\[0\]"),
+            (lambda: (student(), {"trainset": EXAMPLES, "seed": -3}), ValueError, "seed"),
+        ],
+    )
+    def test_compile(self, engine, make, error, message):
+        program, arguments = make()
+        with pytest.raises(error, match=message):
+            optimizer().compile(program, **arguments)
+        assert engine.num_calls == 0
+
+    def test_no_lm(self):
+        with dspy.context(lm=None), pytest.raises(ValueError, match="no LM is configured"):
+            optimizer().compile(student(), trainset=EXAMPLES)
+
+    def test_an_lm_on_the_program_is_enough(self):
+        lm, _ = fake_lm(EXAMPLES)
+        program = student()
+        program.lm = lm
+        with dspy.context(lm=None):
+            compiled = optimizer().compile(program, trainset=EXAMPLES)
+        assert compiled.lm is lm
+
+    def test_a_budget_too_small_says_what_would_do(self, engine):
+        with pytest.raises(ValueError, match=r"max_metric_calls must be at least \d+"):
+            optimizer(max_metric_calls=12).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
