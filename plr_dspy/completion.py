@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -115,6 +116,17 @@ class _CompletionSettings:
     def _client_settings(self, key: str) -> dict[str, Any]:
         return {"api_key": key, "base_url": self.api_base, "timeout": self.timeout, "max_retries": 0}
 
+    @contextlib.contextmanager
+    def _errors(self, request: lm15.Request) -> Iterator[None]:
+        with litellm_errors(model=request.model, provider=self.provider):
+            try:
+                yield
+            except Exception as error:
+                # DSPy looks for "retry-after" in `headers`, which litellm leaves empty.
+                if getattr(error, "headers", None) is None:
+                    error.headers = getattr(error, "litellm_response_headers", None)  # type: ignore[attr-defined]
+                raise
+
     def _response(self, reply: Any, request: lm15.Request) -> lm15.Response:
         body = reply.model_dump()
         choice = (body.get("choices") or [{}])[0]
@@ -174,10 +186,7 @@ class CompletionEngine(_CompletionSettings):
         """
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
-        with (
-            httpx.Client(verify=_ssl_context()) as connection,
-            litellm_errors(model=request.model, provider=self.provider),
-        ):
+        with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
             client = openai.OpenAI(http_client=connection, **self._client_settings(arguments["api_key"]))
             reply = litellm.text_completion(client=client, **arguments)
         return self._response(reply, request)
@@ -197,7 +206,7 @@ class AsyncCompletionEngine(_CompletionSettings):
         """Make one attempt, as `CompletionEngine.complete` does."""
         arguments = self._arguments(request)
         litellm = get_litellm(feature="AsyncCompletionEngine")
-        with litellm_errors(model=request.model, provider=self.provider):
+        with self._errors(request):
             async with httpx.AsyncClient(verify=_ssl_context()) as connection:
                 client = openai.AsyncOpenAI(
                     http_client=connection, **self._client_settings(arguments["api_key"])

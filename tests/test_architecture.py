@@ -11,7 +11,7 @@ import plr_dspy
 
 PACKAGE = Path(plr_dspy.__file__).parent
 LAYERS = [
-    {"_version", "space", "records", "statistics", "data"},
+    {"_version", "space", "records", "statistics", "data", "weights", "llama_child"},
     {"distributions"},
     {"updates"},
     {"search", "plan"},

@@ -43,6 +43,7 @@ class Stub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), StubHandler)
         self.status = 200
         self.statuses = [200]
+        self.retry_after: str | None = None
         self.reply: Any = ANSWER
         self.delay = 0.0
         self.pause = threading.Event()
@@ -72,6 +73,8 @@ class StubHandler(http.server.BaseHTTPRequestHandler):
         statuses = self.server.statuses
         self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
         self.send_header("content-type", "application/json")
+        if self.server.retry_after is not None:
+            self.send_header("retry-after", self.server.retry_after)
         self.send_header("content-length", str(len(data)))
         with contextlib.suppress(ConnectionError):
             self.end_headers()
@@ -90,12 +93,6 @@ def stub() -> Iterator[Stub]:
         server.pause.set()
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalServer]:
-    with LocalServer(context_length=1024) as running:
-        yield running
 
 
 def classifier() -> dspy.Predict:
@@ -306,6 +303,13 @@ def test_a_refusal_is_one_call_and_dspys_error(
     assert len(stub.bodies) == 1
 
 
+def test_the_servers_advice_on_when_to_retry_is_kept(stub: Stub) -> None:
+    stub.statuses, stub.retry_after = [429], "0.1"
+    with pytest.raises(exceptions.LMRateLimitError) as caught:
+        ask(stub.lm())
+    assert caught.value.retry_after == 0.1
+
+
 @pytest.mark.parametrize(
     "reply",
     ["not json", "[]", "{}", {"choices": []}, {"error": {"message": "no"}}, {"choices": [{"text": None}]}],
@@ -331,7 +335,7 @@ def test_async_errors_are_the_same(stub: Stub) -> None:
 
 
 def test_dspy_repeats_what_failed_for_a_passing_reason(stub: Stub) -> None:
-    stub.statuses = [500, 200]
+    stub.statuses, stub.retry_after = [500, 200], "0"
     assert ask(stub.lm(num_retries=2)).sentiment == "positive"
     assert len(stub.bodies) == 2
 
@@ -342,7 +346,7 @@ def test_a_slow_server_times_out(stub: Stub) -> None:
         ask(stub.lm(timeout=0.2))
 
 
-def test_no_server_is_a_transport_error() -> None:
+def test_a_server_that_is_not_there_is_worth_a_retry() -> None:
     lm = completion_lm("stub", api_base="http://127.0.0.1:9/v1", cache=False, num_retries=0)
     with pytest.raises(exceptions.LMError) as caught:
         ask(lm)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,14 +18,9 @@ import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError, LMError
 
-from plr_dspy.local import LocalServer, find_weights, local_lm
+from plr_dspy.local import LocalServer, local_lm
 from plr_dspy.plaintext import PlainTextAdapter
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalServer]:
-    with LocalServer(context_length=512) as running:
-        yield running
+from plr_dspy.weights import find_weights
 
 
 @pytest.fixture
@@ -202,7 +196,7 @@ def test_calls_in_flight_do_not_delay_the_end() -> None:
             outcomes.append(type(error).__name__)
 
     with LocalServer(context_length=1024) as running:
-        lm = running.lm(num_retries=0)
+        lm = running.lm(num_retries=0, extra_body={"ignore_eos": True})
         callers = [threading.Thread(target=call, args=(lm,)) for _ in range(2)]
         for caller in callers:
             caller.start()

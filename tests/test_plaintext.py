@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import pydantic
 import pytest
 from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plr_dspy.plaintext import PlainTextAdapter
@@ -369,17 +370,15 @@ def test_chain_of_thought() -> None:
     )
 
 
-async def _ask(lm: dspy.LM) -> str:
+async def ask(lm: dspy.LM) -> str:
     with dspy.context(lm=lm, adapter=PlainTextAdapter()):
         return (await dspy.Predict(SENTIMENT).acall(review="x")).sentiment
 
 
 def test_async_calls() -> None:
-    import asyncio
-
     engine = AsyncScriptedEngine(" positive")
     lm = dspy.LM("scripted", engine=ScriptedEngine(), async_engine=engine, cache=False)
-    assert asyncio.run(_ask(lm)) == "positive"
+    assert asyncio.run(ask(lm)) == "positive"
     assert engine.requests[0].config.stop == ("\n",)
 
 
@@ -396,6 +395,7 @@ def test_an_unparsable_answer_is_asked_for_once() -> None:
 # Any text
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(), st.sampled_from(["negative", "positive"])), max_size=5), st.text())
 def test_every_demo_is_in_the_prompt_in_order(pairs: list[tuple[str, str]], text: str) -> None:
     demos = [{"review": review, "sentiment": label} for review, label in pairs]
@@ -410,6 +410,7 @@ def test_every_demo_is_in_the_prompt_in_order(pairs: list[tuple[str, str]], text
     assert rendered.endswith("Sentiment:")
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_rendered_text_parses_back(reasoning: str, answer: str) -> None:
     signature = dspy.Signature("question -> reasoning, answer")
@@ -424,6 +425,7 @@ def test_rendered_text_parses_back(reasoning: str, answer: str) -> None:
     }
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=4, unique_by=str.strip), st.data())
 def test_any_label_parses_back(labels: list[str], data: st.DataObject) -> None:
     assume(all(label.strip() and label.strip() != "None" for label in labels))

@@ -1,0 +1,49 @@
+"""The local server's child process: run by path, with the settings as JSON on the first line of its input.
+
+It answers with a line of JSON, and ends when its input ends, so that it never outlives its parent.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> None:
+    settings = json.loads(sys.stdin.readline())
+    sys.path[:] = settings["sys_path"]
+    try:
+        server = start(settings)
+        reply = {"address": server.listening_address}
+    except RuntimeError as error:
+        reply = {"error": str(error)}
+    print(json.dumps(reply), flush=True)
+    os.dup2(2, 1)
+    sys.stdin.read()
+    # The server's destructor waits for calls in flight, for whom nobody waits any more.
+    os._exit(0)
+
+
+def start(settings: dict[str, Any]) -> Any:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = settings["weights"]
+    params.model_alias = {settings["model"]}
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.cors_origins = ""  # no page in a browser of this machine may read answers
+    params.ui = False
+    params.endpoint_slots = False
+    params.endpoint_metrics = True
+    params.n_parallel = settings["parallel"]
+    params.n_ctx = settings["context_length"] * settings["parallel"]
+    params.cache_prompt = True
+    params.cache_ram_mib = 0  # the slots keep the prefixes; the cache behind them grows to gigabytes
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["num_threads"]
+    params.verbosity = 3 if settings["verbose"] else 1
+    return xllamacpp.Server(params)
+
+
+if __name__ == "__main__":
+    main()
