@@ -12,10 +12,11 @@ import dspy
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.finals import Finalist, compare, finalists, winner
 from plr_dspy.loop import run
+from plr_dspy.metrics import Metric
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
 from plr_dspy.records import Comparison, Iteration, Trial
-from plr_dspy.scoring import CellScorer, Metric
+from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
 from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import dspy
 from dspy.utils.exceptions import (
@@ -22,14 +20,13 @@ from dspy.utils.exceptions import (
 )
 from dspy.utils.parallelizer import ParallelExecutor
 
+from plr_dspy.metrics import Metric, as_score, metric_caller
 from plr_dspy.programs import ProgramFactory
 from plr_dspy.records import ErrorCount, Trial
 from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
 
 logger = logging.getLogger(__name__)
-
-Metric: TypeAlias = Callable[..., Any]
 
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 """The program answered, and no metric could call the answer right: the order is at fault."""
@@ -237,52 +234,6 @@ class CellScorer:
         self._failure = self._failure or failure
         if self._abort is None and (isinstance(failure, HOPELESS) or self._num_failed >= self._max_errors):
             self._abort = failure
-
-
-def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
-    """The metric as a function of (example, prediction); further parameters it insists on get None.
-
-    Raises:
-        TypeError: when it is not callable, is async, or cannot take an example and a prediction.
-    """
-    if not callable(metric):
-        raise TypeError(f"metric must be callable as metric(example, prediction); got {metric!r}")
-    if inspect.iscoroutinefunction(metric):
-        raise TypeError(
-            "metric must not be async: wrap it, for example with dspy.utils.syncify or asyncio.run"
-        )
-    try:
-        signature = inspect.signature(metric)
-    except (TypeError, ValueError):  # some built-in callables have no signature
-        return metric
-    for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
-        extra = (None,) * num_extra
-        try:
-            signature.bind(None, None, *extra)
-        except TypeError:
-            continue
-        return lambda example, prediction: metric(example, prediction, *extra)
-    raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
-
-
-def as_score(value: Any) -> float:
-    """A metric's value as a float, never rounded.
-
-    Raises:
-        TypeError: for None, a dict, text, or anything else that is no number.
-        ValueError: for NaN and infinities.
-    """
-    if isinstance(value, dspy.Prediction):
-        value = value.get("score")
-    if value is None or isinstance(value, (str, bytes, dict)) or not hasattr(value, "__float__"):
-        raise TypeError(
-            "metric must return a number, a bool or a Prediction with a score; "
-            f"got {type(value).__name__}: {value!r}"
-        )
-    score = float(value)
-    if not math.isfinite(score):
-        raise ValueError(f"metric must return a finite number; got {score}")
-    return score
 
 
 def _first_line(error: Exception) -> str:

@@ -22,12 +22,12 @@ from plr_dspy.inputs import (
     check_language_model,
     check_student,
 )
+from plr_dspy.metrics import Metric, metric_caller
 from plr_dspy.plan import BUDGETS, Overrides, make_plan
 from plr_dspy.programs import ProgramFactory
 from plr_dspy.progress import ProgressBar
 from plr_dspy.records import Report
 from plr_dspy.reporting import build_report
-from plr_dspy.scoring import Metric, metric_caller
 from plr_dspy.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.splits import split, without_demos
 from plr_dspy.updates import UpdateRule, update_rule

@@ -18,6 +18,7 @@ from plr_dspy.distributions import (
     component_logits,
     plackett_luce_mixture,
 )
+from plr_dspy.fitting import ascend_log_likelihood, centred, checked_weights, split_by_distance
 
 
 @runtime_checkable
@@ -37,30 +38,6 @@ class UpdateRule(Protocol):
         self, distribution: OrderingDistribution, elites: Tensor, weights: Tensor | None = None
     ) -> OrderingDistribution:
         """The next distribution, from elites ``[m, n]`` and their weights ``[m]`` (None: all 1)."""
-
-
-def centred(logits: Tensor) -> Tensor:
-    """Logits with mean 0 over the items; the distribution is the same."""
-    return logits - logits.mean(dim=-1, keepdim=True)
-
-
-def _elite_weights(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-    """Weights ``[m]`` in the dtype and on the device of `like`, checked."""
-    if elites.dim() != 2 or elites.shape[0] < 1 or elites.shape[1] != like.shape[-1]:
-        raise ValueError(
-            f"elites must have shape [m, {like.shape[-1]}] with m >= 1 orderings of the distribution's items; "
-            f"got {list(elites.shape)}"
-        )
-    if weights is None:
-        return torch.ones(elites.shape[0], dtype=like.dtype, device=like.device)
-    weights = weights.to(dtype=like.dtype, device=like.device)
-    if weights.shape != elites.shape[:1]:
-        raise ValueError(
-            f"weights must have one entry for each of the {elites.shape[0]} elites; got {list(weights.shape)}"
-        )
-    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or float(weights.sum()) <= 0:
-        raise ValueError("weights must be finite, not negative, and not all 0")
-    return weights
 
 
 def _single_logits(rule: str, distribution: OrderingDistribution) -> Tensor:
@@ -100,7 +77,7 @@ class RankEMA:
         self, distribution: OrderingDistribution, elites: Tensor, weights: Tensor | None = None
     ) -> PlackettLuce:
         logits = _single_logits("RankEMA", distribution)
-        weights = _elite_weights(elites, weights, logits)
+        weights = checked_weights(elites, weights, logits)
         ranks = elites.argsort(dim=-1).to(logits.dtype)  # [m, n], 0 = first
         mean_ranks = (weights @ ranks) / weights.sum()
         target = -mean_ranks / self.temperature
@@ -140,7 +117,7 @@ class MaximumLikelihood:
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Logits ``[n]`` after the Adam steps, before smoothing."""
-        return _ascend(logits, elites, _elite_weights(elites, weights, logits), self)
+        return ascend_log_likelihood(logits, elites, checked_weights(elites, weights, logits), self)
 
     def update(
         self, distribution: OrderingDistribution, elites: Tensor, weights: Tensor | None = None
@@ -198,13 +175,13 @@ class MixtureEM:
         if not isinstance(distribution, MixtureSameFamily):
             raise TypeError(f"MixtureEM updates a mixture; got {type(distribution).__name__}")
         logits = component_logits(distribution)  # [k, n]
-        weights = _elite_weights(elites, weights, logits)
+        weights = checked_weights(elites, weights, logits)
         responsibilities = self._responsibilities(distribution, elites)  # [m, k]
         shares = weights[:, None] * responsibilities
         component_weights = shares.sum(dim=0) / weights.sum()  # PLR Eq. 8
         component_weights = component_weights.clamp_min(self.weight_floor)
         # A component that explains none of the elites has nothing to learn from: it stays.
-        fitted = _ascend(logits, elites, shares.T, self)  # PLR Eq. 9
+        fitted = ascend_log_likelihood(logits, elites, shares.T, self)  # PLR Eq. 9
         mixed = (1.0 - self.smoothing) * logits + self.smoothing * fitted
         return plackett_luce_mixture(component_weights / component_weights.sum(), centred(mixed))
 
@@ -219,52 +196,8 @@ class MixtureEM:
             group = twins[k].nonzero().flatten()
             if len(group) > 1 and int(group[0]) == k:
                 pooled = responsibilities[:, group].sum(dim=-1, keepdim=True)
-                responsibilities[:, group] = pooled * _split_by_distance(elites, len(group)).to(pooled)
+                responsibilities[:, group] = pooled * split_by_distance(elites, len(group)).to(pooled)
         return responsibilities
-
-
-def _split_by_distance(elites: Tensor, num_groups: int) -> Tensor:
-    """Assign each elite to the nearest of up to `num_groups` elites that lie far apart, ``[m, groups]``.
-
-    Centres are chosen farthest-first from the first (best) elite, in Kendall distance.
-    """
-    ranks = elites.argsort(dim=-1)
-    before = (ranks[:, :, None] < ranks[:, None, :]).flatten(1).double()  # [m, n * n]
-    distance = torch.cdist(before, before, p=1.0)  # twice the Kendall distance
-    centres = [0]
-    while len(centres) < num_groups:
-        nearest = distance[:, centres].amin(dim=1)
-        if float(nearest.max()) == 0.0:
-            break
-        centres.append(int(nearest.argmax()))
-    assignment = torch.zeros(len(elites), num_groups, dtype=torch.float64, device=elites.device)
-    assignment[torch.arange(len(elites), device=elites.device), distance[:, centres].argmin(dim=1)] = 1.0
-    return assignment
-
-
-def _ascend(logits: Tensor, elites: Tensor, weights: Tensor, rule: MaximumLikelihood | MixtureEM) -> Tensor:
-    """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
-
-    Args:
-        logits: Start, ``[*k, n]``; each row is fitted by itself.
-        elites: ``[m, n]``.
-        weights: ``[*k, m]``.
-    """
-
-    def project(values: Tensor) -> Tensor:
-        return centred(values).clamp(-rule.clip, rule.clip)
-
-    theta = project(logits.detach()).clone().requires_grad_(True)
-    adam = torch.optim.Adam([theta], lr=rule.learning_rate, weight_decay=rule.l2, maximize=True)
-    with torch.enable_grad():
-        for _ in range(rule.num_steps):
-            adam.zero_grad()
-            log_probs = PlackettLuce(theta.unsqueeze(-2), validate_args=False).log_prob(elites)
-            (weights * log_probs).sum().backward()
-            adam.step()
-            with torch.no_grad():
-                theta.copy_(project(theta))
-    return theta.detach()
 
 
 def _check_fraction(name: str, value: float) -> None:

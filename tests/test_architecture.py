@@ -13,10 +13,11 @@ PACKAGE = Path(plr_dspy.__file__).parent
 LAYERS = [
     {"_version", "space", "records", "statistics", "data", "weights", "llama_child"},
     {"distributions"},
+    {"fitting"},
     {"updates"},
     {"search", "plan"},
     {"loop", "finals", "progress"},
-    {"completion", "plaintext", "splits", "programs", "inputs"},
+    {"completion", "plaintext", "splits", "programs", "inputs", "metrics"},
     {"slots", "local"},
     {"scoring"},
     {"compilation"},
@@ -25,7 +26,7 @@ LAYERS = [
     {"__init__"},
 ]
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
-WITHOUT_DSPY = {m for layer in LAYERS[:5] for m in layer} - {"data"}
+WITHOUT_DSPY = {m for layer in LAYERS[:6] for m in layer} - {"data"}
 
 
 def imports(path):

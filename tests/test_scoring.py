@@ -9,7 +9,8 @@ from dspy import lm15
 from dspy.utils.exceptions import LMAuthError
 from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
 
-from plr_dspy.scoring import CellScorer, as_score, metric_caller
+from plr_dspy.metrics import as_score, metric_caller
+from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots
 
 EXAMPLES = questions(40)
