@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
 from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
+from plr_dspy.splits import Splits
 from plr_dspy.updates import UpdateRule
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class Job:
     Attributes:
         program: A copy of the student.
         slots: What can be ordered in it.
-        train, selection: The splits, demo examples left out.
+        splits: The examples that score orders.
         plan: The shape of the compile.
         update: The update rule.
         seed: Of everything random.
@@ -40,8 +42,7 @@ class Job:
 
     program: dspy.Module
     slots: ProgramSlots
-    train: list[dspy.Example]
-    selection: list[dspy.Example]
+    splits: Splits
     plan: Plan
     update: UpdateRule
     seed: int
@@ -66,7 +67,8 @@ class Job:
             self.program,
             self.slots,
             metric=metric,
-            examples=[*self.train, *self.selection],
+            examples=[*self.splits.train, *self.splits.selection],
+            names=self.splits.names,
             num_threads=num_threads,
             max_errors=max_errors,
             max_metric_calls=self.plan.max_metric_calls,
@@ -155,20 +157,20 @@ def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar) -> Outcome:
     )
     search_calls = scorer.program_calls
     entries = finalists(search, trials, num_best_seen=plan.num_best_seen, num_draws=plan.num_final_draws)
-    examples = range(len(job.train), len(job.train) + plan.num_selection_examples)
-    results = scorer.score([entry.ordering for entry in entries], examples)
-    best = winner(results)
-    original, chosen = entries[0].ordering, entries[best].ordering
-    common = [
-        (before, after)
-        for e in examples
-        if (before := scorer.cell(original, e).score) is not None
-        and (after := scorer.cell(chosen, e).score) is not None
+    num_train = len(job.splits.train)
+    examples = range(num_train, num_train + plan.num_selection_examples)
+    rows = scorer.table([entry.ordering for entry in entries], examples, favoured=0)
+    results = [
+        Trial(entry.ordering, math.fsum(row) / len(row), len(row))
+        for entry, row in zip(entries, rows, strict=True)
     ]
+    best = winner(results)
+    if len(trials) > 1 and len({trial.score for trial in [*trials, *results]}) == 1:
+        logger.warning("every order scored the same: the demos may not reach the model, or decide nothing")
     return Outcome(
-        ordering=chosen,
+        ordering=entries[best].ordering,
         distributions=search.distributions,
-        comparison=compare(*zip(*common, strict=True)),
+        comparison=compare(rows[0], rows[best], num_candidates=len(entries)),
         candidates=list(zip(entries, results, strict=True)),
         history=history,
         search_calls=search_calls,

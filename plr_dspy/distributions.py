@@ -59,8 +59,13 @@ class PlackettLuce(Distribution):
         generator: torch.Generator | None = None,
         validate_args: bool | None = None,
     ) -> None:
+        if not isinstance(logits, Tensor) or not logits.is_floating_point():
+            kind = getattr(logits, "dtype", type(logits).__name__)
+            raise TypeError(f"logits must be a floating-point tensor; got {kind}")
         if logits.dim() < 1 or logits.shape[-1] < 1:
             raise ValueError(f"logits must have shape [*batch, n] with n >= 1; got {list(logits.shape)}")
+        if validate_args is not False and bool(logits.isinf().any()):
+            raise ValueError("logits must be finite; got infinities")
         self.logits = logits
         self.generator = generator
         super().__init__(logits.shape[:-1], logits.shape[-1:], validate_args=validate_args)
@@ -165,8 +170,9 @@ def _item_position_marginals(logits: Tensor, step: float) -> Tensor:
     total = torch.zeros(n, n, dtype=torch.float64, device=logits.device)
     points = torch.arange(start, stop, step, dtype=torch.float64, device=logits.device)
     for times in points.split(max(1, 2_000_000 // (n * n))):
-        hazards = (logits + times[:, None]).exp()  # [q, n]
-        density = hazards * (-hazards).exp()  # of item i ringing at this log-time
+        log_hazards = logits + times[:, None]  # [q, n]
+        hazards = log_hazards.exp()
+        density = (log_hazards - hazards).exp()  # of item i ringing at this log-time
         rung = -torch.expm1(-hazards)  # probability of having rung before
         counts = torch.zeros(len(times), n, n, dtype=torch.float64, device=logits.device)
         counts[:, :, 0] = 1.0

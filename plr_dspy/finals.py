@@ -57,14 +57,20 @@ def winner(trials: Sequence[Trial]) -> int:
     return max(range(len(trials)), key=lambda i: (trials[i].score, -i))
 
 
-def compare(original: Sequence[float], chosen: Sequence[float]) -> Comparison:
-    """Compare two orderings by their scores on the same examples."""
+def compare(original: Sequence[float], chosen: Sequence[float], *, num_candidates: int) -> Comparison:
+    """Compare two orderings by their scores on the same examples.
+
+    Args:
+        original, chosen: Scores by example.
+        num_candidates: Orderings among which the chosen one was the best, the original included.
+    """
     gains = [b - a for a, b in zip(original, chosen, strict=True)]
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
         gain=sum(gains) / len(gains),
-        interval=paired_interval(gains, CONFIDENCE),
+        interval=paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1)),
         confidence=CONFIDENCE,
         num_examples=len(gains),
+        num_candidates=num_candidates,
     )

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import numbers
+import operator
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dspy
+import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
 
+from plr_dspy.programs import language_models
+from plr_dspy.splits import Splits
 
-def check_count(name: str, value: Any, *, least: int = 1) -> None:
-    """Raise unless the value is None or a whole number of at least `least`."""
+
+def whole_number(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int | None:
+    """The value as an int, or None for None.
+
+    Raises:
+        TypeError: when it is no whole number; bools are none.
+        ValueError: when it is out of range.
+    """
     if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number or None; got {value!r}") from None
+    if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be a whole number or None; got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}; got {value}")
+    if number < least or (most is not None and number > most):
+        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name} must be {bounds}; got {number}")
+    return number
 
 
-def check_fraction(name: str, value: Any) -> None:
-    """Raise unless the value is None or lies in (0, 1]."""
+def fraction(name: str, value: Any) -> float | None:
+    """The value as a float in (0, 1], or None for None.
+
+    Raises:
+        TypeError: when it is no number.
+        ValueError: when it is out of range.
+    """
     if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number in (0, 1] or None; got {value!r}")
-    if math.isnan(value) or not 0.0 < value <= 1.0:
-        raise ValueError(f"{name} must lie in (0, 1]; got {value}")
+    number = float(value)
+    if not 0.0 < number <= 1.0:
+        raise ValueError(f"{name} must lie in (0, 1]; got {number}")
+    return number
 
 
 def check_examples(name: str, examples: Any) -> None:
@@ -50,7 +75,12 @@ def check_student(student: Any) -> None:
     """Raise unless this is a program with predictors."""
     if not isinstance(student, dspy.Module):
         raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}")
-    if not student.predictors():
+    names = [name for name, _ in student.named_predictors()]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"student has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
+        )
+    if not names:
         raise ValueError(
             "student has no predictors to order demos in: it holds none, or all of them lie in frozen (compiled) "
             "sub-modules, which are left alone; compile the sub-module itself, or set its _compiled to False"
@@ -59,15 +89,18 @@ def check_student(student: Any) -> None:
 
 def check_language_model(student: dspy.Module) -> None:
     """Raise unless some LM is configured, for DSPy or on a module of the program."""
-    attributes = (value for _, module in student.named_sub_modules() for value in vars(module).values())
-    if dspy.settings.lm is None and not any(isinstance(value, dspy.BaseLM) for value in attributes):
+    if dspy.settings.lm is None and not language_models(student):
         raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
 
 
-def check_demos_save(student: dspy.Module) -> None:
-    """Raise when a demo holds a value that `program.save` could not write as JSON."""
+def check_demos(student: dspy.Module) -> None:
+    """Raise unless all demos are examples or dicts of values that `program.save` can write as JSON."""
     for name, predictor in student.named_predictors():
         for i, demo in enumerate(predictor.demos):
+            if not isinstance(demo, (dspy.Example, Mapping)):
+                raise TypeError(
+                    f"demo {i} of predictor {name!r} must be a dspy.Example or a dict; got {type(demo).__name__}"
+                )
             for field, value in demo.items():
                 try:
                     orjson.dumps(serialize_object(value))
@@ -76,3 +109,26 @@ def check_demos_save(student: dspy.Module) -> None:
                         f"demo {i} of predictor {name!r} cannot be saved as JSON: field {field!r} holds a "
                         f"{type(value).__name__} ({error}); convert it to plain data before compile"
                     ) from error
+
+
+def check_log_dir(log_dir: Path) -> None:
+    """Make the folder, and raise unless files can be written there."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
+    except OSError as error:
+        raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
+
+
+def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
+    """Raise unless both splits hold an example."""
+    left = "of its {} examples {} are left, the others are shown by demos: pass more examples"
+    if num_valset and not splits.selection:
+        raise ValueError(f"valset must hold an example that no demo shows; {left.format(num_valset, 0)}")
+    if not splits.train or not splits.selection:
+        usable = len(splits.train) + (0 if num_valset else len(splits.selection))
+        raise ValueError(
+            "trainset must hold at least two examples that no demo shows, or one beside a valset; "
+            f"{left.format(num_trainset, usable)}"
+        )

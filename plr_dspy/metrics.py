@@ -20,7 +20,7 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
     """
     if not callable(metric):
         raise TypeError(f"metric must be callable as metric(example, prediction); got {metric!r}")
-    if inspect.iscoroutinefunction(metric):
+    if inspect.iscoroutinefunction(metric) or inspect.iscoroutinefunction(type(metric).__call__):
         raise TypeError(
             "metric must not be async: wrap it, for example with dspy.utils.syncify or asyncio.run"
         )

@@ -73,6 +73,21 @@ class Plan:
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
+NOTHING_TO_DO = Plan(
+    num_iterations=0,
+    num_samples=1,
+    elite_fraction=1.0,
+    num_final_draws=0,
+    num_best_seen=0,
+    num_train_examples=0,
+    num_selection_examples=0,
+    archive=True,
+    exhaustive=True,
+    max_metric_calls=0,
+)
+"""The plan where all orders give the same prompt."""
+
+
 def make_plan(
     auto: str, overrides: Overrides, *, num_train: int, num_selection: int, num_distinct: int
 ) -> Plan:
@@ -89,7 +104,25 @@ def make_plan(
     """
     if auto == "paper":
         return _paper_plan(overrides, num_train, num_selection)
+
+    def plan_for(budget: int) -> Plan | None:
+        return _budget_plan(budget, overrides, num_train, num_selection, num_distinct)
+
     budget = overrides.max_metric_calls or BUDGETS[auto]
+    plan = plan_for(budget)
+    if plan is None:
+        enough = next((larger for larger in range(budget + 1, budget + 100_000) if plan_for(larger)), None)
+        raise ValueError(
+            f"max_metric_calls must be at least {enough or 'much more'} for this many samples and finalists; "
+            f"got {budget}: raise it, or lower num_iterations, num_samples or num_final_draws"
+        )
+    return plan
+
+
+def _budget_plan(
+    budget: int, overrides: Overrides, num_train: int, num_selection: int, num_distinct: int
+) -> Plan | None:
+    """The plan for a budget, or None if that does not score each sample on `MIN_EXAMPLES` examples."""
     plan = _with_overrides(_shape(budget), overrides)
     for_each_finalist = max(budget // 3 // plan.num_finalists, MIN_EXAMPLES)
     plan = replace(plan, num_selection_examples=min(num_selection, for_each_finalist))
@@ -97,12 +130,7 @@ def make_plan(
     num_samples = min(plan.num_iterations * plan.num_samples, num_distinct)
     num_train_examples = min(num_train, search_budget // num_samples)
     if num_train_examples < min(num_train, MIN_EXAMPLES):
-        needed = MIN_EXAMPLES * (num_samples + plan.num_finalists)
-        raise ValueError(
-            f"max_metric_calls must be at least {needed} for {plan.num_iterations} iterations of "
-            f"{plan.num_samples} samples and {plan.num_finalists} finalists; got {budget}: "
-            "raise it, or lower num_iterations, num_samples or num_final_draws"
-        )
+        return None
     plan = replace(plan, num_train_examples=num_train_examples)
     if overrides.num_iterations is None:
         # A small train split leaves budget: more rounds are the best use of it.
@@ -129,13 +157,11 @@ def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Pla
         max_metric_calls=overrides.max_metric_calls,
     )
     plan = _with_overrides(paper, overrides)
-    if (
-        plan.max_metric_calls is not None
-        and plan.max_metric_calls < plan.final_calls + plan.num_train_examples
-    ):
+    least = plan.final_calls + plan.num_samples * plan.num_train_examples
+    if plan.max_metric_calls is not None and plan.max_metric_calls < least:
         raise ValueError(
-            f"max_metric_calls must be at least {plan.final_calls + plan.num_train_examples} with auto='paper' on "
-            f"these splits; got {plan.max_metric_calls}: raise it, pass fewer examples, or use auto='light'"
+            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
+            f"the finalists; got {plan.max_metric_calls}: raise it, pass fewer examples, or use auto='light'"
         )
     return plan
 

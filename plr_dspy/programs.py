@@ -21,9 +21,7 @@ class ProgramFactory:
 
     def __init__(self, program: dspy.Module) -> None:
         self._program = program
-        modules = [module for _, module in program.named_sub_modules()]
-        attributes = [value for module in modules for value in vars(module).values()]
-        shared = [value for value in attributes if isinstance(value, dspy.BaseLM)]
+        shared = language_models(program)
         shared += [demo for predictor in program.predictors() for demo in predictor.demos]
         self._shared = {id(value): value for value in shared}
 
@@ -44,6 +42,21 @@ class ProgramFactory:
                 )
             predictor.demos = list(demos.get(name, predictor.demos))
         return program
+
+
+def language_models(program: dspy.Module) -> list[Any]:
+    """The LMs that hang on the program's modules, in attributes or in containers there."""
+
+    def inside(value: Any) -> list[Any]:
+        if isinstance(value, dspy.BaseLM):
+            return [value]
+        if isinstance(value, dict):
+            return [lm for item in value.values() for lm in inside(item)]
+        if isinstance(value, (list, tuple)):
+            return [lm for item in value for lm in inside(item)]
+        return []
+
+    return [lm for _, module in program.named_sub_modules() for lm in inside(list(vars(module).values()))]
 
 
 def _copy_module(module: BaseModule, memo: dict[int, Any]) -> Any:

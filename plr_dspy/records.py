@@ -96,10 +96,11 @@ class Comparison:
     Attributes:
         original, chosen: Mean scores, as fractions.
         gain: Mean of the paired differences.
-        interval: Student-t confidence interval of the gain. It does not know that the order was
-            chosen for its score on these examples: expect a little less on new ones.
+        interval: Confidence interval of the gain, widened for the number of orders that were
+            compared (Bonferroni): on pure noise, the winner's lies above 0 at most that seldom.
         confidence: Level of the interval.
-        num_examples: Examples that every candidate was scored on.
+        num_examples: Examples that the candidates were compared on.
+        num_candidates: Orders that were compared, the original included.
     """
 
     original: float
@@ -108,6 +109,7 @@ class Comparison:
     interval: tuple[float, float]
     confidence: float
     num_examples: int
+    num_candidates: int
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,14 @@ class ErrorCount:
         outcome: "counted as wrong" (score 0) or "not scored".
         count: Number of cells.
         message: First line of the first one's message.
-        examples: Indices of up to five examples, into the train split followed by the selection split.
+        examples: Up to five of the examples, such as "trainset[12]".
     """
 
     type: str
     outcome: str
     count: int
     message: str
-    examples: list[int]
+    examples: list[str]
 
 
 @dataclass(frozen=True)

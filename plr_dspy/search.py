@@ -84,7 +84,7 @@ class CrossEntropySearch:
         archive: bool = False,
         seed: int = 0,
     ) -> None:
-        if not isinstance(num_samples, int) or num_samples < 1:
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"num_samples must be a whole number of at least 1; got {num_samples!r}")
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
@@ -115,6 +115,10 @@ class CrossEntropySearch:
     def tell(self, trials: Sequence[Trial]) -> list[Trial]:
         if not trials:
             raise ValueError("tell needs at least one trial; got none")
+        for trial in trials:
+            self.space.canonical(trial.ordering)
+            if not math.isfinite(trial.score):
+                raise ValueError(f"trials must have finite scores; got {trial}")
         pool = [*self._told, *trials] if self.archive else list(trials)
         pool.sort(key=lambda trial: -trial.score)
         if self.archive:
@@ -152,7 +156,11 @@ class CrossEntropySearch:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.distributions = [distribution_from_state(d) for d in state["distributions"]]
+        distributions = [distribution_from_state(d) for d in state["distributions"]]
+        sizes = tuple(d.event_shape[0] for d in distributions)
+        if sizes != self.space.sizes:
+            raise ValueError(f"the state is of blocks of {sizes} items; this search has {self.space.sizes}")
+        self.distributions = distributions
         generator = bytearray(base64.b64decode(state["generator"]))
         self._generator.set_state(torch.frombuffer(generator, dtype=torch.uint8))
         self._told = [Trial(_as_ordering(o), score, n) for o, score, n in state["told"]]

@@ -135,7 +135,10 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
 def add_labelled_demos(
     program: dspy.Module, trainset: Sequence[dspy.Example], num_demos: int, rng: random.Random
 ) -> list[str]:
-    """Give every predictor without demos the same labelled examples, where its prompt can show them.
+    """Give the predictors of a program without any demos the same labelled examples.
+
+    A program in which some predictor has demos stays as it is: the optimizer that chose them left the
+    others without on purpose. So does a predictor whose prompt would not show the examples.
 
     Args:
         program: Changed in place.
@@ -146,18 +149,18 @@ def add_labelled_demos(
     Returns:
         Names of the predictors that got demos.
     """
-    empty = {name: predictor for name, predictor in program.named_predictors() if not predictor.demos}
-    demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2))) if empty else []
+    predictors = dict(program.named_predictors())
+    if any(predictor.demos for predictor in predictors.values()):
+        return []
+    demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2)))
     renderer = PromptRenderer()
     filled = []
-    for name, predictor in empty.items():
+    for name, predictor in predictors.items():
         if demos and renderer.render(predictor, demos) != renderer.render(predictor, []):
             predictor.demos = list(demos)
             filled.append(name)
     if filled:
         logger.warning(
-            "predictors %s have no demos: added %d labelled examples of the trainset to each",
-            filled,
-            len(demos),
+            "student has no demos: added %d labelled examples of the trainset to %s", len(demos), filled
         )
     return filled

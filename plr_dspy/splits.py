@@ -2,80 +2,157 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
+import orjson
+from dspy.predict.predict import serialize_object
 
 TRAIN_SHARE = 0.8
 
 
-def without_demos(examples: Sequence[dspy.Example], demos: Iterable[Any]) -> list[dspy.Example]:
-    """The examples whose inputs no demo shows: with its answer in the prompt an example proves nothing.
+@dataclass(frozen=True)
+class Splits:
+    """The examples that score orders.
+
+    Attributes:
+        train: Drive the search.
+        selection: Choose the final order.
+        names: What the user knows those of train, then those of selection by, such as "trainset[3]".
+    """
+
+    train: list[dspy.Example]
+    selection: list[dspy.Example]
+    names: list[str]
+
+
+def make_splits(
+    trainset: Sequence[dspy.Example],
+    valset: Sequence[dspy.Example],
+    demos: Sequence[Any],
+    rng: random.Random,
+    *,
+    balanced: bool,
+) -> Splits:
+    """Leave out what the demos show, shuffle, and split where there is no valset.
 
     Args:
-        examples: Examples with inputs set.
-        demos: Examples or dicts; bootstrapped ones hold more fields than the inputs.
+        trainset, valset: The user's examples; an empty valset asks for a split of the trainset.
+        demos: The demos of all predictors.
+        rng: Decides the shuffle.
+        balanced: Mix the classes as `mixed` does.
     """
-    shown: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    demos = [dict(demo) if isinstance(demo, Mapping) else dict(demo.items()) for demo in demos]
-    kept = []
-    for example in examples:
-        inputs = dict(example.inputs().items())
-        names = tuple(sorted(inputs))
-        if names not in shown:
-            shown[names] = {
-                _key({name: demo[name] for name in names}) for demo in demos if all(n in demo for n in names)
-            }
-        if _key(inputs) not in shown[names]:
-            kept.append(example)
-    return kept
+    everything = [*trainset, *valset]
+    shown, labels = shown_by(demos, everything), label_keys(everything)
+    usable = [i for i in range(len(trainset)) if i not in shown]
+    if valset:
+        chosen = [i for i in range(len(trainset), len(everything)) if i not in shown]
+        train, selection = (mixed(part, labels, rng, balanced=balanced) for part in (usable, chosen))
+    else:
+        train, selection = split(usable, labels, rng, balanced=balanced)
+    names = [f"trainset[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
+    return Splits(
+        [everything[i] for i in train],
+        [everything[i] for i in selection],
+        [names[i] for i in (*train, *selection)],
+    )
+
+
+def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]:
+    """Indices of the examples that some demo shows: with its answer in the prompt an example proves nothing.
+
+    A demo shows an example when the inputs that both name are equal, or when it holds all of the
+    example's input values under whatever names (predictors inside a program rename them). A demo
+    that would so show over a tenth of the examples shares only something common, such as a language,
+    and shows none by it.
+
+    Args:
+        demos: Examples or dicts.
+        examples: Examples with inputs set.
+    """
+    inputs = [{name: value_key(value) for name, value in example.inputs().items()} for example in examples]
+    by_field: dict[tuple[str, bytes], set[int]] = defaultdict(set)
+    by_value: dict[bytes, set[int]] = defaultdict(set)
+    for i, fields in enumerate(inputs):
+        for name, key in fields.items():
+            by_field[name, key].add(i)
+            by_value[key].add(i)
+    names = {name for fields in inputs for name in fields}
+    shown: set[int] = set()
+    for demo in demos:
+        fields = {name: value_key(value) for name, value in dict(demo.items()).items()}
+        shared = [by_field[name, key] for name, key in fields.items() if name in names]
+        by_name = set.intersection(*shared) if shared else set()
+        held = Counter(i for key in set(fields.values()) for i in by_value.get(key, ()))
+        by_values = {i for i, count in held.items() if count == len(set(inputs[i].values()))}
+        whole = {i for i in by_name if inputs[i].keys() <= fields.keys()}
+        for matches in (by_name, by_values):
+            if len(matches) <= max(1, len(examples) // 10):
+                shown |= matches
+        shown |= whole
+    return shown
 
 
 def split(
-    examples: Sequence[dspy.Example], rng: random.Random, *, balanced: bool
-) -> tuple[list[dspy.Example], list[dspy.Example]]:
-    """Shuffle, and split into train (80 %) and selection (20 %).
+    indices: Sequence[int], labels: Sequence[bytes], rng: random.Random, *, balanced: bool
+) -> tuple[list[int], list[int]]:
+    """Shuffle as `mixed` does, and split into train (80 %) and selection (20 %).
+
+    Returns:
+        Indices of the train and of the selection split; one example alone goes to the train split.
+    """
+    order = mixed(indices, labels, rng, balanced=balanced)
+    count = len(order)
+    num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))
+    # Spread evenly over the sequence, so that both parts are as mixed as it is.
+    chosen = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
+    train = [index for place, index in enumerate(order) if place not in chosen]
+    return train, [order[place] for place in sorted(chosen)]
+
+
+def mixed(
+    indices: Sequence[int], labels: Sequence[bytes], rng: random.Random, *, balanced: bool
+) -> list[int]:
+    """Shuffle; if `balanced`, spread each class evenly, so that every prefix has the classes' shares.
+
+    A search scores orders on a prefix: an order that favours one class must not be favoured by
+    chance. Labels are classes when there are at most a quarter as many as examples.
 
     Args:
-        examples: At least two.
+        indices: Of the examples.
+        labels: Label of each index.
         rng: Decides the shuffle.
-        balanced: Mix the classes evenly, so that every prefix of either split has the proportions
-            of the whole; orders that favour one class are then not favoured by chance. Without
-            effect where the labels are no classes.
+        balanced: Off, the shuffle alone decides.
     """
-    shuffled = list(examples)
+    shuffled = list(indices)
     rng.shuffle(shuffled)
-    num_selection = min(max(1, round(len(shuffled) * (1 - TRAIN_SHARE))), len(shuffled) - 1)
-    if not balanced:
-        return shuffled[num_selection:], shuffled[:num_selection]
-    mixed = interleave(shuffled)
-    # Every fifth one, spread evenly over the mixed sequence.
-    chosen = {int((i + 0.5) * len(mixed) / num_selection) for i in range(num_selection)}
-    train = [example for i, example in enumerate(mixed) if i not in chosen]
-    selection = [mixed[i] for i in sorted(chosen)]
-    return interleave(train), interleave(selection)
+    classes: dict[bytes, list[int]] = defaultdict(list)
+    for index in shuffled:
+        classes[labels[index]].append(index)
+    if not balanced or not 1 < len(classes) <= len(shuffled) / 4:
+        return shuffled
+    placed = [
+        ((i + 0.5) / len(members), rank, index)
+        for rank, members in enumerate(classes.values())
+        for i, index in enumerate(members)
+    ]
+    return [index for *_, index in sorted(placed)]
 
 
-def interleave(examples: Sequence[dspy.Example]) -> list[dspy.Example]:
-    """Reorder so that each class is spread evenly; order within a class stays.
-
-    Labels count as classes when there are at most a quarter as many as examples.
-    """
-    classes: dict[str, list[dspy.Example]] = defaultdict(list)
-    for example in examples:
-        classes[_key(dict(example.labels().items()))].append(example)
-    if not 1 < len(classes) <= len(examples) / 4:
-        return list(examples)
-    placed = []
-    for rank, members in enumerate(classes.values()):
-        for i, example in enumerate(members):
-            placed.append(((i + 0.5) / len(members), rank, example))
-    return [example for *_, example in sorted(placed, key=lambda entry: entry[:2])]
+def label_keys(examples: Sequence[dspy.Example]) -> list[bytes]:
+    """What identifies each example's labels."""
+    return [value_key(dict(example.labels().items())) for example in examples]
 
 
-def _key(values: Mapping[str, Any]) -> str:
-    return json.dumps(dict(values), sort_keys=True, default=repr)
+def value_key(value: Any) -> bytes:
+    """What identifies a value, whether it is the object or what a saved program loads in its place."""
+    plain = serialize_object(value)
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    try:
+        return orjson.dumps(plain, option=options)
+    except TypeError:
+        return repr(plain).encode()

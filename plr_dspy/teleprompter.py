@@ -15,24 +15,28 @@ from dspy.teleprompt.teleprompt import Teleprompter
 
 from plr_dspy.compilation import Job, find_ordering, nothing_to_order
 from plr_dspy.inputs import (
-    check_count,
-    check_demos_save,
+    check_demos,
     check_examples,
-    check_fraction,
     check_language_model,
+    check_log_dir,
+    check_splits,
     check_student,
+    fraction,
+    whole_number,
 )
 from plr_dspy.metrics import Metric, metric_caller
-from plr_dspy.plan import BUDGETS, Overrides, make_plan
+from plr_dspy.plan import BUDGETS, NOTHING_TO_DO, Overrides, make_plan
 from plr_dspy.programs import ProgramFactory
 from plr_dspy.progress import ProgressBar
 from plr_dspy.records import Report
 from plr_dspy.reporting import build_report
 from plr_dspy.slots import ProgramSlots, add_labelled_demos
-from plr_dspy.splits import split, without_demos
+from plr_dspy.splits import make_splits
 from plr_dspy.updates import UpdateRule, update_rule
 
 logger = logging.getLogger(__name__)
+
+LARGEST_SEED = 2**63 - 1
 
 
 class PLReorder(Teleprompter):
@@ -50,9 +54,9 @@ class PLReorder(Teleprompter):
         max_metric_calls: Budget in program calls instead; never exceeded.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
-        num_demos: Labelled demos for a predictor that has none; None leaves such predictors alone.
+        num_demos: Labelled demos for a student that has none at all; None makes that an error.
         num_threads: Program calls under way at once; None takes DSPy's setting.
-        max_errors: Failed program calls that end the compile, with the exception of the last; None
+        max_errors: So many failed program calls end the compile, with the exception of the last; None
             takes DSPy's setting. Answers that cannot be parsed are wrong answers, not failures.
         seed: Of everything random.
         log_dir: Folder that gets the report as ``report.json``.
@@ -87,27 +91,18 @@ class PLReorder(Teleprompter):
         metric_caller(metric)
         if auto not in (*BUDGETS, "paper"):
             raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']}; got {auto!r}")
-        check_count("max_metric_calls", max_metric_calls)
-        check_count("num_iterations", num_iterations)
-        check_count("num_samples", num_samples)
-        check_fraction("elite_fraction", elite_fraction)
-        check_count("num_final_draws", num_final_draws, least=0)
-        check_count("num_demos", num_demos, least=2)
-        check_count("num_threads", num_threads)
-        check_count("max_errors", max_errors)
-        check_count("seed", seed, least=0)
         self.metric = metric
         self.update = update_rule(update)
         self.auto = auto
-        self.max_metric_calls = max_metric_calls
-        self.num_iterations = num_iterations
-        self.num_samples = num_samples
-        self.elite_fraction = elite_fraction
-        self.num_final_draws = num_final_draws
-        self.num_demos = num_demos
-        self.num_threads = num_threads
-        self.max_errors = max_errors
-        self.seed = seed
+        self.max_metric_calls = whole_number("max_metric_calls", max_metric_calls)
+        self.num_iterations = whole_number("num_iterations", num_iterations)
+        self.num_samples = whole_number("num_samples", num_samples)
+        self.elite_fraction = fraction("elite_fraction", elite_fraction)
+        self.num_final_draws = whole_number("num_final_draws", num_final_draws, least=0)
+        self.num_demos = whole_number("num_demos", num_demos, least=2)
+        self.num_threads = whole_number("num_threads", num_threads)
+        self.max_errors = whole_number("max_errors", max_errors)
+        self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.display_progress = display_progress
         self.report: Report | None = None
@@ -127,7 +122,8 @@ class PLReorder(Teleprompter):
             student: A program with demos; it is not changed.
             trainset: Examples that score orders. Those that the demos show are left out.
             teacher: Ignored; other optimizers pass one.
-            valset: Examples of the final comparison; None or empty takes 20 % of the trainset.
+            valset: Examples of the final comparison, as many of them as the budget affords; None or
+                empty takes 20 % of the trainset.
             seed: Instead of the constructor's.
 
         Returns:
@@ -139,10 +135,14 @@ class PLReorder(Teleprompter):
             Exception: of the program or the metric, see `max_errors`.
         """
         started = time.monotonic()
-        seed = self.seed if seed is None else seed
-        check_count("seed", seed, least=0)
+        compile_seed = whole_number("seed", seed, least=0, most=LARGEST_SEED)
         self.report = None
-        job = self._prepare(student, trainset, valset or [], seed)
+        job = self._prepare(
+            student,
+            trainset=trainset,
+            valset=[] if valset is None else valset,
+            seed=self.seed if compile_seed is None else compile_seed,
+        )
         with ProgressBar(job.plan.program_calls, display=self.display_progress) as bar:
             scorer = job.new_scorer(
                 self.metric, num_threads=self.num_threads, max_errors=self.max_errors, on_cell=bar.advance
@@ -156,7 +156,10 @@ class PLReorder(Teleprompter):
             job, outcome, scorer, settings=self._settings(job), seconds=time.monotonic() - started
         )
         if self.log_dir is not None:
-            self.report.save(self.log_dir / "report.json")
+            try:
+                self.report.save(self.log_dir / "report.json")
+            except OSError as error:  # what was paid for must not be lost to a full disk
+                logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         logger.info("%s", self.report)
         compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
         compiled.reorder_report = self.report.to_dict()
@@ -166,6 +169,7 @@ class PLReorder(Teleprompter):
     def _prepare(
         self,
         student: dspy.Module,
+        *,
         trainset: Sequence[dspy.Example],
         valset: Sequence[dspy.Example],
         seed: int,
@@ -175,11 +179,13 @@ class PLReorder(Teleprompter):
         check_examples("trainset", trainset)
         check_examples("valset", valset)
         check_language_model(student)
+        check_demos(student)
+        if self.log_dir is not None:
+            check_log_dir(self.log_dir)
         rng = random.Random(seed)
         program = ProgramFactory(student).build({})
         if self.num_demos is not None:
             add_labelled_demos(program, trainset, self.num_demos, rng)
-        check_demos_save(program)
         demos = [demo for predictor in program.predictors() for demo in predictor.demos]
         if not demos:
             raise ValueError(
@@ -187,14 +193,10 @@ class PLReorder(Teleprompter):
                 "dspy.LabeledFewShot or dspy.BootstrapFewShot, or pass num_demos to PLReorder"
             )
         slots = ProgramSlots(program)
-        train, selection = without_demos(trainset, demos), without_demos(valset, demos)
-        if not selection and len(train) >= 2:
-            train, selection = split(train, rng, balanced=self.auto != "paper")
-        if not train or not selection:
-            raise ValueError(
-                f"trainset must hold at least two examples that no demo shows, or one beside a valset; of its "
-                f"{len(trainset)} examples {len(train)} are left: pass more examples"
-            )
+        splits = make_splits(trainset, valset, demos, rng, balanced=self.auto != "paper")
+        if slots.space.num_distinct < 2:
+            return Job(program, slots, splits, NOTHING_TO_DO, self.update, seed)
+        check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
         plan = make_plan(
             self.auto,
             Overrides(
@@ -204,11 +206,11 @@ class PLReorder(Teleprompter):
                 elite_fraction=self.elite_fraction,
                 num_final_draws=self.num_final_draws,
             ),
-            num_train=len(train),
-            num_selection=len(selection),
+            num_train=len(splits.train),
+            num_selection=len(splits.selection),
             num_distinct=slots.space.num_distinct,
         )
-        return Job(program, slots, train, selection, plan, self.update, seed)
+        return Job(program, slots, splits, plan, self.update, seed)
 
     def _settings(self, job: Job) -> dict[str, Any]:
         """Everything that decides the run, as plain data."""
@@ -221,7 +223,7 @@ class PLReorder(Teleprompter):
             "update": {"name": self.update.name, **update},
             "seed": job.seed,
             "metric": getattr(self.metric, "__name__", type(self.metric).__name__),
-            "num_train": len(job.train),
-            "num_selection": len(job.selection),
+            "num_train": len(job.splits.train),
+            "num_selection": len(job.splits.selection),
             **asdict(job.plan),
         }

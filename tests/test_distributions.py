@@ -84,6 +84,14 @@ class TestValidation:
         with pytest.raises(ValueError, match="logits"):
             PlackettLuce(torch.tensor([0.0, float("nan")]))
 
+    def test_refuses_infinities_integers_and_lists(self):
+        with pytest.raises(ValueError, match="finite"):
+            PlackettLuce(torch.tensor([0.0, float("inf")]))
+        with pytest.raises(TypeError, match="floating-point"):
+            PlackettLuce(torch.tensor([0, 1]))
+        with pytest.raises(TypeError, match="floating-point"):
+            PlackettLuce([0.0, 1.0])
+
     def test_refuses_a_scalar(self):
         with pytest.raises(ValueError, match="shape"):
             PlackettLuce(torch.tensor(1.0))
@@ -179,6 +187,11 @@ class TestMarginals:
         ones = torch.ones(40, dtype=torch.float64)
         torch.testing.assert_close(marginals.sum(0), ones, atol=1e-7, rtol=0)
         torch.testing.assert_close(marginals.sum(1), ones, atol=1e-7, rtol=0)
+
+    def test_far_apart_items_have_certain_positions(self):
+        marginals = PlackettLuce(float64([0.0, 1000.0, -1000.0])).marginals()
+        expected = float64([[0, 1, 0], [1, 0, 0], [0, 0, 1]])
+        torch.testing.assert_close(marginals, expected, atol=1e-7, rtol=0)
 
     def test_first_position_is_a_softmax(self):
         logits = torch.randn(7, dtype=torch.float64)

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ MANY = math.factorial(8)
 @settings(max_examples=300)
 @given(
     auto=st.sampled_from(sorted(BUDGETS)),
-    max_metric_calls=st.one_of(st.none(), st.integers(60, 20_000)),
+    max_metric_calls=st.one_of(st.none(), st.integers(1, 20_000)),
     num_train=st.integers(1, 2000),
     num_selection=st.integers(1, 500),
     num_items=st.integers(2, 12),
@@ -87,3 +88,13 @@ def test_few_prompts_are_all_scored():
     plan = make_plan("light", Overrides(), num_train=80, num_selection=20, num_distinct=6)
     assert plan.exhaustive
     assert plan.num_train_examples == 80
+
+
+def test_the_smallest_paper_budget_runs_an_iteration():
+    with pytest.raises(ValueError) as caught:
+        make_plan("paper", Overrides(max_metric_calls=1), num_train=80, num_selection=20, num_distinct=MANY)
+    needed = int(re.search(r"must be at least (\d+)", str(caught.value))[1])
+    plan = make_plan(
+        "paper", Overrides(max_metric_calls=needed), num_train=80, num_selection=20, num_distinct=MANY
+    )
+    assert needed - plan.final_calls >= plan.num_samples * plan.num_train_examples

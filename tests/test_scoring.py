@@ -6,7 +6,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy import lm15
-from dspy.utils.exceptions import LMAuthError
+from dspy.utils.exceptions import AdapterParseError, LMAuthError
 from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
 
 from plr_dspy.metrics import as_score, metric_caller
@@ -152,25 +152,92 @@ class TestErrors:
 
         return metric
 
-    def test_a_failed_example_counts_for_no_ordering(self, engine):
+    def failing_once(self, question):
+        """Fails the first time it sees a question."""
         calls = []
 
         def metric(example, prediction):
             calls.append(example.question)
-            if example.question == "question 12" and calls.count("question 12") == 1:
+            if example.question == question and calls.count(question) == 1:
                 raise TimeoutError("late")
-            return exact_match(example, prediction)
+            return True
 
-        cells = scorer(metric=metric, num_threads=1)
+        return metric
+
+    def test_a_failed_call_counts_against_its_ordering(self, engine):
+        """Otherwise an order whose hard examples fail would look better than one that answers them."""
+        cells = scorer(metric=self.failing_once("question 12"), num_threads=1)
         first, second = cells.score([IDENTITY, REVERSED], range(6))
-        assert first.num_examples == second.num_examples == 5
-        rest = [i for i in range(6) if i != 2]
-        assert first.score == sum(cells.cell(IDENTITY, i).score for i in rest) / 5
+        assert (first.score, second.score) == (5 / 6, 1.0)
         assert cells.cell(IDENTITY, 2).score is None
-        assert cells.errors()[0].type == "TimeoutError"
-        assert cells.errors()[0].outcome == "not scored"
-        assert cells.errors()[0].examples == [2]
+        error = cells.errors()[0]
+        assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
+        assert error.examples == ["example 2"]
         assert cells.program_calls == 12
+
+    def test_a_favoured_ordering_loses_nothing_by_failures(self, engine):
+        cells = scorer(metric=self.failing_once("question 12"), num_threads=1)
+        rows = cells.table([IDENTITY, REVERSED], range(6), favoured=0)
+        assert rows == [[1.0] * 6, [1.0] * 6]
+
+    def test_an_example_that_fails_for_all_counts_for_none(self, engine):
+        cells = scorer(metric=self.failing_on("question 12"))
+        trials = cells.score([IDENTITY, REVERSED], range(6))
+        assert [trial.num_examples for trial in trials] == [5, 5]
+
+    def test_an_order_that_breaks_the_metric_does_not_win(self, engine):
+        """A metric that raises on answers it cannot read must not reward the order that gives them."""
+
+        def metric(example, prediction):
+            if prediction.answer == "wrong":
+                raise ValueError("unreadable")
+            return 1.0
+
+        def honest(example, prediction):
+            return float(prediction.answer != "wrong")
+
+        orderings = [IDENTITY, REVERSED, ((1, 0, 2),)]
+        raising = scorer(metric=metric, max_errors=1000).score(orderings, range(30))
+        plain = scorer(metric=honest).score(orderings, range(30))
+        best = max(plain, key=lambda trial: trial.score).ordering
+        assert max(raising, key=lambda trial: trial.score).ordering == best
+
+    def test_an_unparsable_answer_is_no_better_than_the_worst_for_negative_metrics(self):
+        class HalfBabbling(OrderSensitiveEngine):
+            def complete(self, request):
+                answer = super().complete(request)
+                return answer if "question 2" in request.messages[-1].text else chat_response("no fields")
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        with dspy.context(lm=dspy.LM("fake/x", engine=HalfBabbling({}), cache=False), adapter=adapter):
+            cells = scorer(metric=lambda example, prediction: -2.0)
+            assert cells.score([IDENTITY], range(20))[0].score == -2.0
+
+    def test_an_unparsable_judge_is_a_failure_of_the_metric(self, engine):
+        def judge(example, prediction):
+            raise AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")
+
+        with pytest.raises(AdapterParseError):
+            scorer(metric=judge, max_errors=3).score([IDENTITY], range(10))
+
+    def test_metrics_may_ask_for_usage(self, engine):
+        seen = []
+
+        def metric(example, prediction):
+            seen.append(prediction.get_lm_usage())
+            return True
+
+        with dspy.context(track_usage=True):
+            scorer(metric=metric).score([IDENTITY], range(3))
+        assert all(usage["fake/order-sensitive"]["completion_tokens"] == 5 for usage in seen)
+
+    def test_a_metric_that_writes_to_examples_leaves_them_alone(self, engine):
+        def metric(example, prediction):
+            example.answer = "changed"
+            return True
+
+        scorer(metric=metric).score([IDENTITY], range(5))
+        assert "changed" not in {example.answer for example in EXAMPLES}
 
     @pytest.mark.parametrize("num_threads", [1, 8])
     def test_too_many_failures_end_with_the_failure_itself(self, engine, num_threads):
@@ -230,7 +297,7 @@ class TestErrors:
                 cells.score([IDENTITY], range(30))
         assert len(calls) <= 5
 
-    def test_nothing_ran_for_all(self, engine):
+    def test_no_call_ended_with_an_answer(self, engine):
         metric = self.failing_on("question 10", "question 11")
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             scorer(metric=metric, max_errors=100).score([IDENTITY], range(2))
@@ -282,5 +349,10 @@ class TestMetric:
         async def metric(example, prediction):
             return 1.0
 
-        with pytest.raises(TypeError, match="async"):
-            metric_caller(metric)
+        class Judge:
+            async def __call__(self, example, prediction):
+                return 1.0
+
+        for each in (metric, Judge()):
+            with pytest.raises(TypeError, match="async"):
+                metric_caller(each)

@@ -145,12 +145,14 @@ class TestFactory:
         lm, _ = fake_lm([])
         program = Pipeline()
         program.judge = lm
+        program.committee = {"members": [lm, lm]}
         program.first.demos = [dspy.Example(question=str(i), hint=str(i)) for i in range(3)]
         program.set_lm(lm)
         copy = ProgramFactory(program).build({"first": program.first.demos[::-1]})
         assert [d.question for d in copy.first.demos] == ["2", "1", "0"]
         assert [d.question for d in program.first.demos] == ["0", "1", "2"]
         assert copy.judge is lm
+        assert copy.committee["members"][0] is lm
         assert all(predictor.lm is lm for predictor in copy.predictors())
         assert copy.again is copy.first is not program.first
         assert copy.second.predict.demos is not program.second.predict.demos
@@ -189,14 +191,19 @@ class TestFactory:
 
 
 class TestLabelledDemos:
-    def test_fills_empty_predictors_only(self, caplog):
+    def test_fills_a_program_without_demos(self, caplog):
+        program = Pipeline()
+        filled = add_labelled_demos(program, questions(20), 8, random.Random(0))
+        assert filled == ["second.predict"]  # no example fits question -> hint
+        assert len(program.second.predict.demos) == 8
+        assert program.first.demos == []
+        assert "second.predict" in caplog.text
+
+    def test_leaves_predictors_alone_that_an_optimizer_left_without(self):
         program = Pipeline()
         program.first.demos = [dspy.Example(question="q", hint="h")]
-        filled = add_labelled_demos(program, questions(20), 8, random.Random(0))
-        assert filled == ["second.predict"]
-        assert len(program.second.predict.demos) == 8
-        assert len(program.first.demos) == 1
-        assert "second.predict" in caplog.text
+        assert add_labelled_demos(program, questions(20), 8, random.Random(0)) == []
+        assert program.second.predict.demos == []
 
     def test_leaves_examples_to_score_with(self):
         program = dspy.Predict("question -> answer")

@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import dspy
+import numpy as np
 import pytest
 from fakes import digest, exact_match, fake_lm, questions
 
@@ -26,6 +27,12 @@ def student(num_demos=6):
     return program
 
 
+def with_demos(demos):
+    program = dspy.Predict("question -> answer")
+    program.demos = demos
+    return program
+
+
 def optimizer(**options):
     return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **options})
 
@@ -33,11 +40,11 @@ def optimizer(**options):
 class TestCompile:
     def test_finds_a_better_order(self, engine):
         program, reorder = student(), optimizer(auto="medium")
-        compiled = reorder.compile(program, trainset=EXAMPLES)
+        compiled = reorder.compile(program, trainset=EXAMPLES[:40], valset=EXAMPLES[40:90])
         comparison = reorder.report.comparison
         assert comparison.gain > 0.2
         assert comparison.interval[0] > 0
-        held_out = dspy.Evaluate(devset=questions(120)[60:], metric=exact_match, display_progress=False)
+        held_out = dspy.Evaluate(devset=EXAMPLES[90:], metric=exact_match, display_progress=False)
         assert held_out(compiled).score > held_out(program).score
 
     def test_changes_nothing_but_the_order_in_a_copy(self, engine):
@@ -97,9 +104,9 @@ class TestCompile:
 
     @pytest.mark.parametrize("auto", ["light", "paper"])
     def test_max_metric_calls_is_hard(self, engine, auto):
-        reorder = optimizer(auto=auto, max_metric_calls=700)
+        reorder = optimizer(auto=auto, max_metric_calls=900)
         reorder.compile(student(8), trainset=EXAMPLES[:60])
-        assert engine.num_calls <= 700
+        assert engine.num_calls <= 900
         if auto == "paper":
             assert reorder.report.stopped == "budget"
 
@@ -149,6 +156,24 @@ class TestCompile:
         assert len(compiled.demos) == 5
         assert "no demos" in caplog.text
         assert reorder.report.settings["num_train"] + reorder.report.settings["num_selection"] == 115
+
+    def test_a_class_sorted_valset_is_mixed(self, engine):
+        valset = sorted(EXAMPLES[60:], key=lambda example: example.answer)
+        reorder = optimizer(max_metric_calls=300)
+        reorder.compile(student(), trainset=EXAMPLES[:60], valset=valset)
+        answers = {EXAMPLES[int(texts[-1].split()[6])].answer for texts in engine.requests}
+        assert len(answers) == 3
+
+    def test_one_demo_costs_nothing_whatever_the_arguments(self, engine):
+        compiled = optimizer(max_metric_calls=1).compile(student(1), trainset=EXAMPLES[:1])
+        assert compiled.demos == student(1).demos
+        assert engine.num_calls == 0
+
+    def test_demos_that_decide_nothing_are_said_to(self, engine, caplog):
+        reorder = PLReorder(lambda example, prediction: 1.0, max_metric_calls=100, display_progress=False)
+        compiled = reorder.compile(student(), trainset=EXAMPLES)
+        assert compiled.demos == student().demos
+        assert "every order scored the same" in caplog.text
 
     def test_no_demos_and_none_to_add(self, engine):
         with pytest.raises(ValueError, match="LabeledFewShot"):
@@ -276,6 +301,8 @@ class TestBadInput:
             ({"num_threads": 0}, ValueError, "num_threads"),
             ({"max_errors": 0}, ValueError, "max_errors"),
             ({"seed": -1}, ValueError, "seed"),
+            ({"seed": 2**64}, ValueError, "seed"),
+            ({"num_samples": np.bool_(True)}, TypeError, "num_samples"),
         ],
     )
     def test_constructor(self, options, error, message):
@@ -294,6 +321,17 @@ class TestBadInput:
             (lambda: (student(), {"trainset": [dspy.Example(question="q")] * 9}), ValueError, "with_inputs"),
             (lambda: (student(), {"trainset": EXAMPLES, "valset": [1]}), TypeError, r"valset\[0\]"),
             (lambda: (student(), {"trainset": EXAMPLES, "seed": -3}), ValueError, "seed"),
+            (
+                lambda: (student(), {"trainset": EXAMPLES, "valset": EXAMPLES[:6]}),
+                ValueError,
+                "valset must hold",
+            ),
+            (lambda: (student(), {"trainset": np.array([1, 2])}), TypeError, "trainset"),
+            (
+                lambda: (with_demos(["text", "more"]), {"trainset": EXAMPLES}),
+                TypeError,
+                "demo 0 of predictor",
+            ),
         ],
     )
     def test_compile(self, engine, make, error, message):
@@ -301,6 +339,31 @@ class TestBadInput:
         with pytest.raises(error, match=message):
             optimizer().compile(program, **arguments)
         assert engine.num_calls == 0
+
+    def test_an_unwritable_log_dir_is_refused_before_a_call(self, engine, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ValueError, match="log_dir must be a folder"):
+            optimizer(log_dir=tmp_path / "file").compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    def test_numpy_numbers_are_numbers(self):
+        reorder = optimizer(num_samples=np.int64(5), elite_fraction=np.float32(0.5), seed=np.int32(3))
+        assert (reorder.num_samples, reorder.elite_fraction, reorder.seed) == (5, 0.5, 3)
+        assert all(type(value) in (int, float) for value in (reorder.num_samples, reorder.elite_fraction))
+
+    def test_predictors_of_one_name(self, engine):
+        class Twins(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = {1: student(), "1": student()}
+
+        class Keys(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = Twins().parts
+
+        with pytest.raises(ValueError, match="one name"):
+            optimizer().compile(Keys(), trainset=EXAMPLES)
 
     def test_no_lm(self):
         with dspy.context(lm=None), pytest.raises(ValueError, match="no LM is configured"):
