@@ -6,8 +6,9 @@ Method: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:
 """
 
 from plr_dspy._version import __version__
-from plr_dspy.completion import CompletionEngine, completion_lm
+from plr_dspy.completion import completion_lm
 from plr_dspy.distributions import PlackettLuce
+from plr_dspy.engines import AsyncCompletionEngine, CompletionEngine
 from plr_dspy.plaintext import PlainTextAdapter
 from plr_dspy.records import Report
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
@@ -16,6 +17,7 @@ from plr_dspy.teleprompter import PLReorder
 from plr_dspy.updates import MaximumLikelihood, MixtureEM, RankEMA
 
 __all__ = [
+    "AsyncCompletionEngine",
     "CompletionEngine",
     "CrossEntropySearch",
     "ExhaustiveSearch",

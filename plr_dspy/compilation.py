@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dspy
 
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.finals import Finalist, compare, finalists, winner
-from plr_dspy.loop import run
+from plr_dspy.loop import Progress, run
 from plr_dspy.metrics import Metric
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
@@ -130,8 +130,27 @@ def nothing_to_order(job: Job) -> Outcome:
     )
 
 
-def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar) -> Outcome:
-    """Search, then choose on the selection split; the original order wins ties."""
+def unfinished(job: Job, progress: Progress) -> Outcome:
+    """The outcome of a compile that was interrupted: the best order of the search, not compared."""
+    best = progress.best(1)
+    searching = progress.stopped == "interrupted"
+    return replace(
+        nothing_to_order(job),
+        ordering=best[0].ordering if best else job.slots.space.identity,
+        history=progress.history,
+        stopped="interrupted" if searching else "interrupted in the final comparison",
+    )
+
+
+def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar, progress: Progress) -> Outcome:
+    """Search, then choose on the selection split; the original order wins ties.
+
+    Args:
+        job: What to order.
+        scorer: Scores orderings.
+        bar: Shows the best score.
+        progress: Filled by the search.
+    """
     plan = job.plan
     search = job.new_search()
 
@@ -148,15 +167,16 @@ def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar) -> Outcome:
             iteration.program_calls,
         )
 
-    trials, history, stopped = run(
+    run(
         search,
         TrainObjective(scorer, plan.num_train_examples),
         num_iterations=plan.num_iterations,
         max_program_calls=None if plan.max_metric_calls is None else plan.max_metric_calls - plan.final_calls,
         on_iteration=on_iteration,
+        progress=progress,
     )
     search_calls = scorer.program_calls
-    entries = finalists(search, trials, num_best_seen=plan.num_best_seen, num_draws=plan.num_final_draws)
+    entries = finalists(search, progress.best(plan.num_best_seen), num_draws=plan.num_final_draws)
     num_train = len(job.splits.train)
     examples = range(num_train, num_train + plan.num_selection_examples)
     rows = scorer.table([entry.ordering for entry in entries], examples, favoured=0)
@@ -165,14 +185,14 @@ def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar) -> Outcome:
         for entry, row in zip(entries, rows, strict=True)
     ]
     best = winner(results)
-    if len(trials) > 1 and len({trial.score for trial in [*trials, *results]}) == 1:
+    if len(entries) > 1 and len({trial.score for trial in [*progress.trials.values(), *results]}) == 1:
         logger.warning("every order scored the same: the demos may not reach the model, or decide nothing")
     return Outcome(
         ordering=entries[best].ordering,
         distributions=search.distributions,
         comparison=compare(rows[0], rows[best], num_candidates=len(entries)),
         candidates=list(zip(entries, results, strict=True)),
-        history=history,
+        history=progress.history,
         search_calls=search_calls,
-        stopped=stopped,
+        stopped=progress.stopped,
     )

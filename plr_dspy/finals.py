@@ -25,9 +25,7 @@ class Finalist:
     ordering: Ordering
 
 
-def finalists(
-    search: Search, trials: Sequence[Trial], *, num_best_seen: int, num_draws: int
-) -> list[Finalist]:
+def finalists(search: Search, best_seen: Sequence[Trial], *, num_draws: int) -> list[Finalist]:
     """The original order, the best orders seen, the mode, and draws; each ordering once.
 
     Deviation: PLR Algorithm 1 compares the draws alone, and can end with an order worse than the
@@ -35,14 +33,12 @@ def finalists(
 
     Args:
         search: After its last round.
-        trials: Distinct trials of the search.
-        num_best_seen: How many of the best of them.
+        best_seen: Its best trials.
         num_draws: Draws from the final distribution (K).
     """
-    best = sorted(trials, key=lambda trial: -trial.score)[:num_best_seen]
     entries = [
         Finalist("original", search.space.identity),
-        *(Finalist("best seen", trial.ordering) for trial in best),
+        *(Finalist("best seen", trial.ordering) for trial in best_seen),
         Finalist("mode", search.mode()),
         *(Finalist("draw", ordering) for ordering in search.draw(num_draws)),
     ]

@@ -207,7 +207,7 @@ class Report:
             lines += [
                 f"  original order {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples",
                 f"  gain {c.gain:+.3f}, {100 * c.confidence:.0f} % interval "
-                f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}]",
+                f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}] (for the best of {c.num_candidates} orders)",
             ]
             if c.gain == 0:
                 lines.append("  no order was better: the original one stays")

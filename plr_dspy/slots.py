@@ -35,6 +35,11 @@ class Slot:
     blocks: tuple[tuple[int, ...], ...]
     kinds: tuple[tuple[int, ...], ...]
 
+    @property
+    def space(self) -> OrderingSpace:
+        """The orders that can be told apart."""
+        return OrderingSpace(self.kinds)
+
 
 class PromptRenderer:
     """Renders demos as the program's own adapter would, for the LM that a predictor would call."""

@@ -13,7 +13,8 @@ from typing import Any
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
-from plr_dspy.compilation import Job, find_ordering, nothing_to_order
+from plr_dspy.compilation import Job, Outcome, find_ordering, nothing_to_order, unfinished
+from plr_dspy.estimates import Estimate, estimate
 from plr_dspy.inputs import (
     check_demos,
     check_examples,
@@ -24,12 +25,14 @@ from plr_dspy.inputs import (
     fraction,
     whole_number,
 )
+from plr_dspy.loop import Progress
 from plr_dspy.metrics import Metric, metric_caller
 from plr_dspy.plan import BUDGETS, NOTHING_TO_DO, Overrides, make_plan
 from plr_dspy.programs import ProgramFactory
 from plr_dspy.progress import ProgressBar
 from plr_dspy.records import Report
 from plr_dspy.reporting import build_report
+from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.splits import make_splits
 from plr_dspy.updates import UpdateRule, update_rule
@@ -63,7 +66,9 @@ class PLReorder(Teleprompter):
         display_progress: Draw a progress bar.
 
     Attributes:
-        report: The `Report` of the last compile.
+        report: The `Report` of the last compile, also when it was interrupted or ended in an error.
+        best_program: What the last compile returned; after an interrupt or an error, the program in
+            the best order that the search had seen.
 
     Raises:
         TypeError, ValueError: for arguments out of range; the message says what to pass.
@@ -106,6 +111,7 @@ class PLReorder(Teleprompter):
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.display_progress = display_progress
         self.report: Report | None = None
+        self.best_program: dspy.Module | None = None
 
     def compile(
         self,
@@ -135,35 +141,54 @@ class PLReorder(Teleprompter):
             Exception: of the program or the metric, see `max_errors`.
         """
         started = time.monotonic()
-        compile_seed = whole_number("seed", seed, least=0, most=LARGEST_SEED)
-        self.report = None
-        job = self._prepare(
-            student,
-            trainset=trainset,
-            valset=[] if valset is None else valset,
-            seed=self.seed if compile_seed is None else compile_seed,
-        )
+        self.report = self.best_program = None
+        job = self._prepare(student, trainset=trainset, valset=valset, seed=seed)
+        progress = Progress()
         with ProgressBar(job.plan.program_calls, display=self.display_progress) as bar:
             scorer = job.new_scorer(
                 self.metric, num_threads=self.num_threads, max_errors=self.max_errors, on_cell=bar.advance
             )
-            if job.slots.space.num_distinct < 2:
-                logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
-                outcome = nothing_to_order(job)
-            else:
-                outcome = find_ordering(job, scorer, bar)
-        self.report = build_report(
-            job, outcome, scorer, settings=self._settings(job), seconds=time.monotonic() - started
-        )
+            try:
+                if job.slots.space.num_distinct < 2:
+                    logger.warning(
+                        "all orders of the demos give the same prompt: nothing to order, no call made"
+                    )
+                    outcome = nothing_to_order(job)
+                else:
+                    outcome = find_ordering(job, scorer, bar, progress)
+            except BaseException:
+                self._keep(job, unfinished(job, progress), scorer, time.monotonic() - started)
+                raise
+        return self._keep(job, outcome, scorer, time.monotonic() - started)
+
+    def estimate(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        valset: list[dspy.Example] | None = None,
+        seed: int | None = None,
+    ) -> Estimate:
+        """Say what `compile` with these arguments would cost; no program call is made.
+
+        Raises:
+            TypeError, ValueError: for bad arguments, as `compile` does.
+        """
+        return estimate(self._prepare(student, trainset=trainset, valset=valset, seed=seed))
+
+    def _keep(self, job: Job, outcome: Outcome, scorer: CellScorer, seconds: float) -> dspy.Module:
+        """Set `report` and `best_program`, and write the report to `log_dir`."""
+        self.report = build_report(job, outcome, scorer, settings=self._settings(job), seconds=seconds)
+        compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
+        compiled.reorder_report = self.report.to_dict()
+        compiled._compiled = True
+        self.best_program = compiled
         if self.log_dir is not None:
             try:
                 self.report.save(self.log_dir / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         logger.info("%s", self.report)
-        compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
-        compiled.reorder_report = self.report.to_dict()
-        compiled._compiled = True
         return compiled
 
     def _prepare(
@@ -171,10 +196,12 @@ class PLReorder(Teleprompter):
         student: dspy.Module,
         *,
         trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example],
-        seed: int,
+        valset: Sequence[dspy.Example] | None,
+        seed: int | None,
     ) -> Job:
         """Everything that is decided before the first program call."""
+        valset = [] if valset is None else valset
+        seed = self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
         check_student(student)
         check_examples("trainset", trainset)
         check_examples("valset", valset)

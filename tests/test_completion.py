@@ -16,7 +16,8 @@ import dspy
 import pytest
 from dspy.utils import exceptions
 
-from plr_dspy.completion import AsyncCompletionEngine, CompletionEngine, completion_lm
+from plr_dspy.completion import completion_lm
+from plr_dspy.engines import AsyncCompletionEngine, CompletionEngine
 from plr_dspy.local import LocalServer
 from plr_dspy.plaintext import PlainTextAdapter
 

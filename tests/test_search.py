@@ -45,10 +45,6 @@ class SortedObjective:
         return [Trial(ordering, self.known[ordering], 1) for ordering in orderings]
 
 
-def best_of(trials):
-    return max(trials, key=lambda trial: trial.score)
-
-
 UPDATES = ["ema", "mle", "mixture"]
 
 
@@ -58,10 +54,12 @@ class TestCrossEntropySearch:
     def test_learns_the_reversed_order(self, update, archive):
         space = OrderingSpace.of_sizes(7)
         search = CrossEntropySearch(space, update=update, num_samples=30, archive=archive, seed=1)
-        trials, history, stopped = run(search, SortedObjective(), num_iterations=10)
-        assert stopped == "all iterations done"
-        assert best_of(trials).score > 0.95
-        assert max(iteration.mean_score for iteration in history) > history[0].mean_score + 0.2
+        progress = run(search, SortedObjective(), num_iterations=10)
+        assert progress.stopped == "all iterations done"
+        assert progress.best(1)[0].score > 0.95
+        assert (
+            max(iteration.mean_score for iteration in progress.history) > progress.history[0].mean_score + 0.2
+        )
 
     @pytest.mark.parametrize("update", UPDATES)
     def test_searches_blocks_jointly(self, update):
@@ -174,10 +172,10 @@ class TestExhaustiveSearch:
     def test_asks_for_every_distinct_ordering_once(self):
         space = OrderingSpace(((0, 1, 1, 2),))
         search = ExhaustiveSearch(space, num_samples=5)
-        trials, history, stopped = run(search, SortedObjective(), num_iterations=100)
-        assert stopped == "no new ordering left"
-        assert len(trials) == len({trial.ordering for trial in trials}) == 12
-        assert [iteration.num_samples for iteration in history] == [5, 5, 2]
+        progress = run(search, SortedObjective(), num_iterations=100)
+        assert progress.stopped == "no new ordering left"
+        assert len(progress.trials) == len({trial.ordering for trial in progress.trials.values()}) == 12
+        assert [iteration.num_samples for iteration in progress.history] == [5, 5, 2]
 
     def test_fits_the_distribution_to_the_best(self):
         search = ExhaustiveSearch(OrderingSpace.of_sizes(4), elite_fraction=0.04)
@@ -195,31 +193,31 @@ class TestExhaustiveSearch:
 class TestLoop:
     def test_counts_distinct_program_calls_and_new_orderings(self):
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), num_samples=20, seed=0)
-        trials, history, _ = run(search, SortedObjective(), num_iterations=4)
-        assert history[-1].program_calls == len(trials) <= 6
-        assert sum(iteration.num_new for iteration in history) == len(trials)
-        assert history[-1].best_score_so_far == best_of(trials).score
+        progress = run(search, SortedObjective(), num_iterations=4)
+        assert progress.history[-1].program_calls == len(progress.trials) <= 6
+        assert sum(iteration.num_new for iteration in progress.history) == len(progress.trials)
+        assert progress.history[-1].best_score_so_far == progress.best(1)[0].score
 
     def test_a_round_over_budget_is_not_begun(self):
         search = CrossEntropySearch(OrderingSpace.of_sizes(9), num_samples=10, seed=0)
         objective = SortedObjective()
-        _, history, stopped = run(search, objective, num_iterations=50, max_program_calls=34)
-        assert stopped == "budget"
+        progress = run(search, objective, num_iterations=50, max_program_calls=34)
+        assert progress.stopped == "budget"
         assert objective.program_calls <= 34
-        assert len(history) == 3
+        assert len(progress.history) == 3
 
 
 class TestFinals:
     def test_original_best_seen_mode_and_draws_each_once(self):
         space = OrderingSpace.of_sizes(5)
         search = CrossEntropySearch(space, seed=0)
-        trials, _, _ = run(search, SortedObjective(), num_iterations=3)
-        entries = finalists(search, trials, num_best_seen=2, num_draws=3)
+        progress = run(search, SortedObjective(), num_iterations=3)
+        entries = finalists(search, progress.best(2), num_draws=3)
         orderings = [entry.ordering for entry in entries]
         assert entries[0].origin == "original"
         assert orderings[0] == space.identity
         assert len(set(orderings)) == len(orderings) <= 7
-        assert best_of(trials).ordering in orderings
+        assert progress.best(1)[0].ordering in orderings
         assert search.mode() in orderings
 
     def test_the_original_order_comes_first_wherever_else_it_turns_up(self):
@@ -228,7 +226,7 @@ class TestFinals:
         trials = [Trial(space.identity, 0.9, 1), Trial(((1, 0, 2),), 0.1, 1)]
         for _ in range(3):
             search.tell(trials[:1])  # the mode and the draws are the identity
-        entries = finalists(search, trials, num_best_seen=2, num_draws=20)
+        entries = finalists(search, trials, num_draws=20)
         assert (entries[0].origin, entries[0].ordering) == ("original", space.identity)
 
     @given(st.lists(st.sampled_from([0.1, 0.5, 0.9]), min_size=1, max_size=8))

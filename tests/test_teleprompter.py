@@ -1,10 +1,14 @@
 import json
 import logging
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import dspy
+import litellm
 import numpy as np
 import pytest
 from fakes import digest, exact_match, fake_lm, questions
@@ -214,6 +218,97 @@ class TestCompile:
 
         with pytest.raises(LookupError, match="no such field"):
             PLReorder(metric, display_progress=False).compile(student(), trainset=EXAMPLES)
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("num_threads", [1, 4])
+    @pytest.mark.parametrize(("calls", "stopped"), [(5, "interrupted"), (860, "interrupted in the final")])
+    def test_what_was_found_is_kept(self, engine, num_threads, calls, stopped):
+        def metric(example, prediction):
+            if threading.current_thread() is threading.main_thread() and engine.num_calls >= calls:
+                raise KeyboardInterrupt
+            return exact_match(example, prediction)
+
+        def ring():
+            while engine.num_calls < calls:
+                time.sleep(0.001)
+            signal.raise_signal(signal.SIGINT)
+
+        reorder = PLReorder(metric, num_threads=num_threads, display_progress=False)
+        bell = threading.Thread(target=ring)
+        if num_threads > 1:
+            bell.start()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        if num_threads > 1:
+            bell.join()
+        report = reorder.report
+        assert report.stopped.startswith(stopped)
+        assert report.comparison is None
+        assert calls - 1 <= report.program_calls["total"] < calls + 100
+        assert len(reorder.best_program.demos) == 6
+        if calls > 800:
+            best = max(iteration.best_score for iteration in report.history)
+            assert report.history[-1].best_score_so_far == best
+            assert [d.question for d in reorder.best_program.demos] != [d.question for d in student().demos]
+        compiled = optimizer().compile(student(), trainset=EXAMPLES)
+        assert compiled.reorder_report["stopped"] == "all iterations done"
+
+    def test_after_an_error_too(self, engine):
+        def metric(example, prediction):
+            if engine.num_calls > 300:
+                raise LookupError("gone")
+            return exact_match(example, prediction)
+
+        reorder = PLReorder(metric, num_threads=2, display_progress=False)
+        with pytest.raises(LookupError, match="gone"):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert len(reorder.report.history) == 1
+        assert reorder.report.errors[0].type == "LookupError"
+        assert reorder.best_program.reorder_report == reorder.report.to_dict()
+
+
+class TestEstimate:
+    @pytest.mark.parametrize("auto", ["light", "medium", "paper"])
+    @pytest.mark.parametrize("num_demos", [2, 4, 6])
+    def test_is_never_exceeded_and_costs_nothing(self, engine, auto, num_demos):
+        reorder = optimizer(auto=auto)
+        program, trainset = student(num_demos), EXAMPLES[:40]
+        before = reorder.estimate(program, trainset=trainset)
+        assert engine.num_calls == 0
+        reorder.compile(program, trainset=trainset)
+        report = reorder.report
+        assert report.program_calls["total"] <= before.program_calls
+        assert report.program_calls["search"] <= before.search_calls
+        assert before.search_calls + before.final_calls == before.program_calls
+        assert report.distinct_prompts == before.distinct_prompts == before.orders["self"]
+        assert (before.num_train, before.num_selection) == (
+            report.settings["num_train"],
+            report.settings["num_selection"],
+        )
+        assert "program calls" in str(before)
+
+    def test_counts_prompt_tokens_where_it_can(self, engine):
+        program = student()
+        before = optimizer().estimate(program, trainset=EXAMPLES)
+        messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
+        a_call = litellm.token_counter(model="fake/order-sensitive", messages=messages)
+        assert before.prompt_tokens == pytest.approx(a_call * before.program_calls, rel=0.02)
+
+        class Chain(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = student()
+                self.second = dspy.Predict("hint -> answer")
+
+        assert optimizer().estimate(Chain(), trainset=EXAMPLES).prompt_tokens is None
+
+    def test_refuses_what_compile_refuses(self, engine):
+        with pytest.raises(ValueError, match="trainset"):
+            optimizer().estimate(student(), trainset=[])
+
+    def test_one_prompt_only(self, engine):
+        assert optimizer().estimate(student(1), trainset=EXAMPLES).program_calls == 0
 
 
 class TestReport:

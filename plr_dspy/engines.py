@@ -1,0 +1,261 @@
+"""Engines that send plain prompts to the completions endpoint of an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+from dspy import lm15
+from dspy.clients._litellm import get_litellm
+from dspy.clients.engines.base import validate_request
+from dspy.clients.engines.litellm_errors import litellm_errors
+
+PROVIDERS = ("text-completion-openai", "hosted_vllm")
+
+
+class _CompletionSettings:
+    """What the two engines share: the settings, the arguments of a call, the reading of a reply."""
+
+    def __init__(
+        self,
+        api_base: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        timeout: float = 120.0,
+        provider: str = "text-completion-openai",
+        extra_body: dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(api_base, str) or not api_base.startswith(("http://", "https://")):
+            raise ValueError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {api_base!r}")
+        if provider not in PROVIDERS:
+            raise ValueError(f"provider: expected one of {PROVIDERS}, got {provider!r}")
+        if not (math.isfinite(timeout) and timeout > 0):
+            raise ValueError(f"timeout: expected a positive number of seconds, got {timeout!r}")
+        self.api_base = api_base
+        self.model = model
+        self.api_key_env = api_key_env
+        self.timeout = float(timeout)
+        self.provider = provider
+        self.extra_body = dict(extra_body or {})
+        self._api_key = api_key
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.dump_state().items())
+        return f"{type(self).__name__}({settings})"
+
+    def dump_state(self) -> dict[str, Any]:
+        """Return the settings as JSON data, without the key."""
+        return {
+            "api_base": self.api_base,
+            "model": self.model,
+            "api_key_env": self.api_key_env,
+            "timeout": self.timeout,
+            "provider": self.provider,
+            "extra_body": self.extra_body,
+        }
+
+    @classmethod
+    def load_state(cls, state: dict[str, Any]) -> Any:
+        """Build an engine from `dump_state`; its key comes from `api_key_env` or is a placeholder."""
+        return cls(**state)
+
+    def _key(self) -> str:
+        # The client refuses to have none, and local servers do not look at it.
+        return self._api_key or os.environ.get(self.api_key_env or "") or "not-needed"
+
+    def _arguments(self, request: lm15.Request) -> dict[str, Any]:
+        validate_request(request)
+        config = request.config
+        for field in ("response_format", "reasoning", "probabilities", "tool_choice"):
+            if getattr(config, field) is not None:
+                raise _unsupported(f"config.{field}")
+        if request.tools:
+            raise _unsupported("tools")
+        # `metadata` only tells requests apart in DSPy's cache, see `plr_dspy.completion_lm`.
+        extensions = {key: value for key, value in (config.extensions or {}).items() if key != "metadata"}
+        body = {**self.extra_body, **extensions}
+        if config.top_k is not None:
+            body["top_k"] = config.top_k
+        arguments = {
+            "max_tokens": config.max_tokens,
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "stop": list(config.stop) or None,
+            "seed": config.seed,
+            "frequency_penalty": config.frequency_penalty,
+            "presence_penalty": config.presence_penalty,
+            # Some servers take 0 for "none at all", where a DSPy request means "of the chosen tokens only".
+            "logprobs": None if config.logprobs is None else max(1, config.logprobs),
+            "user": config.user_id,
+            "extra_body": body or None,
+        }
+        model = self.model or request.model.removeprefix(f"{self.provider}/")
+        return {
+            **{name: value for name, value in arguments.items() if value is not None},
+            "model": f"{self.provider}/{model}",
+            "prompt": _prompt(request),
+            "api_base": self.api_base,
+            "api_key": self._key(),
+            "timeout": self.timeout,
+            # DSPy owns retries and the cache.
+            "num_retries": 0,
+            "max_retries": 0,
+            "cache": {"no-cache": True, "no-store": True},
+        }
+
+    def _client_settings(self, key: str) -> dict[str, Any]:
+        return {"api_key": key, "base_url": self.api_base, "timeout": self.timeout, "max_retries": 0}
+
+    @contextlib.contextmanager
+    def _errors(self, request: lm15.Request) -> Iterator[None]:
+        with litellm_errors(model=request.model, provider=self.provider):
+            try:
+                yield
+            except Exception as error:
+                # DSPy looks for "retry-after" in `headers`, which litellm leaves empty.
+                if getattr(error, "headers", None) is None:
+                    error.headers = getattr(error, "litellm_response_headers", None)  # type: ignore[attr-defined]
+                raise
+
+    def _response(self, reply: Any, request: lm15.Request) -> lm15.Response:
+        body = reply.model_dump()
+        choice = (body.get("choices") or [{}])[0]
+        if not isinstance(choice.get("text"), str):
+            raise lm15.ProviderError(
+                f"The reply of {self.api_base} holds no completion text; is it an OpenAI-compatible server?",
+                provider=self.provider,
+            )
+        logprobs = None if request.config.logprobs is None else _chat_logprobs(choice.get("logprobs") or {})
+        return lm15.response_from_openai_chat(
+            {
+                "id": body.get("id"),
+                "model": body.get("model"),
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": choice["text"]},
+                        "finish_reason": choice.get("finish_reason"),
+                        "logprobs": logprobs,
+                    }
+                ],
+                "usage": body.get("usage"),
+            },
+            model=request.model,
+        )
+
+
+class CompletionEngine(_CompletionSettings):
+    """Sends a request's text as the prompt of a plain completion, for `dspy.LM(..., engine=...)`.
+
+    The texts of the system prompt and of all messages are joined with blank lines.
+
+    Args:
+        api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
+        model: The model's name at the server; None takes the LM's name without the provider.
+        api_key: The key, kept out of `repr` and of saved programs.
+        api_key_env: The environment variable that holds the key, read at each call if `api_key` is None.
+        timeout: Limit of one attempt, in seconds.
+        provider: How litellm routes the call: "text-completion-openai" or "hosted_vllm".
+        extra_body: More fields for the request, such as a grammar.
+
+    Raises:
+        ValueError: If `api_base`, `provider` or `timeout` is not of these.
+    """
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        """Make one attempt.
+
+        Args:
+            request: DSPy's request; text only.
+
+        Returns:
+            The response with its text, finish reason, usage, and logprobs if asked for.
+
+        Raises:
+            dspy.lm15.LM15Error: If the server refuses, fails, or cannot be reached.
+        """
+        arguments = self._arguments(request)
+        litellm = get_litellm(feature="CompletionEngine")
+        with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
+            client = openai.OpenAI(http_client=connection, **self._client_settings(arguments["api_key"]))
+            reply = litellm.text_completion(client=client, **arguments)
+        return self._response(reply, request)
+
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
+        """Yield the whole response as the events of a stream."""
+        yield from lm15.response_to_events(self.complete(request))
+
+    def close(self) -> None:
+        """Do nothing: no connection outlives a call."""
+
+
+class AsyncCompletionEngine(_CompletionSettings):
+    """The async counterpart of `CompletionEngine`, with the same arguments, for `async_engine=`."""
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        """Make one attempt, as `CompletionEngine.complete` does."""
+        arguments = self._arguments(request)
+        litellm = get_litellm(feature="AsyncCompletionEngine")
+        with self._errors(request):
+            async with httpx.AsyncClient(verify=_ssl_context()) as connection:
+                client = openai.AsyncOpenAI(
+                    http_client=connection, **self._client_settings(arguments["api_key"])
+                )
+                reply = await litellm.atext_completion(client=client, **arguments)
+        return self._response(reply, request)
+
+    async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
+        """Yield the whole response as the events of a stream."""
+        for event in lm15.response_to_events(await self.complete(request)):
+            yield event
+
+    async def aclose(self) -> None:
+        """Do nothing: no connection outlives a call."""
+
+
+@functools.cache
+def _ssl_context() -> ssl.SSLContext:
+    # Reading the certificates takes 16 ms, which every new client would spend again.
+    return httpx.create_ssl_context()
+
+
+def _unsupported(feature: str) -> lm15.UnsupportedFeatureError:
+    return lm15.UnsupportedFeatureError(f"Plain completions carry text only, got {feature}.", feature=feature)
+
+
+def _prompt(request: lm15.Request) -> str:
+    system = request.system or ()
+    texts = [system] if isinstance(system, str) else [getattr(part, "text", None) for part in system]
+    texts += [message.text for message in request.messages]
+    if None in texts:
+        raise _unsupported("a message part that is not text")
+    return "\n\n".join(str(text) for text in texts)
+
+
+def _chat_logprobs(logprobs: dict[str, Any]) -> dict[str, Any]:
+    """Bring the completions endpoint's lists into the shape of the chat endpoint, which llama.cpp sends."""
+    if logprobs.get("content") is not None:
+        return logprobs
+    tokens = logprobs.get("tokens") or []
+    chosen = logprobs.get("token_logprobs") or []
+    alternatives = logprobs.get("top_logprobs") or [None] * len(tokens)
+    return {
+        "content": [
+            {
+                "token": token,
+                "logprob": logprob,
+                "top_logprobs": [{"token": t, "logprob": value} for t, value in (top or {}).items()],
+            }
+            for token, logprob, top in zip(tokens, chosen, alternatives, strict=False)
+            if logprob is not None
+        ]
+    }

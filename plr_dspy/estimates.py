@@ -1,0 +1,86 @@
+"""What a compile would cost, said before anything is paid."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import dspy
+import litellm
+
+from plr_dspy.compilation import Job
+
+logger = logging.getLogger(__name__)
+
+SAMPLED_PROMPTS = 20
+"""Prompts whose tokens are counted for the mean."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a compile would cost.
+
+    Attributes:
+        orders: Orders of its demos that give different prompts, for each predictor that has demos.
+        distinct_prompts: Over all predictors together.
+        num_train, num_selection: Examples of the two splits, demo examples left out.
+        search_calls, final_calls: Program calls of the search and of the final comparison, at most.
+        program_calls: Of both, at most; a compile never makes more.
+        prompt_tokens: Tokens of all prompts, about, by litellm's count; None where the prompts cannot
+            be told from the examples, as with predictors that read each other's outputs.
+    """
+
+    orders: dict[str, int]
+    distinct_prompts: int
+    num_train: int
+    num_selection: int
+    search_calls: int
+    final_calls: int
+    program_calls: int
+    prompt_tokens: int | None
+
+    def __str__(self) -> str:
+        tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
+        orders = ", ".join(f"{name}: {count:,}" for name, count in self.orders.items())
+        return (
+            f"at most {self.program_calls:,} program calls ({self.search_calls:,} search, {self.final_calls:,} "
+            f"final comparison), prompt tokens {tokens}\n"
+            f"  {self.distinct_prompts:,} distinct prompts ({orders})\n"
+            f"  {self.num_train} train and {self.num_selection} selection examples"
+        )
+
+
+def estimate(job: Job) -> Estimate:
+    """The cost of a prepared compile."""
+    tokens = _tokens_a_call(job)
+    calls = job.plan.program_calls
+    return Estimate(
+        orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
+        distinct_prompts=job.slots.space.num_distinct,
+        num_train=len(job.splits.train),
+        num_selection=len(job.splits.selection),
+        search_calls=calls - min(job.plan.final_calls, calls),
+        final_calls=min(job.plan.final_calls, calls),
+        program_calls=calls,
+        prompt_tokens=None if tokens is None else round(tokens * calls),
+    )
+
+
+def _tokens_a_call(job: Job) -> float | None:
+    """Mean prompt tokens of a program call, if every predictor reads the examples' inputs alone."""
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
+    total = 0
+    for example in examples:
+        inputs = dict(example.inputs().items())
+        for predictor in job.program.predictors():
+            lm = predictor.lm or dspy.settings.lm
+            if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
+                return None
+            try:
+                messages = adapter.format(predictor.signature, predictor.demos, dict(inputs))
+                total += litellm.token_counter(model=lm.model, messages=messages)
+            except Exception as error:  # a tokenizer or a message that litellm does not know
+                logger.info("prompt tokens cannot be counted: %s", error)
+                return None
+    return total / len(examples) if examples else None
