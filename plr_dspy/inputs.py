@@ -75,6 +75,15 @@ def check_student(student: Any) -> None:
     """Raise unless this is a program with predictors."""
     if not isinstance(student, dspy.Module):
         raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}")
+    if "KNNFewShot" in getattr(vars(student).get("forward"), "__qualname__", ""):
+        raise TypeError(
+            "student was compiled by KNNFewShot, which picks demos anew at each call: there is no order to learn; "
+            "use an optimizer that leaves demos in the program, such as dspy.BootstrapFewShot"
+        )
+    if type(student).__qualname__.startswith("Ensemble.compile."):
+        raise TypeError(
+            "student is an Ensemble: compile its members with PLReorder first, then ensemble them"
+        )
     names = [name for name, _ in student.named_predictors()]
     if len(set(names)) < len(names):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 import dspy
 import orjson
 from dspy.predict.predict import serialize_object
+
+logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
 
@@ -50,6 +53,7 @@ def make_splits(
     shown, labels = shown_by(demos, everything), label_keys(everything)
     usable = [i for i in range(len(trainset)) if i not in shown]
     if valset:
+        usable = _without_shared(usable, everything, len(trainset))
         chosen = [i for i in range(len(trainset), len(everything)) if i not in shown]
         train, selection = (mixed(part, labels, rng, balanced=balanced) for part in (usable, chosen))
     else:
@@ -60,6 +64,19 @@ def make_splits(
         [everything[i] for i in selection],
         [names[i] for i in (*train, *selection)],
     )
+
+
+def _without_shared(usable: list[int], everything: Sequence[dspy.Example], num_train: int) -> list[int]:
+    """The usable train indices whose inputs no valset example has."""
+    keys = [value_key(dict(example.inputs().items())) for example in everything]
+    held = set(keys[num_train:])
+    kept = [i for i in usable if keys[i] not in held]
+    if len(kept) < len(usable):
+        logger.warning(
+            "%d examples are in both trainset and valset: they only choose the final order",
+            len(usable) - len(kept),
+        )
+    return kept
 
 
 def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]:

@@ -89,6 +89,13 @@ class TestSplits:
         assert len(parts.selection) == 19
         assert parts.names[-1].startswith("valset[")
 
+    def test_examples_of_both_sets_leave_the_train_split(self, caplog):
+        examples = questions(50)
+        parts = splits(examples, examples[40:])
+        assert len(parts.train) == 40
+        assert len(parts.selection) == 10
+        assert "10 examples are in both" in caplog.text
+
     @given(st.integers(0, 20), st.booleans())
     def test_classes_keep_their_shares_in_every_prefix(self, seed, with_valset):
         """Sorted by class, as many files are."""

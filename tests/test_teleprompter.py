@@ -31,6 +31,12 @@ def student(num_demos=6):
     return program
 
 
+def knn_few_shot():
+    embedder = dspy.Embedder(lambda texts: np.zeros((len(texts), 2)))
+    optimizer = dspy.KNNFewShot(k=2, trainset=EXAMPLES[:9], vectorizer=embedder)
+    return optimizer.compile(student())
+
+
 def with_demos(demos):
     program = dspy.Predict("question -> answer")
     program.demos = demos
@@ -116,8 +122,8 @@ class TestCompile:
 
     def test_demo_examples_are_left_out_of_both_splits(self, engine):
         reorder = optimizer()
-        reorder.compile(student(6), trainset=EXAMPLES, valset=EXAMPLES[:20])
-        assert reorder.report.settings["num_train"] == 114
+        reorder.compile(student(6), trainset=EXAMPLES[20:], valset=EXAMPLES[:20])
+        assert reorder.report.settings["num_train"] == 100
         assert reorder.report.settings["num_selection"] == 14
         asked = {texts[-1].split("\n")[1] for texts in engine.requests}
         assert not asked & {example.question for example in EXAMPLES[:6]}
