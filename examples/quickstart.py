@@ -101,7 +101,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def run(task: Task, args: argparse.Namespace, seed: int) -> tuple[Result, dspy.Module]:
+def run(task: Task, args: argparse.Namespace, seed: int) -> Result:
     """Choose demos, order them, and score orders on held-out examples."""
     rng = random.Random(seed)
     trainset = rng.sample(task.train, min(args.pool + args.demos, len(task.train)))
@@ -123,7 +123,10 @@ def run(task: Task, args: argparse.Namespace, seed: int) -> tuple[Result, dspy.M
         calls=optimizer.report.program_calls["total"],
         seconds=optimizer.report.seconds,
     )
-    return result, ordered
+    args.out.mkdir(parents=True, exist_ok=True)
+    ordered.save(args.out / "program.json")
+    optimizer.report.save(args.out / "report.json")
+    return result
 
 
 class HeldOut:
@@ -188,7 +191,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run with fresh demos for each")
     parser.add_argument("--threads", type=int, default=2, help="calls under way at once")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/quickstart"), help="folder of the saved program"
+        "--out", type=Path, default=Path("runs/quickstart"), help="folder of the last program and report"
     )
     return parser.parse_args()
 
@@ -203,13 +206,11 @@ def main() -> None:
     results = {}
     with local_lm() as lm, dspy.context(lm=lm, adapter=PlainTextAdapter()):
         for seed in args.seeds:
-            results[seed], program = run(task, args, seed)
+            results[seed] = run(task, args, seed)
             print_result(results[seed])
     if len(results) > 1:
         print_seeds(results)
-    args.out.mkdir(parents=True, exist_ok=True)
-    program.save(args.out / "program.json")
-    print(f"saved {args.out / 'program.json'}; {time.monotonic() - started:.0f} s in all")
+    print(f"saved {args.out / 'program.json'} and report.json; {time.monotonic() - started:.0f} s in all")
 
 
 if __name__ == "__main__":
