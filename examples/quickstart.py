@@ -12,11 +12,13 @@ import argparse
 import logging
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import dspy
+from tqdm import tqdm
 
 from plr_dspy import CrossEntropySearch, PlainTextAdapter, PLReorder
 from plr_dspy.data import load_reviews
@@ -64,22 +66,46 @@ def load_task(name: str, data_dir: Path | None) -> Task:
             for part in ("train", "test")
         )
     labels = tuple(sorted({example[label_field] for example in train}))
+    unknown = {example[label_field] for example in test} - set(labels)
+    if unknown:
+        raise DataError(
+            f"labels {sorted(unknown)} are in the test part of {name!r} and not in the train part"
+        )
     signature = dspy.Signature(
         {text_field: (str, dspy.InputField()), label_field: (Literal[labels], dspy.OutputField())}
     )
     return Task(signature, train, test, label_field)
 
 
+class DataError(Exception):
+    """The data cannot be read; the message says why."""
+
+
 def read_texts(name: str, data_dir: Path | None, part: str) -> list[tuple[str, str]]:
+    """Texts and labels of one part of a task."""
     import datasets
 
     if data_dir is None:
-        rows = datasets.load_dataset(name, split=part)
+        where, source = f"data set {name!r} of the hub", {"path": name}
+        hint = "; offline, or not on the hub? --data-dir reads JSON lines from a folder"
     else:
-        files = {part: str(data_dir / f"{name}_{part}.jsonl")}
-        rows = datasets.load_dataset("json", data_files=files, split=part)
+        file = data_dir / f"{name}_{part}.jsonl"
+        where, source, hint = str(file), {"path": "json", "data_files": {part: str(file)}}, ""
+        if not file.is_file():
+            raise DataError(f"no file {file}")
+    try:
+        rows = datasets.load_dataset(**source, split=part)
+    except Exception as error:  # datasets wraps whatever went wrong in many types
+        raise DataError(
+            f"{where} cannot be read: {(str(error) or repr(error)).splitlines()[0]}{hint}"
+        ) from error
+    if not {"text", "label"} <= set(rows.column_names):
+        raise DataError(f'{where} must have columns "text" and "label"; it has {rows.column_names}')
     to_name = getattr(rows.features["label"], "int2str", str)
-    return [(row["text"].strip(), to_name(row["label"])) for row in rows]
+    texts = [(row["text"].strip(), to_name(row["label"])) for row in rows if row["text"]]
+    if len(texts) < 2:
+        raise DataError(f"{where} holds {len(texts)} texts; at least two are needed")
+    return texts
 
 
 @dataclass(frozen=True)
@@ -102,31 +128,37 @@ def mean(values: list[float]) -> float:
 
 
 def run(task: Task, args: argparse.Namespace, seed: int) -> Result:
-    """Choose demos, order them, and score orders on held-out examples."""
+    """Choose demos, order them, save the program, and score orders on held-out examples."""
     rng = random.Random(seed)
     trainset = rng.sample(task.train, min(args.pool + args.demos, len(task.train)))
     test = rng.sample(task.test, min(args.test, len(task.test)))
 
     program = dspy.LabeledFewShot(k=args.demos).compile(dspy.Predict(task.signature), trainset=trainset)
     optimizer = PLReorder(
-        task.metric, update=args.update, auto=args.auto, num_threads=args.threads, seed=seed
+        task.metric,
+        update=args.update,
+        auto=args.auto,
+        max_metric_calls=args.max_calls,
+        num_threads=args.threads,
+        seed=seed,
     )
     ordered = optimizer.compile(program, trainset=trainset)
     print(optimizer.report)
-
-    held_out = HeldOut(program, task, test, args.threads)
-    random_orders = CrossEntropySearch(held_out.slots.space, seed=seed + 1).draw(args.random_orders)
-    result = Result(
-        original=held_out.scores(held_out.slots.space.identity),
-        chosen=HeldOut(ordered, task, test, args.threads).scores(held_out.slots.space.identity),
-        random=[held_out.scores(order) for order in random_orders],
-        calls=optimizer.report.program_calls["total"],
-        seconds=optimizer.report.seconds,
-    )
     args.out.mkdir(parents=True, exist_ok=True)
     ordered.save(args.out / "program.json")
     optimizer.report.save(args.out / "report.json")
-    return result
+
+    print(f"scoring {args.random_orders + 2} orders on {len(test)} held-out examples ...", flush=True)
+    held_out = HeldOut(program, task, test, args.threads)
+    identity = held_out.slots.space.identity
+    random_orders = CrossEntropySearch(held_out.slots.space, seed=seed + 1).draw(args.random_orders)
+    return Result(
+        original=held_out.scores(identity),
+        chosen=HeldOut(ordered, task, test, args.threads).scores(identity),
+        random=[held_out.scores(order) for order in tqdm(random_orders, desc="random orders", unit="order")],
+        calls=optimizer.report.program_calls["total"],
+        seconds=optimizer.report.seconds,
+    )
 
 
 class HeldOut:
@@ -177,23 +209,37 @@ def print_seeds(results: dict[int, Result]) -> None:
 
 
 def parse_args() -> argparse.Namespace:
+    def at_least(least: int) -> Callable[[str], int]:
+        def number(text: str) -> int:
+            if int(text) < least:
+                raise argparse.ArgumentTypeError(f"must be at least {least}")
+            return int(text)
+
+        return number
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", default="reviews", help="reviews, a task in --data-dir, or a hub data set")
     parser.add_argument("--data-dir", type=Path, help="folder with TASK_train.jsonl and TASK_test.jsonl")
-    parser.add_argument("--demos", type=int, default=8, help="demos in the prompt")
-    parser.add_argument("--pool", type=int, default=200, help="labelled examples beside the demos")
-    parser.add_argument("--test", type=int, default=100, help="held-out examples")
-    parser.add_argument("--random-orders", type=int, default=12, help="orders that show the spread")
+    parser.add_argument("--demos", type=at_least(2), default=8, help="demos in the prompt")
+    parser.add_argument("--pool", type=at_least(2), default=200, help="labelled examples beside the demos")
+    parser.add_argument("--test", type=at_least(1), default=100, help="held-out examples")
+    parser.add_argument("--random-orders", type=at_least(1), default=12, help="orders that show the spread")
     parser.add_argument("--update", default="mle", choices=["mle", "ema", "mixture"])
     parser.add_argument("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run with fresh demos for each")
-    parser.add_argument("--threads", type=int, default=2, help="calls under way at once")
+    parser.add_argument("--max-calls", type=at_least(1), help="program calls at most, instead of --auto's")
+    parser.add_argument(
+        "--seeds", type=at_least(0), nargs="+", default=[0], help="one run with fresh demos for each"
+    )
+    parser.add_argument("--threads", type=at_least(1), default=2, help="calls under way at once")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/quickstart"), help="folder of the last program and report"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.data_dir is not None and args.task == "reviews":
+        parser.error("--data-dir needs --task; the bundled reviews are in the package")
+    return args
 
 
 def main() -> None:
@@ -202,7 +248,10 @@ def main() -> None:
     logging.getLogger("plr_dspy").setLevel(logging.INFO)
     logging.getLogger("plr_dspy.teleprompter").setLevel(logging.WARNING)  # the report is printed below
     started = time.monotonic()
-    task = load_task(args.task, args.data_dir)
+    try:
+        task = load_task(args.task, args.data_dir)
+    except DataError as error:
+        raise SystemExit(f"quickstart: {error}") from error
     results = {}
     with local_lm() as lm, dspy.context(lm=lm, adapter=PlainTextAdapter()):
         for seed in args.seeds:

@@ -9,8 +9,9 @@ from plr_dspy._version import __version__
 from plr_dspy.completion import completion_lm
 from plr_dspy.distributions import PlackettLuce
 from plr_dspy.engines import AsyncCompletionEngine, CompletionEngine
+from plr_dspy.estimates import Estimate
 from plr_dspy.plaintext import PlainTextAdapter
-from plr_dspy.records import Report
+from plr_dspy.records import Report, Trial
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
 from plr_dspy.space import OrderingSpace
 from plr_dspy.teleprompter import PLReorder
@@ -20,6 +21,7 @@ __all__ = [
     "AsyncCompletionEngine",
     "CompletionEngine",
     "CrossEntropySearch",
+    "Estimate",
     "ExhaustiveSearch",
     "MaximumLikelihood",
     "MixtureEM",
@@ -29,6 +31,7 @@ __all__ = [
     "PlainTextAdapter",
     "RankEMA",
     "Report",
+    "Trial",
     "__version__",
     "completion_lm",
 ]

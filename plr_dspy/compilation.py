@@ -155,7 +155,7 @@ def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar, progress: Prog
     search = job.new_search()
 
     def on_iteration(iteration: Iteration) -> None:
-        bar.show(best=f"{iteration.best_score_so_far:.3f}")
+        bar.show(f"best on train={iteration.best_score_so_far:.3f}")
         logger.info(
             "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, best so far %.3f; %d program calls",
             iteration.index + 1,

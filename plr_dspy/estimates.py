@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from dataclasses import dataclass
 
 import dspy
-import litellm
 
 from plr_dspy.compilation import Job
 
@@ -78,6 +78,7 @@ def _tokens_a_call(job: Job) -> float | None:
             if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
                 return None
             try:
+                litellm = importlib.import_module("litellm")  # a second, and a look at the network
                 messages = adapter.format(predictor.signature, predictor.demos, dict(inputs))
                 total += litellm.token_counter(model=lm.model, messages=messages)
             except Exception as error:  # a tokenizer or a message that litellm does not know

@@ -130,6 +130,31 @@ def check_log_dir(log_dir: Path) -> None:
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 
+def check_fields(student: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+    """Raise when a bare predictor would miss an input, or when no prompt shows a field of any demo.
+
+    What larger programs pass to their predictors cannot be known before they run.
+    """
+    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)) and trainset:
+        signature = student.predictors()[0].signature
+        needed = {name for name, field in signature.input_fields.items() if field.is_required()}
+        given = set(trainset[0].inputs().keys())
+        if needed - given:
+            raise ValueError(
+                f"trainset must give the student's inputs {sorted(needed)}; its first example has {sorted(given)}: "
+                "rename the fields of the examples or of the signature"
+            )
+    mismatches = [
+        f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
+        for name, predictor in student.named_predictors()
+        if predictor.demos
+        and not (held := {field for demo in predictor.demos for field in demo})
+        & (shown := set(predictor.signature.fields))
+    ]
+    if mismatches and len(mismatches) == sum(bool(predictor.demos) for predictor in student.predictors()):
+        raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
+
+
 def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
     """Raise unless both splits hold an example."""
     left = "of its {} examples {} are left, the others are shown by demos: pass more examples"

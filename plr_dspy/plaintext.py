@@ -40,6 +40,7 @@ class PlainTextAdapter(dspy.Adapter):
     """
 
     def __init__(self, *, show_instructions: bool = True, callbacks: list[Any] | None = None) -> None:
+        """Take the class's arguments; those of other adapters have no use here."""
         super().__init__(callbacks=callbacks)
         self.show_instructions = show_instructions
         # Otherwise DSPy takes `dspy.Reasoning` out of the signature, and so out of the demos, for some LMs.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import TracebackType
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 
 class ProgressBar:
@@ -16,9 +18,13 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, *, display: bool) -> None:
+        self._redirect = ExitStack()
         self._bar = tqdm(total=total, desc="PLReorder", unit="call", dynamic_ncols=True, disable=not display)
 
     def __enter__(self) -> ProgressBar:
+        if not self._bar.disable:
+            # Log lines go above the bar instead of into it.
+            self._redirect.enter_context(logging_redirect_tqdm())
         return self
 
     def __exit__(
@@ -28,11 +34,12 @@ class ProgressBar:
             self._bar.total = self._bar.n  # cells known already cost nothing
             self._bar.refresh()
         self._bar.close()
+        self._redirect.close()
 
     def advance(self) -> None:
         """Count one program call."""
         self._bar.update(1)
 
-    def show(self, **values: str) -> None:
-        """Show some values behind the bar."""
-        self._bar.set_postfix(values)
+    def show(self, text: str) -> None:
+        """Show a text behind the bar."""
+        self._bar.set_postfix_str(text)

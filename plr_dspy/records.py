@@ -25,7 +25,7 @@ class Trial:
 
     ordering: tuple[tuple[int, ...], ...]
     score: float
-    num_examples: int
+    num_examples: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class ErrorCount:
 
     Attributes:
         type: Name of the exception's class.
-        outcome: "counted as wrong" (score 0) or "not scored".
+        outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below), or "not
+            scored": the call failed.
         count: Number of cells.
         message: First line of the first one's message.
         examples: Up to five of the examples, such as "trainset[12]".
@@ -177,6 +178,8 @@ class Report:
             ValueError: when the data are no report, or one of another schema version.
         """
         version = data.get("schema_version")
+        if version is None:
+            raise ValueError("expected a plr_dspy report; got data without a schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(
                 f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
@@ -195,12 +198,17 @@ class Report:
         Raises:
             ValueError: when the file holds no report, or one of another schema version.
         """
-        data = TypeAdapter(dict[str, Any]).validate_json(Path(path).read_bytes())
-        return cls.from_dict(data)
+        try:
+            data = TypeAdapter(dict[str, Any]).validate_json(Path(path).read_bytes())
+            return cls.from_dict(data)
+        except ValueError as error:
+            raise ValueError(
+                f"{os.fspath(path)} holds no plr_dspy report that can be read: {error}"
+            ) from error
 
     def __str__(self) -> str:
         lines = [
-            f"PLReorder: {len(self.slots)} slot(s), {self.distinct_prompts:,.0f} distinct prompts, "
+            f"PLReorder: {len(self.slots)} predictor(s) with demos, {self.distinct_prompts:,.0f} distinct prompts, "
             f"{self.program_calls['total']:,} program calls, {self.seconds:.0f} s; {self.stopped}"
         ]
         if (c := self.comparison) is not None:
@@ -209,15 +217,25 @@ class Report:
                 f"  gain {c.gain:+.3f}, {100 * c.confidence:.0f} % interval "
                 f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}] (for the best of {c.num_candidates} orders)",
             ]
-            if c.gain == 0:
-                lines.append("  no order was better: the original one stays")
-            elif c.interval[0] <= 0:
-                lines.append("  the interval holds 0: this gain may be chance; a larger budget would tell")
+            lines += self._advice(c)
         lines += [f"  {slot.predictor}: demos in the order {slot.ordering}" for slot in self.slots]
+        lines += [
+            f"  tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
+            for model, counts in self.tokens.items()
+        ]
         lines += [
             f"  {error.count} call(s) {error.outcome}: {error.type}: {error.message}" for error in self.errors
         ]
         return "\n".join(lines)
+
+    def _advice(self, comparison: Comparison) -> list[str]:
+        if comparison.gain == 0:
+            return ["  no order was better: the original one stays"]
+        if comparison.interval[0] > 0:
+            return []
+        all_used = comparison.num_examples >= self.settings.get("num_selection", 0)
+        cure = "more examples (in the trainset, or as a valset)" if all_used else "a larger budget"
+        return [f"  the interval holds 0: this gain may be chance; {cure} would tell"]
 
 
 _REPORT = TypeAdapter(Report)

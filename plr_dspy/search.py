@@ -84,6 +84,10 @@ class CrossEntropySearch:
         archive: bool = False,
         seed: int = 0,
     ) -> None:
+        if not isinstance(space, OrderingSpace):
+            raise TypeError(
+                f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}"
+            )
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"num_samples must be a whole number of at least 1; got {num_samples!r}")
         if not 0.0 < elite_fraction <= 1.0:
@@ -99,6 +103,7 @@ class CrossEntropySearch:
         self._asked: dict[Ordering, None] = {}  # a set in order of asking; only with archive
 
     def ask(self) -> list[Ordering]:
+        """Orderings to score next, one permutation for each block; empty when none is left."""
         if not self.archive:
             return self.draw(self.num_samples)
         # The identity is in the first batch: what beats it is seen on the same examples.
@@ -113,6 +118,14 @@ class CrossEntropySearch:
         return list(fresh)
 
     def tell(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Refit the distributions on the best of the scored orderings.
+
+        Returns:
+            The elites, best first.
+
+        Raises:
+            ValueError: when there are no trials, or one is no ordering of the space with a finite score.
+        """
         if not trials:
             raise ValueError("tell needs at least one trial; got none")
         for trial in trials:
@@ -137,9 +150,11 @@ class CrossEntropySearch:
             self.distributions[block] = self.update.update(self.distributions[block], orderings, weights)
 
     def mode(self) -> Ordering:
+        """The most probable ordering."""
         return self.space.canonical([most_probable_ordering(d).tolist() for d in self.distributions])
 
     def draw(self, num_draws: int) -> list[Ordering]:
+        """Draws from the current distributions, repeats included."""
         return self._draw(num_draws, 1.0)
 
     def _draw(self, num_draws: int, sharpness: float) -> list[Ordering]:
@@ -148,6 +163,7 @@ class CrossEntropySearch:
         return [self.space.canonical(ordering) for ordering in zip(*draws, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next, the generator included, as JSON data."""
         return {
             "distributions": [distribution_state(d) for d in self.distributions],
             "generator": base64.b64encode(self._generator.get_state().numpy().tobytes()).decode(),
@@ -156,6 +172,11 @@ class CrossEntropySearch:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            ValueError: when the state is of another space.
+        """
         distributions = [distribution_from_state(d) for d in state["distributions"]]
         sizes = tuple(d.event_shape[0] for d in distributions)
         if sizes != self.space.sizes:

@@ -18,6 +18,7 @@ from plr_dspy.estimates import Estimate, estimate
 from plr_dspy.inputs import (
     check_demos,
     check_examples,
+    check_fields,
     check_language_model,
     check_log_dir,
     check_splits,
@@ -50,10 +51,12 @@ class PLReorder(Teleprompter):
 
     Args:
         metric: ``metric(example, prediction)``; larger is better. Bools, numbers and
-            ``Prediction(score=...)`` count.
+            ``Prediction(score=...)`` count. Further parameters, such as ``trace``, get their defaults,
+            or None.
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
-            runs PLR Algorithm 1 with the paper's values, every sample on the whole train split.
+            runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at
+            most 15 x 15 x train + 13 x selection examples.
         max_metric_calls: Budget in program calls instead; never exceeded.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
@@ -207,6 +210,7 @@ class PLReorder(Teleprompter):
         check_examples("valset", valset)
         check_language_model(student)
         check_demos(student)
+        check_fields(student, trainset)
         if self.log_dir is not None:
             check_log_dir(self.log_dir)
         rng = random.Random(seed)
@@ -250,6 +254,13 @@ class PLReorder(Teleprompter):
             "update": {"name": self.update.name, **update},
             "seed": job.seed,
             "metric": getattr(self.metric, "__name__", type(self.metric).__name__),
+            "adapter": type(dspy.settings.adapter or dspy.ChatAdapter()).__name__,
+            "models": sorted(
+                {str(lm.model) for p in job.program.predictors() if (lm := p.lm or dspy.settings.lm)}
+            ),
+            "num_demos": self.num_demos,
+            "num_threads": self.num_threads,
+            "max_errors": self.max_errors,
             "num_train": len(job.splits.train),
             "num_selection": len(job.splits.selection),
             **asdict(job.plan),

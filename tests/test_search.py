@@ -163,6 +163,10 @@ class TestCrossEntropySearch:
         with pytest.raises(ValueError, match="blocks"):
             CrossEntropySearch(OrderingSpace.of_sizes(3)).load_state_dict(state)
 
+    def test_refuses_what_is_no_space(self):
+        with pytest.raises(TypeError, match="of_sizes"):
+            CrossEntropySearch(8)
+
     def test_tell_needs_trials(self):
         with pytest.raises(ValueError, match="at least one trial"):
             CrossEntropySearch(OrderingSpace.of_sizes(3)).tell([])

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import signal
@@ -216,7 +217,7 @@ class TestCompile:
         shown = capsys.readouterr().err
         total = reorder.report.program_calls["total"]
         assert f"{total}/{total}" in shown
-        assert "best=" in shown
+        assert "best on train=" in shown
 
     def test_errors_of_the_metric_reach_the_user(self, engine):
         def metric(example, prediction, trace=None):
@@ -348,11 +349,35 @@ class TestReport:
 
     def test_refuses_other_files(self, tmp_path):
         (tmp_path / "other.json").write_text('{"schema_version": 99}')
-        with pytest.raises(ValueError, match="schema version 1; got 99"):
+        with pytest.raises(
+            ValueError, match=r"other.json holds no plr_dspy report.*schema version 1; got 99"
+        ):
             Report.load(tmp_path / "other.json")
-        (tmp_path / "list.json").write_text("[1]")
-        with pytest.raises(ValueError):
-            Report.load(tmp_path / "list.json")
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 1}'):
+            (tmp_path / "odd.json").write_text(text)
+            with pytest.raises(ValueError, match=r"odd.json holds no plr_dspy report"):
+                Report.load(tmp_path / "odd.json")
+
+    @pytest.mark.parametrize(
+        ("interval", "num_selection", "advice"),
+        [
+            ((-0.1, 0.3), 10, "more examples"),
+            ((-0.1, 0.3), 100, "a larger budget"),
+            ((0.05, 0.3), 100, None),
+        ],
+    )
+    def test_advice_names_what_would_help(self, engine, interval, num_selection, advice):
+        reorder = optimizer(max_metric_calls=100)
+        reorder.compile(student(), trainset=EXAMPLES)
+        report = dataclasses.replace(
+            reorder.report,
+            comparison=dataclasses.replace(
+                reorder.report.comparison, gain=0.1, interval=interval, num_examples=10
+            ),
+            settings={**reorder.report.settings, "num_selection": num_selection},
+        )
+        assert ("may be chance" in str(report)) == (advice is not None)
+        assert advice is None or f"{advice} " in str(report)
 
 
 class TestSaving:
