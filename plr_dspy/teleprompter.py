@@ -246,9 +246,9 @@ class PLReorder(Teleprompter):
     def _settings(self, job: Job) -> dict[str, Any]:
         """Everything that decides the run, as plain data."""
         rule: Any = self.update
-        update = (
-            {field.name: getattr(rule, field.name) for field in fields(rule)} if is_dataclass(rule) else {}
-        )
+        parameters = {f.name: getattr(rule, f.name) for f in fields(rule)} if is_dataclass(rule) else {}
+        plain = (bool, int, float, str, type(None))
+        update = {name: v if isinstance(v, plain) else repr(v) for name, v in parameters.items()}
         return {
             "auto": self.auto,
             "update": {"name": self.update.name, **update},

@@ -12,9 +12,10 @@ import dspy
 import litellm
 import numpy as np
 import pytest
+import torch
 from fakes import digest, exact_match, fake_lm, questions
 
-from plr_dspy import MixtureEM, PLReorder, Report
+from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
 
 EXAMPLES = questions(120)
 
@@ -88,6 +89,25 @@ class TestCompile:
         name = update if isinstance(update, str) else update.name
         assert reorder.report.settings["update"]["name"] == name
         assert reorder.report.comparison.gain >= 0
+
+    def test_an_update_of_the_users_own(self, engine, tmp_path):
+        @dataclasses.dataclass(frozen=True)
+        class Prior:
+            name = "prior"
+            pull: torch.Tensor
+            weighted: bool = True
+
+            def initial(self, num_items):
+                return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+
+            def update(self, distribution, elites, weights=None):
+                fitted = MaximumLikelihood().update(distribution, elites, weights)
+                return PlackettLuce(fitted.logits * self.pull)
+
+        reorder = optimizer(update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
+        reorder.compile(student(), trainset=EXAMPLES)
+        settings = Report.load(tmp_path / "report.json").settings["update"]
+        assert settings == {"name": "prior", "pull": "tensor(0.5000)", "weighted": True}
 
     @pytest.mark.parametrize("update", ["ema", "mle", "mixture"])
     def test_paper_mode(self, engine, update):
