@@ -26,7 +26,7 @@ from plr_dspy.local import local_lm
 from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
-from plr_dspy.statistics import paired_interval
+from plr_dspy.statistics import mean_interval, paired_interval
 
 FIELDS = {
     "reviews": ("review", "sentiment"),
@@ -198,7 +198,7 @@ def print_seeds(results: dict[int, Result]) -> None:
             f"{spread[0]:13.3f}  {mean(spread):5.3f}  {spread[-1]:5.3f}  {r.calls:6,}  {r.seconds:7.0f}"
         )
     gains = [r.gain for r in results.values()]
-    over_seeds = paired_interval(gains)
+    over_seeds = mean_interval(gains)
     pooled = [b - a for r in results.values() for a, b in zip(r.original, r.chosen, strict=True)]
     over_examples = paired_interval(pooled)
     print(

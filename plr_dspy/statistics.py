@@ -37,3 +37,17 @@ def paired_interval(
     quantile = float(stats.t.ppf(1 - (1 - confidence) / (2 * num_comparisons), count - 1))
     margin = quantile * math.sqrt(max(variance, 0.0) / count)
     return (mean - margin, mean + margin)
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student-t confidence interval of a mean, such as that of the gains of several runs.
+
+    Args:
+        values: At least two.
+        confidence: Level of the interval, in (0, 1).
+    """
+    if len(values) < 2:
+        raise ValueError(f"mean_interval needs at least two values; got {len(values)}")
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    margin = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * error
+    return (mean - margin, mean + margin)

@@ -1,5 +1,6 @@
 import json
 import math
+import statistics
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from plr_dspy.finals import compare, finalists, winner
 from plr_dspy.loop import run
 from plr_dspy.records import Trial
 from plr_dspy.search import elite_weights, num_elites
-from plr_dspy.statistics import paired_interval
+from plr_dspy.statistics import mean_interval, paired_interval
 
 
 class SortedObjective:
@@ -277,6 +278,13 @@ class TestStatistics:
             interval = compare(scores[0].tolist(), scores[best].tolist(), num_candidates=8).interval
             above += interval[0] > 0
         assert above / 1000 <= 0.04
+
+    def test_interval_of_a_mean_is_students(self):
+        values = [0.17, 0.215, 0.07, 0.175, 0.145]
+        expected = stats.t.interval(0.95, 4, loc=statistics.mean(values), scale=stats.sem(values))
+        assert mean_interval(values) == pytest.approx(expected)
+        with pytest.raises(ValueError, match="at least two"):
+            mean_interval([0.1])
 
     def test_few_examples_that_agree_prove_nothing(self):
         assert paired_interval([1.0, 1.0, 1.0])[0] < 0
