@@ -1,4 +1,4 @@
-"""Update rules: from a distribution and its elites to the next distribution (PLR section 3).
+"""Update rules: from a distribution and its elites to the next distribution (PLR Algorithm 1).
 
 A rule is pure: it changes neither the distribution nor the elites that it is given.
 """
@@ -50,7 +50,7 @@ def _single_logits(rule: str, distribution: OrderingDistribution) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEMA:
-    """Moving average towards the elites' mean ranks (PLR Eq. 5).
+    """Moving average towards the elites' mean ranks (the EMA update of PLR).
 
     Attributes:
         smoothing: Share of the new target in the mix, in (0, 1].
@@ -81,13 +81,13 @@ class RankEMA:
         ranks = elites.argsort(dim=-1).to(logits.dtype)  # [m, n], 0 = first
         mean_ranks = (weights @ ranks) / weights.sum()
         target = -mean_ranks / self.temperature
-        mixed = (1.0 - self.smoothing) * logits + self.smoothing * target  # PLR Eq. 5
+        mixed = (1.0 - self.smoothing) * logits + self.smoothing * target  # PLR, EMA update
         return PlackettLuce(centred(mixed).clamp(-self.clip, self.clip))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumLikelihood:
-    """Smoothed maximum likelihood of the elites, by Adam from the current logits (PLR Eq. 6).
+    """Smoothed maximum likelihood of the elites, by Adam from the current logits (the MLE update of PLR).
 
     With few elites the likelihood has no finite maximum: steps, clip and penalty bound the logits.
 
@@ -124,13 +124,13 @@ class MaximumLikelihood:
     ) -> PlackettLuce:
         logits = _single_logits("MaximumLikelihood", distribution)
         fitted = self.fit(logits, elites, weights)
-        mixed = (1.0 - self.smoothing) * logits + self.smoothing * fitted  # PLR Eq. 6
+        mixed = (1.0 - self.smoothing) * logits + self.smoothing * fitted  # PLR, MLE update
         return PlackettLuce(centred(mixed))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureEM:
-    """One expectation-maximisation step of a mixture of Plackett-Luce (PLR Eq. 7-9).
+    """One expectation-maximisation step of a mixture of Plackett-Luce (the EM update of PLR).
 
     Deviation: components start equal, and an E-step on equal components gives each elite the same
     responsibility everywhere, so that they stay equal for ever (in the published code a "mixture of
@@ -178,15 +178,15 @@ class MixtureEM:
         weights = checked_weights(elites, weights, logits)
         responsibilities = self._responsibilities(distribution, elites)  # [m, k]
         shares = weights[:, None] * responsibilities
-        component_weights = shares.sum(dim=0) / weights.sum()  # PLR Eq. 8
+        component_weights = shares.sum(dim=0) / weights.sum()  # PLR, EM: weights
         component_weights = component_weights.clamp_min(self.weight_floor)
         # A component that explains none of the elites has nothing to learn from: it stays.
-        fitted = ascend_log_likelihood(logits, elites, shares.T, self)  # PLR Eq. 9
+        fitted = ascend_log_likelihood(logits, elites, shares.T, self)  # PLR, EM: components
         mixed = (1.0 - self.smoothing) * logits + self.smoothing * fitted
         return plackett_luce_mixture(component_weights / component_weights.sum(), centred(mixed))
 
     def _responsibilities(self, distribution: MixtureSameFamily, elites: Tensor) -> Tensor:
-        """E-step (PLR Eq. 7), ``[m, k]``; equal components share out the elites by distance."""
+        """E-step, ``[m, k]``; equal components share out the elites by distance."""
         logits = component_logits(distribution)
         log_joint = PlackettLuce(logits).log_prob(elites[:, None, :])
         log_joint = log_joint + distribution.mixture_distribution.logits
