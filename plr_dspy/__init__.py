@@ -11,7 +11,8 @@ from plr_dspy.distributions import PlackettLuce
 from plr_dspy.engines import AsyncCompletionEngine, CompletionEngine
 from plr_dspy.estimates import Estimate
 from plr_dspy.plaintext import PlainTextAdapter
-from plr_dspy.records import Report, Trial
+from plr_dspy.records import Trial
+from plr_dspy.report import Report
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
 from plr_dspy.space import OrderingSpace
 from plr_dspy.teleprompter import PLReorder

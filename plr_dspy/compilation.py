@@ -4,76 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import dspy
-
+from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.finals import Finalist, compare, finalists, winner
-from plr_dspy.loop import Progress, run
-from plr_dspy.metrics import Metric
-from plr_dspy.plan import Plan
+from plr_dspy.jobs import Job, Limits
+from plr_dspy.loop import TIME_LIMIT, Progress, run
 from plr_dspy.progress import ProgressBar
-from plr_dspy.records import Comparison, Iteration, Trial
+from plr_dspy.records import Iteration, Trial
+from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
-from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
-from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
-from plr_dspy.splits import Splits
-from plr_dspy.updates import UpdateRule
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that is decided before the first program call.
-
-    Attributes:
-        program: A copy of the student.
-        slots: What can be ordered in it.
-        splits: The examples that score orders.
-        plan: The shape of the compile.
-        update: The update rule.
-        seed: Of everything random.
-    """
-
-    program: dspy.Module
-    slots: ProgramSlots
-    splits: Splits
-    plan: Plan
-    update: UpdateRule
-    seed: int
-
-    def new_search(self) -> CrossEntropySearch:
-        """The search that the plan asks for."""
-        shape: dict[str, Any] = {
-            "update": self.update,
-            "num_samples": self.plan.num_samples,
-            "elite_fraction": self.plan.elite_fraction,
-            "seed": self.seed,
-        }
-        if self.plan.exhaustive:
-            return ExhaustiveSearch(self.slots.space, **shape)
-        return CrossEntropySearch(self.slots.space, archive=self.plan.archive, **shape)
-
-    def new_scorer(
-        self, metric: Metric, *, num_threads: int | None, max_errors: int | None, on_cell: Callable[[], None]
-    ) -> CellScorer:
-        """The scorer of the program's orderings, on the train split followed by the selection split."""
-        return CellScorer(
-            self.program,
-            self.slots,
-            metric=metric,
-            examples=[*self.splits.train, *self.splits.selection],
-            names=self.splits.names,
-            num_threads=num_threads,
-            max_errors=max_errors,
-            max_metric_calls=self.plan.max_metric_calls,
-            on_cell=on_cell,
-        )
 
 
 @dataclass(frozen=True)
@@ -83,10 +29,9 @@ class Outcome:
     Attributes:
         ordering: The chosen one.
         distributions: The final distribution of each block.
-        comparison: Chosen against original; None if nothing was scored.
+        comparison: Chosen against original; None if nothing was compared.
         candidates: The finalists and their trials.
         history: Rounds of the search.
-        search_calls: Program calls of the search.
         stopped: Why the search ended.
     """
 
@@ -95,7 +40,6 @@ class Outcome:
     comparison: Comparison | None
     candidates: list[tuple[Finalist, Trial]]
     history: list[Iteration]
-    search_calls: int
     stopped: str
 
 
@@ -103,59 +47,100 @@ class Outcome:
 class TrainObjective:
     """Mean score on a fixed prefix of the train split, the same for all orderings."""
 
+    job: Job
     scorer: CellScorer
-    num_examples: int
+    deadline: float | None
 
     @property
     def program_calls(self) -> int:
-        return self.scorer.program_calls
+        return self.scorer.ledger.calls(self.job.train)
 
     def cost(self, orderings: Sequence[Ordering]) -> int:
-        return self.scorer.cost(orderings, range(self.num_examples))
+        return self.scorer.cost(orderings, self._examples)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
-        return self.scorer.score(orderings, range(self.num_examples))
+        return self.scorer.score(orderings, self._examples, deadline=self.deadline)
+
+    @property
+    def _examples(self) -> range:
+        return range(self.job.plan.num_train_examples)
 
 
-def nothing_to_order(job: Job) -> Outcome:
-    """The outcome where every ordering gives the same prompt."""
-    return Outcome(
-        ordering=job.slots.space.identity,
-        distributions=job.new_search().distributions,
-        comparison=None,
-        candidates=[],
-        history=[],
-        search_calls=0,
-        stopped="all orders give the same prompt",
-    )
-
-
-def unfinished(job: Job, progress: Progress) -> Outcome:
-    """The outcome of a compile that was interrupted: the best order of the search, not compared."""
-    best = progress.best(1)
-    searching = progress.stopped == "interrupted"
-    return replace(
-        nothing_to_order(job),
-        ordering=best[0].ordering if best else job.slots.space.identity,
-        history=progress.history,
-        stopped="interrupted" if searching else "interrupted in the final comparison",
-    )
-
-
-def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar, progress: Progress) -> Outcome:
-    """Search, then choose on the selection split; the original order wins ties.
+class Compilation:
+    """A compile under way; what it has found can be had at any moment.
 
     Args:
         job: What to order.
-        scorer: Scores orderings.
-        bar: Shows the best score.
-        progress: Filled by the search.
+        limits: How to run.
+        checkpoint: Opened; what it holds is not done again.
+        bar: Shows how far it is.
     """
-    plan = job.plan
-    search = job.new_search()
 
-    def on_iteration(iteration: Iteration) -> None:
-        bar.show(f"best on train={iteration.best_score_so_far:.3f}")
+    def __init__(self, job: Job, limits: Limits, *, checkpoint: Checkpoint, bar: ProgressBar) -> None:
+        self.job = job
+        self.scorer = job.new_scorer(limits, ledger=checkpoint.ledger, on_cell=bar.advance)
+        self._checkpoint = checkpoint
+        self._bar = bar
+        self._max_seconds = limits.max_seconds
+        self._started = time.monotonic()
+        self._search = job.new_search()
+        self._progress = Progress()
+        if checkpoint.state is not None:
+            self._search.load_state_dict(checkpoint.state["search"])
+            self._progress = Progress.from_state(checkpoint.state["progress"])
+        bar.advance(checkpoint.ledger.num_resumed)
+
+    def run(self) -> Outcome:
+        """Search, then choose on the selection split; the original order wins ties."""
+        if self.job.slots.space.num_distinct < 2:
+            logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
+            return replace(self._original(), stopped="all orders give the same prompt")
+        plan = self.job.plan
+        share = plan.search_calls / (plan.search_calls + plan.final_calls)
+        run(
+            self._search,
+            TrainObjective(self.job, self.scorer, self._deadline(share)),
+            num_iterations=plan.num_iterations,
+            max_program_calls=plan.program_calls - max(plan.final_calls, self._final_calls_made()),
+            stoppers=self.job.options.stoppers,
+            on_iteration=self._on_iteration,
+            progress=self._progress,
+        )
+        return self._choose()
+
+    def unfinished(self) -> Outcome:
+        """What is known where the compile was interrupted: the best order of the search, not compared."""
+        best = self._progress.best(1)
+        searching = self._progress.stopped == "interrupted"
+        return replace(
+            self._original(),
+            ordering=best[0].ordering if best else self.job.slots.space.identity,
+            stopped="interrupted" if searching else "interrupted in the final comparison",
+        )
+
+    def _final_calls_made(self) -> int:
+        ledger = self.scorer.ledger
+        return ledger.calls() - ledger.calls(self.job.train)
+
+    def _deadline(self, share: float = 1.0) -> float | None:
+        """When so large a share of the time is over, by `time.monotonic`."""
+        return None if self._max_seconds is None else self._started + share * self._max_seconds
+
+    def _original(self) -> Outcome:
+        """The outcome that keeps the original order, with nothing compared."""
+        return Outcome(
+            ordering=self.job.slots.space.identity,
+            distributions=self._search.distributions,
+            comparison=None,
+            candidates=[],
+            history=self._progress.history,
+            stopped=self._progress.stopped,
+        )
+
+    def _on_iteration(self, iteration: Iteration) -> None:
+        self.scorer.ledger.settle()
+        self._checkpoint.save({"search": self._search.state_dict(), "progress": self._progress.state_dict()})
+        self._bar.show(f"best on train={iteration.best_score_so_far:.3f}")
         logger.info(
             "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, best so far %.3f; %d program calls",
             iteration.index + 1,
@@ -167,32 +152,47 @@ def find_ordering(job: Job, scorer: CellScorer, bar: ProgressBar, progress: Prog
             iteration.program_calls,
         )
 
-    run(
-        search,
-        TrainObjective(scorer, plan.num_train_examples),
-        num_iterations=plan.num_iterations,
-        max_program_calls=None if plan.max_metric_calls is None else plan.max_metric_calls - plan.final_calls,
-        on_iteration=on_iteration,
-        progress=progress,
-    )
-    search_calls = scorer.program_calls
-    entries = finalists(search, progress.best(plan.num_best_seen), num_draws=plan.num_final_draws)
-    num_train = len(job.splits.train)
-    examples = range(num_train, num_train + plan.num_selection_examples)
-    rows = scorer.table([entry.ordering for entry in entries], examples, favoured=0)
-    results = [
-        Trial(entry.ordering, math.fsum(row) / len(row), len(row))
-        for entry, row in zip(entries, rows, strict=True)
-    ]
-    best = winner(results)
-    if len(entries) > 1 and len({trial.score for trial in [*progress.trials.values(), *results]}) == 1:
-        logger.warning("every order scored the same: the demos may not reach the model, or decide nothing")
-    return Outcome(
-        ordering=entries[best].ordering,
-        distributions=search.distributions,
-        comparison=compare(rows[0], rows[best], num_candidates=len(entries)),
-        candidates=list(zip(entries, results, strict=True)),
-        history=progress.history,
-        search_calls=search_calls,
-        stopped=progress.stopped,
-    )
+    def _choose(self) -> Outcome:
+        plan, progress, scorer = self.job.plan, self._progress, self.scorer
+        entries = finalists(self._search, progress.best(plan.num_best_seen), num_draws=plan.num_final_draws)
+        examples = range(len(self.job.train), len(self.job.train) + plan.num_selection_examples)
+        affordable = _affordable(entries, scorer, examples, plan.program_calls)
+        rows = scorer.table(
+            [entry.ordering for entry in affordable], examples, favoured=0, deadline=self._deadline()
+        )
+        stopped = progress.stopped
+        if len(rows) < len(entries):
+            stopped = TIME_LIMIT if len(rows) < len(affordable) else stopped
+            logger.warning("%d of %d orders could be compared before the end", len(rows), len(entries))
+            if len(rows) < 2:
+                return replace(self._original(), stopped=f"{stopped}, nothing compared")
+        else:
+            scorer.ledger.settle()
+        results = [
+            Trial(entry.ordering, math.fsum(row) / len(row), len(row))
+            for entry, row in zip(entries, rows, strict=False)
+        ]
+        best = winner(results)
+        scores = {trial.score for trial in [*progress.trials.values(), *results]}
+        if len(results) > 1 and len(scores) == 1:
+            logger.warning(
+                "every order scored the same: the demos may not reach the model, or decide nothing"
+            )
+        return replace(
+            self._original(),
+            ordering=entries[best].ordering,
+            comparison=compare(rows[0], rows[best], num_candidates=len(rows)),
+            candidates=list(zip(entries, results, strict=False)),
+            stopped=stopped,
+        )
+
+
+def _affordable(
+    entries: list[Finalist], scorer: CellScorer, examples: range, max_program_calls: int
+) -> list[Finalist]:
+    """The first finalists: as many as the calls left pay for, after calls that failed and were made again."""
+    for count in range(len(entries), 0, -1):
+        cost = scorer.cost([entry.ordering for entry in entries[:count]], examples)
+        if scorer.program_calls + cost <= max_program_calls:
+            return entries[:count]
+    return []

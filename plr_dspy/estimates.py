@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import dspy
 
-from plr_dspy.compilation import Job
+from plr_dspy.jobs import Job
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plr_dspy.records import Comparison, Trial
+from plr_dspy.records import Trial
+from plr_dspy.report import Comparison
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering
 from plr_dspy.statistics import paired_interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 import tempfile
@@ -54,6 +55,24 @@ def fraction(name: str, value: Any) -> float | None:
     if not 0.0 < number <= 1.0:
         raise ValueError(f"{name} must lie in (0, 1]; got {number}")
     return number
+
+
+def number(name: str, value: Any, *, above: float | None = None) -> float | None:
+    """The value as a finite float, or None for None.
+
+    Raises:
+        TypeError: when it is no number.
+        ValueError: when it is out of range.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number or None; got {value!r}")
+    result = float(value)
+    if not math.isfinite(result) or (above is not None and result <= above):
+        bounds = "" if above is None else f" above {above:g}"
+        raise ValueError(f"{name} must be a finite number{bounds}; got {result}")
+    return result
 
 
 def check_examples(name: str, examples: Any) -> None:

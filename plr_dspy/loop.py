@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from plr_dspy.distributions import mode_probability
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering
+from plr_dspy.stopping import Stopper
+
+TIME_LIMIT = "time limit"
 
 
 class Objective(Protocol):
@@ -17,13 +20,13 @@ class Objective(Protocol):
 
     @property
     def program_calls(self) -> int:
-        """Distinct program calls made so far."""
+        """Program calls that the search has made so far."""
 
     def cost(self, orderings: Sequence[Ordering]) -> int:
         """Program calls that scoring these orderings would make."""
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
-        """Score orderings; the trials come in the same order."""
+        """Score orderings; the trials come in the same order, fewer of them when the time is up."""
 
 
 @dataclass
@@ -44,6 +47,41 @@ class Progress:
         """The best trials, best first; the earlier of equals comes first."""
         return sorted(self.trials.values(), key=lambda trial: -trial.score)[:count]
 
+    def note(self, search: Search, trials: Sequence[Trial], elites: Sequence[Trial], calls: int) -> None:
+        """Add a round that the search has been told."""
+        num_new = len({trial.ordering for trial in trials} - self.trials.keys())
+        self.trials.update({trial.ordering: trial for trial in trials})
+        scores = [trial.score for trial in trials]
+        self.history.append(
+            Iteration(
+                index=len(self.history),
+                num_samples=len(trials),
+                num_new=num_new,
+                mean_score=sum(scores) / len(scores),
+                best_score=max(scores),
+                elite_score=elites[-1].score,
+                best_score_so_far=max(trial.score for trial in self.trials.values()),
+                program_calls=calls,
+                mode_probability=[mode_probability(d) for d in search.distributions],
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rounds and trials as JSON data."""
+        return {
+            "trials": [[t.ordering, t.score, t.num_examples] for t in self.trials.values()],
+            "history": [asdict(iteration) for iteration in self.history],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Progress:
+        """What `state_dict` was taken of."""
+        trials = [
+            Trial(tuple(map(tuple, ordering)), score, count) for ordering, score, count in state["trials"]
+        ]
+        history = [Iteration(**iteration) for iteration in state["history"]]
+        return cls({trial.ordering: trial for trial in trials}, history)
+
 
 def run(
     search: Search,
@@ -51,63 +89,44 @@ def run(
     *,
     num_iterations: int,
     max_program_calls: int | None = None,
+    stoppers: Sequence[Stopper] = (),
     on_iteration: Callable[[Iteration], None] | None = None,
     progress: Progress | None = None,
 ) -> Progress:
-    """Drive a search until its iterations, the orderings or the budget end.
+    """Drive a search until its iterations, the orderings, the budget or the time end, or a stopper says so.
 
     Args:
         search: Proposes orderings and learns.
         objective: Scores them.
-        num_iterations: Rounds at most (T).
+        num_iterations: Rounds at most (T), those of `progress` included.
         max_program_calls: A round that would take the objective past this many is not begun.
-        on_iteration: Called after each round.
-        progress: Filled round by round; a new one if None.
+        stoppers: Asked before each round.
+        on_iteration: Called after each round that was scored whole.
+        progress: Of the rounds that the search has been told before; filled round by round.
 
     Returns:
         The progress, with the reason for which the search ended.
     """
     progress = Progress() if progress is None else progress
-    progress.stopped = _run(search, objective, num_iterations, max_program_calls, on_iteration, progress)
+
+    def reason() -> str:
+        while True:
+            for stopper in stoppers:
+                if stop := stopper(progress.history):
+                    return stop
+            if len(progress.history) >= num_iterations:
+                return "all iterations done"
+            if not (orderings := search.ask()):
+                return "no new ordering left"
+            cost = objective.cost(orderings)
+            if max_program_calls is not None and objective.program_calls + cost > max_program_calls:
+                return "budget"
+            if trials := objective(orderings):
+                progress.note(search, trials, search.tell(trials), objective.program_calls)
+            if len(trials) < len(orderings):
+                return TIME_LIMIT
+            if on_iteration is not None:
+                on_iteration(progress.history[-1])
+
+    progress.stopped = reason()
     return progress
-
-
-def _run(
-    search: Search,
-    objective: Objective,
-    num_iterations: int,
-    max_program_calls: int | None,
-    on_iteration: Callable[[Iteration], None] | None,
-    progress: Progress,
-) -> str:
-    """The rounds of `run`; returns the reason for their end."""
-    trials = progress.trials
-    for index in range(num_iterations):
-        orderings = search.ask()
-        if not orderings:
-            return "no new ordering left"
-        if (
-            max_program_calls is not None
-            and objective.program_calls + objective.cost(orderings) > max_program_calls
-        ):
-            return "budget"
-        scored = objective(orderings)
-        elites = search.tell(scored)
-        num_new = len({trial.ordering for trial in scored} - trials.keys())
-        trials.update({trial.ordering: trial for trial in scored})
-        scores = [trial.score for trial in scored]
-        iteration = Iteration(
-            index=index,
-            num_samples=len(scored),
-            num_new=num_new,
-            mean_score=sum(scores) / len(scores),
-            best_score=max(scores),
-            elite_score=elites[-1].score,
-            best_score_so_far=max(trial.score for trial in trials.values()),
-            program_calls=objective.program_calls,
-            mode_probability=[mode_probability(d) for d in search.distributions],
-        )
-        progress.history.append(iteration)
-        if on_iteration is not None:
-            on_iteration(iteration)
-    return "all iterations done"

@@ -36,9 +36,9 @@ class ProgressBar:
         self._bar.close()
         self._redirect.close()
 
-    def advance(self) -> None:
-        """Count one program call."""
-        self._bar.update(1)
+    def advance(self, count: int = 1) -> None:
+        """Count program calls."""
+        self._bar.update(count)
 
     def show(self, text: str) -> None:
         """Show a text behind the bar."""

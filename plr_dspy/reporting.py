@@ -7,9 +7,10 @@ from typing import Any
 import dspy
 
 from plr_dspy._version import __version__
-from plr_dspy.compilation import Job, Outcome
+from plr_dspy.compilation import Outcome
 from plr_dspy.distributions import distribution_state
-from plr_dspy.records import Candidate, Report, SlotReport
+from plr_dspy.jobs import Job
+from plr_dspy.report import Candidate, Report, SlotReport
 from plr_dspy.scoring import CellScorer
 
 LARGEST_JSON_INTEGER = 2**53
@@ -21,7 +22,7 @@ def build_report(
 ) -> Report:
     """The report of a finished compile."""
     num_distinct = job.slots.space.num_distinct
-    total = scorer.program_calls
+    total, search = scorer.program_calls, scorer.ledger.calls(job.train)
     return Report(
         slots=_slot_reports(job, outcome),
         distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else float(num_distinct),
@@ -38,8 +39,13 @@ def build_report(
             for finalist, trial in outcome.candidates
         ],
         history=outcome.history,
-        program_calls={"search": outcome.search_calls, "final": total - outcome.search_calls, "total": total},
-        tokens=scorer.tokens,
+        program_calls={
+            "search": search,
+            "final": total - search,
+            "total": total,
+            "resumed": scorer.ledger.num_resumed,
+        },
+        tokens=scorer.ledger.tokens,
         seconds=seconds,
         errors=scorer.errors(),
         stopped=outcome.stopped,

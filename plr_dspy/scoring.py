@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import dspy
 
-from plr_dspy.cells import FAILED, Cell, CellKey, CellRunner
+from plr_dspy.cells import CellRunner, Variant
+from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import Metric
 from plr_dspy.programs import ProgramFactory
-from plr_dspy.records import ErrorCount, Trial
+from plr_dspy.records import FAILED, Cell, CellKey, Trial
+from plr_dspy.report import ErrorCount
 from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
 
@@ -29,6 +31,10 @@ class CellScorer:
         examples: What scores orderings; named by index.
         names: What messages call the examples; None counts them.
         max_metric_calls: Hard limit on program calls; None for none.
+        ledger: What has been paid before, with the same program and examples; None begins a new one.
+
+    Attributes:
+        ledger: What has been paid.
     """
 
     def __init__(
@@ -43,13 +49,17 @@ class CellScorer:
         max_errors: int | None = None,
         max_metric_calls: int | None = None,
         on_cell: Callable[[], None] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        self.ledger = Ledger() if ledger is None else ledger
         self._factory = ProgramFactory(program)
         self._slots = slots
+        self._names = names or [f"example {i}" for i in range(len(examples))]
         self._runner = CellRunner(
             metric,
             examples,
-            names=names or [f"example {i}" for i in range(len(examples))],
+            names=self._names,
+            ledger=self.ledger,
             num_threads=num_threads,
             max_errors=max_errors,
             on_cell=on_cell,
@@ -59,32 +69,31 @@ class CellScorer:
 
     @property
     def program_calls(self) -> int:
-        """Distinct cells paid so far."""
-        return len(self._runner.cells)
-
-    @property
-    def tokens(self) -> dict[str, dict[str, int]]:
-        """Billed tokens by model; answers from DSPy's cache bill none."""
-        return self._runner.tokens
+        """Program calls paid so far."""
+        return self.ledger.calls()
 
     def errors(self) -> list[ErrorCount]:
         """Cells that raised, by exception type and outcome, most frequent first."""
-        return self._runner.errors()
+        return self.ledger.errors(self._names)
 
     def cost(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> int:
         """Program calls that scoring these orderings on these examples would make."""
         return len(self._unpaid(orderings, examples))
 
-    def score(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> list[Trial]:
-        """Mean scores of orderings on common examples; raises as `table` does."""
-        rows = self.table(orderings, examples)
-        return [
-            Trial(ordering, math.fsum(row) / len(row), len(row))
-            for ordering, row in zip(orderings, rows, strict=True)
-        ]
+    def score(
+        self, orderings: Sequence[Ordering], examples: Sequence[int], *, deadline: float | None = None
+    ) -> list[Trial]:
+        """Mean scores of orderings on common examples; arguments and errors are those of `table`."""
+        rows = self.table(orderings, examples, deadline=deadline)
+        return [Trial(orderings[i], math.fsum(row) / len(row), len(row)) for i, row in enumerate(rows)]
 
     def table(
-        self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
+        self,
+        orderings: Sequence[Ordering],
+        examples: Sequence[int],
+        *,
+        favoured: int | None = None,
+        deadline: float | None = None,
     ) -> list[list[float]]:
         """Scores of orderings, a row each, on the examples that ran for any of them.
 
@@ -93,22 +102,27 @@ class CellScorer:
             examples: On which examples.
             favoured: Index of an ordering whose failed calls count as the best score that any of the
                 orderings got on the example, so that none beats it by its bad luck.
+            deadline: No call begins when `time.monotonic` has come to this: only the first orderings,
+                those that were scored whole, have rows then.
 
         Raises:
             RuntimeError: when this would exceed `max_metric_calls`, or no call ended with an answer.
             Exception: of the program or the metric, see `CellRunner.run`.
         """
-        self._pay(orderings, examples)
-        cells = [[self.cell(ordering, e) for e in examples] for ordering in orderings]
+        self._pay(orderings, examples, deadline)
+        cells = self._complete(orderings, examples)
+        if not cells:
+            return []
         ran = [i for i in range(len(examples)) if any(row[i].outcome != FAILED for row in cells)]
         if not ran:
+            message = self._runner.failure or cells[0][0].message
             raise RuntimeError(
-                f"no call ended with an answer, for {len(orderings)} orderings of the demos on "
-                f"{len(examples)} examples; the first failure was: {self._runner.failure!r}"
+                f"no call ended with an answer, for {len(cells)} orderings of the demos on "
+                f"{len(examples)} examples; the first failure was: {message!r}"
             ) from self._runner.failure
-        worst = min([0.0, *(cell.score for cell in self._runner.cells.values() if cell.score is not None)])
+        worst = min([0.0, *(cell.score for cell in self.ledger.cells.values() if cell.score is not None)])
         table = [[worst if (score := row[i].score) is None else score for i in ran] for row in cells]
-        if favoured is not None:
+        if favoured is not None and favoured < len(table):
             for column, i in enumerate(ran):
                 if cells[favoured][i].outcome == FAILED:
                     table[favoured][column] = max(row[column] for row in table)
@@ -120,7 +134,7 @@ class CellScorer:
         Raises:
             KeyError: when it has not.
         """
-        return self._runner.cells[self._fingerprint(ordering), example]
+        return self.ledger.cells[self._fingerprint(ordering), example]
 
     def _fingerprint(self, ordering: Ordering) -> str:
         if ordering not in self._fingerprints:
@@ -130,9 +144,19 @@ class CellScorer:
     def _unpaid(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> list[CellKey]:
         """Cells still to be paid, ordering by ordering: a server keeps the prefix they share in its cache."""
         wanted = dict.fromkeys((self._fingerprint(ordering), e) for ordering in orderings for e in examples)
-        return [key for key in wanted if key not in self._runner.cells]
+        return [key for key in wanted if key not in self.ledger.cells]
 
-    def _pay(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> None:
+    def _complete(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> list[list[Cell]]:
+        """The cells of the orderings up to the first that lacks one."""
+        rows = []
+        for ordering in orderings:
+            keys = [(self._fingerprint(ordering), example) for example in examples]
+            if any(key not in self.ledger.cells for key in keys):
+                break
+            rows.append([self.ledger.cells[key] for key in keys])
+        return rows
+
+    def _pay(self, orderings: Sequence[Ordering], examples: Sequence[int], deadline: float | None) -> None:
         keys = self._unpaid(orderings, examples)
         if self._max_metric_calls is not None and self.program_calls + len(keys) > self._max_metric_calls:
             raise RuntimeError(
@@ -141,10 +165,16 @@ class CellScorer:
             )
         wanted = {fingerprint for fingerprint, _ in keys}
         by_fingerprint = {self._fingerprint(ordering): ordering for ordering in orderings}
-        programs = {
-            fingerprint: self._factory.build(self._slots.demos(ordering))
+        variants = {
+            fingerprint: Variant(
+                self._factory.build(self._slots.demos(ordering)), _named(self._slots.permutations(ordering))
+            )
             for fingerprint, ordering in by_fingerprint.items()
             if fingerprint in wanted
         }
         if keys:
-            self._runner.run(keys, programs)
+            self._runner.run(keys, variants, deadline=deadline)
+
+
+def _named(permutations: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name}: {list(permutation)}" for name, permutation in permutations.items())

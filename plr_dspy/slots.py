@@ -101,12 +101,12 @@ class ProgramSlots:
         return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
 
     def fingerprint(self, ordering: Ordering) -> str:
-        """Digest of the prompts that the ordering renders to."""
+        """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to."""
         digest = hashlib.sha256()
         for name, demos in self.demos(ordering).items():
             text = self._renderer.render(self._predictors[name], demos)
             digest.update(f"{name}\0{text}\0".encode())
-        return digest.hexdigest()
+        return digest.hexdigest()[:32]
 
 
 def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> Slot:

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
-from plr_dspy.compilation import Job, Outcome, find_ordering, nothing_to_order, unfinished
+from plr_dspy.checkpoint import Checkpoint
+from plr_dspy.compilation import Compilation, Outcome
 from plr_dspy.estimates import Estimate, estimate
-from plr_dspy.inputs import (
-    check_demos,
-    check_examples,
-    check_fields,
-    check_language_model,
-    check_log_dir,
-    check_splits,
-    check_student,
-    fraction,
-    whole_number,
-)
-from plr_dspy.loop import Progress
+from plr_dspy.identity import identity
+from plr_dspy.inputs import check_log_dir, fraction, number, whole_number
+from plr_dspy.interrupts import termination_interrupts
+from plr_dspy.jobs import Job, Limits, Options, prepare
 from plr_dspy.metrics import Metric, metric_caller
-from plr_dspy.plan import BUDGETS, NOTHING_TO_DO, Overrides, make_plan
+from plr_dspy.plan import BUDGETS, Overrides
 from plr_dspy.programs import ProgramFactory
 from plr_dspy.progress import ProgressBar
-from plr_dspy.records import Report
+from plr_dspy.report import Report
 from plr_dspy.reporting import build_report
-from plr_dspy.scoring import CellScorer
-from plr_dspy.slots import ProgramSlots, add_labelled_demos
-from plr_dspy.splits import make_splits
+from plr_dspy.stopping import Converged, Patience, Stopper, TargetScore
 from plr_dspy.updates import UpdateRule, update_rule
 
 logger = logging.getLogger(__name__)
@@ -58,6 +47,12 @@ class PLReorder(Teleprompter):
             runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at
             most 15 x 15 x train + 13 x selection examples.
         max_metric_calls: Budget in program calls instead; never exceeded.
+        max_seconds: No program call begins later than this; those under way end. The search gives the
+            final comparison its share of the time.
+        stop_at_score: The search ends when an order has this score on its train examples.
+        patience: The search ends when so many rounds in a row brought no better order.
+        stop_at_mode_probability: The search ends when the most probable order of every predictor's
+            demos has at least this probability.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
@@ -65,7 +60,9 @@ class PLReorder(Teleprompter):
         max_errors: So many failed program calls end the compile, with the exception of the last; None
             takes DSPy's setting. Answers that cannot be parsed are wrong answers, not failures.
         seed: Of everything random.
-        log_dir: Folder that gets the report as ``report.json``.
+        log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
+            (``state.json``) and the report (``report.json``). A compile with the same program, data
+            and settings goes on from there: no finished call is made again. None keeps nothing.
         display_progress: Draw a progress bar.
 
     Attributes:
@@ -84,6 +81,10 @@ class PLReorder(Teleprompter):
         update: str | UpdateRule = "mle",
         auto: str = "light",
         max_metric_calls: int | None = None,
+        max_seconds: float | None = None,
+        stop_at_score: float | None = None,
+        patience: int | None = None,
+        stop_at_mode_probability: float | None = None,
         num_iterations: int | None = None,
         num_samples: int | None = None,
         elite_fraction: float | None = None,
@@ -103,6 +104,10 @@ class PLReorder(Teleprompter):
         self.update = update_rule(update)
         self.auto = auto
         self.max_metric_calls = whole_number("max_metric_calls", max_metric_calls)
+        self.max_seconds = number("max_seconds", max_seconds, above=0.0)
+        self.stop_at_score = number("stop_at_score", stop_at_score)
+        self.patience = whole_number("patience", patience)
+        self.stop_at_mode_probability = fraction("stop_at_mode_probability", stop_at_mode_probability)
         self.num_iterations = whole_number("num_iterations", num_iterations)
         self.num_samples = whole_number("num_samples", num_samples)
         self.elite_fraction = fraction("elite_fraction", elite_fraction)
@@ -145,24 +150,23 @@ class PLReorder(Teleprompter):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        job = self._prepare(student, trainset=trainset, valset=valset, seed=seed)
-        progress = Progress()
-        with ProgressBar(job.plan.program_calls, display=self.display_progress) as bar:
-            scorer = job.new_scorer(
-                self.metric, num_threads=self.num_threads, max_errors=self.max_errors, on_cell=bar.advance
-            )
+        job = prepare(self._options(seed), student, trainset=trainset, valset=valset)
+        if self.log_dir is not None:
+            check_log_dir(self.log_dir)
+        limits = Limits(self.num_threads, self.max_errors, self.max_seconds)
+        with (
+            Checkpoint(self.log_dir, identity(job)) as checkpoint,
+            ProgressBar(job.plan.program_calls, display=self.display_progress) as bar,
+            termination_interrupts(),
+        ):
+            compilation = Compilation(job, limits, checkpoint=checkpoint, bar=bar)
             try:
-                if job.slots.space.num_distinct < 2:
-                    logger.warning(
-                        "all orders of the demos give the same prompt: nothing to order, no call made"
-                    )
-                    outcome = nothing_to_order(job)
-                else:
-                    outcome = find_ordering(job, scorer, bar, progress)
+                outcome = compilation.run()
             except BaseException:
-                self._keep(job, unfinished(job, progress), scorer, time.monotonic() - started)
+                checkpoint.ledger.close()  # calls that are still under way come too late
+                self._keep(compilation, compilation.unfinished(), limits, time.monotonic() - started)
                 raise
-        return self._keep(job, outcome, scorer, time.monotonic() - started)
+            return self._keep(compilation, outcome, limits, time.monotonic() - started)
 
     def estimate(
         self,
@@ -177,11 +181,41 @@ class PLReorder(Teleprompter):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        return estimate(self._prepare(student, trainset=trainset, valset=valset, seed=seed))
+        return estimate(prepare(self._options(seed), student, trainset=trainset, valset=valset))
 
-    def _keep(self, job: Job, outcome: Outcome, scorer: CellScorer, seconds: float) -> dspy.Module:
+    def _options(self, seed: int | None) -> Options:
+        """What decides the result, with the seed of `compile`."""
+        seed = self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
+        stoppers: list[Stopper] = []
+        if self.stop_at_score is not None:
+            stoppers.append(TargetScore(self.stop_at_score))
+        if self.patience is not None:
+            stoppers.append(Patience(self.patience))
+        if self.stop_at_mode_probability is not None:
+            stoppers.append(Converged(self.stop_at_mode_probability))
+        return Options(
+            metric=self.metric,
+            update=self.update,
+            auto=self.auto,
+            overrides=Overrides(
+                max_metric_calls=self.max_metric_calls,
+                num_iterations=self.num_iterations,
+                num_samples=self.num_samples,
+                elite_fraction=self.elite_fraction,
+                num_final_draws=self.num_final_draws,
+            ),
+            num_demos=self.num_demos,
+            stoppers=tuple(stoppers),
+            seed=seed,
+        )
+
+    def _keep(
+        self, compilation: Compilation, outcome: Outcome, limits: Limits, seconds: float
+    ) -> dspy.Module:
         """Set `report` and `best_program`, and write the report to `log_dir`."""
-        self.report = build_report(job, outcome, scorer, settings=self._settings(job), seconds=seconds)
+        job: Job = compilation.job
+        settings = {**job.settings(), **asdict(limits)}
+        self.report = build_report(job, outcome, compilation.scorer, settings=settings, seconds=seconds)
         compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
         compiled.reorder_report = self.report.to_dict()
         compiled._compiled = True
@@ -193,75 +227,3 @@ class PLReorder(Teleprompter):
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         logger.info("%s", self.report)
         return compiled
-
-    def _prepare(
-        self,
-        student: dspy.Module,
-        *,
-        trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example] | None,
-        seed: int | None,
-    ) -> Job:
-        """Everything that is decided before the first program call."""
-        valset = [] if valset is None else valset
-        seed = self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
-        check_student(student)
-        check_examples("trainset", trainset)
-        check_examples("valset", valset)
-        check_language_model(student)
-        check_demos(student)
-        check_fields(student, trainset)
-        if self.log_dir is not None:
-            check_log_dir(self.log_dir)
-        rng = random.Random(seed)
-        program = ProgramFactory(student).build({})
-        if self.num_demos is not None:
-            add_labelled_demos(program, trainset, self.num_demos, rng)
-        demos = [demo for predictor in program.predictors() for demo in predictor.demos]
-        if not demos:
-            raise ValueError(
-                "student has no demos to order: compile it first with an optimizer that chooses demos, such as "
-                "dspy.LabeledFewShot or dspy.BootstrapFewShot, or pass num_demos to PLReorder"
-            )
-        slots = ProgramSlots(program)
-        splits = make_splits(trainset, valset, demos, rng, balanced=self.auto != "paper")
-        if slots.space.num_distinct < 2:
-            return Job(program, slots, splits, NOTHING_TO_DO, self.update, seed)
-        check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
-        plan = make_plan(
-            self.auto,
-            Overrides(
-                max_metric_calls=self.max_metric_calls,
-                num_iterations=self.num_iterations,
-                num_samples=self.num_samples,
-                elite_fraction=self.elite_fraction,
-                num_final_draws=self.num_final_draws,
-            ),
-            num_train=len(splits.train),
-            num_selection=len(splits.selection),
-            num_distinct=slots.space.num_distinct,
-        )
-        return Job(program, slots, splits, plan, self.update, seed)
-
-    def _settings(self, job: Job) -> dict[str, Any]:
-        """Everything that decides the run, as plain data."""
-        rule: Any = self.update
-        parameters = {f.name: getattr(rule, f.name) for f in fields(rule)} if is_dataclass(rule) else {}
-        plain = (bool, int, float, str, type(None))
-        update = {name: v if isinstance(v, plain) else repr(v) for name, v in parameters.items()}
-        return {
-            "auto": self.auto,
-            "update": {"name": self.update.name, **update},
-            "seed": job.seed,
-            "metric": getattr(self.metric, "__name__", type(self.metric).__name__),
-            "adapter": type(dspy.settings.adapter or dspy.ChatAdapter()).__name__,
-            "models": sorted(
-                {str(lm.model) for p in job.program.predictors() if (lm := p.lm or dspy.settings.lm)}
-            ),
-            "num_demos": self.num_demos,
-            "num_threads": self.num_threads,
-            "max_errors": self.max_errors,
-            "num_train": len(job.splits.train),
-            "num_selection": len(job.splits.selection),
-            **asdict(job.plan),
-        }

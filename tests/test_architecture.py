@@ -11,17 +11,18 @@ import plr_dspy
 
 PACKAGE = Path(plr_dspy.__file__).parent
 LAYERS = [
-    {"_version", "space", "records", "statistics", "data", "weights", "llama_child"},
-    {"distributions"},
-    {"fitting"},
-    {"updates"},
+    {"_version", "space", "records", "statistics", "data", "weights", "llama_child", "interrupts"},
+    {"distributions", "report", "stopping"},
+    {"fitting", "ledger"},
+    {"updates", "checkpoint"},
     {"search", "plan"},
     {"loop", "finals", "progress"},
     {"engines", "plaintext", "splits", "programs", "metrics"},
     {"slots", "completion", "inputs", "cells"},
     {"scoring", "local"},
-    {"compilation"},
-    {"reporting", "estimates"},
+    {"jobs"},
+    {"compilation", "identity", "estimates"},
+    {"reporting"},
     {"teleprompter"},
     {"__init__"},
 ]

@@ -79,7 +79,7 @@ class TestCells:
     def test_tokens_are_summed_and_cached_answers_bill_none(self, engine):
         cells = scorer()
         cells.score([IDENTITY], range(4))
-        assert cells.tokens["fake/order-sensitive"]["completion_tokens"] == 4 * 5
+        assert cells.ledger.tokens["fake/order-sensitive"]["completion_tokens"] == 4 * 5
 
     def test_budget_is_hard(self, engine):
         cells = scorer(max_metric_calls=10)

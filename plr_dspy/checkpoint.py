@@ -1,0 +1,125 @@
+"""A folder from which a compile goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from plr_dspy.ledger import Ledger
+from plr_dspy.records import write_atomically
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+
+
+class Checkpoint:
+    """The state of a compile on disk, as a context; one process at a time.
+
+    The folder holds ``cells.jsonl``, to which every finished cell is appended (`Ledger`), ``state.json``,
+    which is replaced whole after each round, and ``lock``.
+
+    Args:
+        folder: Made if it does not exist; None keeps everything in memory.
+        identity: What decides the compile, as JSON data: only an equal one goes on from the folder.
+
+    Attributes:
+        ledger: What has been paid for; in the context only.
+        state: What was saved last; None at the start.
+    """
+
+    def __init__(self, folder: Path | None, identity: dict[str, Any]) -> None:
+        self._folder = folder
+        self._identity = json.loads(json.dumps(identity))
+        self._exit = ExitStack()
+        self.ledger: Ledger
+        self.state: dict[str, Any] | None = None
+
+    def __enter__(self) -> Checkpoint:
+        """Open the folder.
+
+        Raises:
+            ValueError: when it belongs to another compile, or cannot be read.
+            RuntimeError: when another process, or another compile of this one, is using it.
+        """
+        if self._folder is None:
+            self.ledger = Ledger()
+            return self
+        with ExitStack() as opened:
+            try:
+                opened.enter_context(FileLock(self._folder / "lock", timeout=0, thread_local=False))
+            except Timeout:
+                raise RuntimeError(
+                    f"log_dir {self._folder} is in use by another compile: wait for its end, or pass another log_dir"
+                ) from None
+            self.state = self._read(self._folder)
+            if self.state is None:
+                self.save(None)
+            self.ledger = Ledger(self._folder / "cells.jsonl")
+            opened.callback(self.ledger.close)
+            self._exit = opened.pop_all()
+        if self.ledger.num_resumed:
+            logger.info("%s: %d program calls were made before", self._folder, self.ledger.num_resumed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.ledger.close()
+        self._exit.close()
+
+    def save(self, state: dict[str, Any] | None) -> None:
+        """Replace the state on disk; a disk that cannot take it gives a warning."""
+        self.state = state
+        if self._folder is None:
+            return
+        content = {"schema_version": SCHEMA_VERSION, "identity": self._identity, "state": state}
+        try:
+            write_atomically(self._folder / "state.json", json.dumps(content).encode())
+        except OSError as error:
+            logger.warning("the state could not be written to %s: %s", self._folder, error)
+
+    def _read(self, folder: Path) -> dict[str, Any] | None:
+        path = folder / "state.json"
+        try:
+            content = json.loads(path.read_bytes())
+            version, identity = content["schema_version"], content["identity"]
+            state: dict[str, Any] | None = content["state"]
+        except FileNotFoundError:
+            if (folder / "cells.jsonl").exists():
+                raise ValueError(
+                    f"log_dir {folder} has cells but no state.json, so nobody can tell what they are of: "
+                    "pass another log_dir"
+                ) from None
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read ({error}): pass another log_dir") from error
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"{path} has schema version {version!r}, this plr_dspy writes {SCHEMA_VERSION}: go on with the "
+                "version that wrote it, or pass another log_dir"
+            )
+        if differences := _differences(identity, self._identity):
+            raise ValueError(
+                f"log_dir {folder} belongs to another compile: {'; '.join(differences)}. Compile with what it "
+                "began with to go on from there, or pass another log_dir"
+            )
+        return state
+
+
+def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """What differs between two identities, one phrase each; digests (`#...`) say nothing to people."""
+
+    def phrase(name: str) -> str:
+        was, now = there.get(name), here.get(name)
+        if any(isinstance(value, str) and value.startswith("#") for value in (was, now)):
+            return f"{name} not the same"
+        return f"{name} was {was!r}, is {now!r}"
+
+    return [phrase(name) for name in {**there, **here} if there.get(name) != here.get(name)]

@@ -1,0 +1,202 @@
+"""What a compile did and found: plain data that saves to JSON."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from plr_dspy.records import Iteration, write_atomically
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An ordering that reached the final comparison.
+
+    Attributes:
+        origin: "original", "mode", "best seen" or "draw".
+        ordering: Demo indices by position, for each slot.
+        score: Mean score on the selection split.
+    """
+
+    origin: str
+    ordering: dict[str, list[int]]
+    score: float
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    """One slot: a predictor's demos and the order chosen for them.
+
+    Attributes:
+        predictor: Name of the predictor.
+        num_demos: Number of demos, those that no prompt shows included.
+        ordering: Demo indices by position; ``ordering[0]`` is shown first.
+        blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
+        distributions: The final distribution of each block: logits ``[n]``, or of a mixture
+            weights ``[k]`` and logits ``[k, n]``, over the block's demos.
+    """
+
+    predictor: str
+    num_demos: int
+    ordering: list[int]
+    blocks: list[list[int]]
+    distributions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Chosen against original order on the selection split.
+
+    Attributes:
+        original, chosen: Mean scores, as fractions.
+        gain: Mean of the paired differences.
+        interval: Confidence interval of the gain, widened for the number of orders that were
+            compared (Bonferroni): on pure noise, the winner's lies above 0 at most that seldom.
+        confidence: Level of the interval.
+        num_examples: Examples that the candidates were compared on.
+        num_candidates: Orders that were compared, the original included.
+    """
+
+    original: float
+    chosen: float
+    gain: float
+    interval: tuple[float, float]
+    confidence: float
+    num_examples: int
+    num_candidates: int
+
+
+@dataclass(frozen=True)
+class ErrorCount:
+    """Cells that ended in one type of exception.
+
+    Attributes:
+        type: Name of the exception's class.
+        outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below), or "not
+            scored": the call failed.
+        count: Number of cells.
+        message: First line of the first one's message.
+        examples: Up to five of the examples, such as "trainset[12]".
+    """
+
+    type: str
+    outcome: str
+    count: int
+    message: str
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compile did and found.
+
+    Attributes:
+        slots: The predictors whose demos were ordered.
+        distinct_prompts: Number of orderings that render to different prompts.
+        comparison: Chosen against original order; None if there was nothing to order.
+        candidates: Orderings of the final comparison.
+        history: Rounds of the search.
+        program_calls: Program calls made, by phase: "search", "final", "total"; and those of the total
+            that `log_dir` held from before: "resumed".
+        tokens: Billed tokens by model, as the provider reports them.
+        seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
+        errors: Cells that raised, by type.
+        stopped: Why the search ended.
+        settings: Everything that decides the run, the seed included.
+        plr_dspy_version, dspy_version, schema_version: What wrote this.
+    """
+
+    slots: list[SlotReport]
+    distinct_prompts: float
+    comparison: Comparison | None
+    candidates: list[Candidate]
+    history: list[Iteration]
+    program_calls: dict[str, int]
+    tokens: dict[str, dict[str, int]]
+    seconds: float
+    errors: list[ErrorCount]
+    stopped: str
+    settings: dict[str, Any]
+    plr_dspy_version: str
+    dspy_version: str
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data (dicts, lists, strings, numbers)."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: when the data are no report, or one of another schema version.
+        """
+        version = data.get("schema_version")
+        if version is None:
+            raise ValueError("expected a plr_dspy report; got data without a schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
+                "read it with the plr_dspy version that wrote it"
+            )
+        return _REPORT.validate_python(data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON; the file appears whole or not at all."""
+        write_atomically(Path(path), _REPORT.dump_json(self, indent=2) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a report that `save` wrote.
+
+        Raises:
+            ValueError: when the file holds no report, or one of another schema version.
+        """
+        try:
+            data = TypeAdapter(dict[str, Any]).validate_json(Path(path).read_bytes())
+            return cls.from_dict(data)
+        except ValueError as error:
+            raise ValueError(
+                f"{os.fspath(path)} holds no plr_dspy report that can be read: {error}"
+            ) from error
+
+    def __str__(self) -> str:
+        lines = [
+            f"PLReorder: {len(self.slots)} predictor(s) with demos, {self.distinct_prompts:,.0f} distinct prompts, "
+            f"{self.program_calls['total']:,} program calls, {self.seconds:.0f} s; {self.stopped}"
+        ]
+        if (c := self.comparison) is not None:
+            lines += [
+                f"  original order {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples",
+                f"  gain {c.gain:+.3f}, {100 * c.confidence:.0f} % interval "
+                f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}] (for the best of {c.num_candidates} orders)",
+            ]
+            lines += self._advice(c)
+        lines += [f"  {slot.predictor}: demos in the order {slot.ordering}" for slot in self.slots]
+        lines += [
+            f"  tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
+            for model, counts in self.tokens.items()
+        ]
+        lines += [
+            f"  {error.count} call(s) {error.outcome}: {error.type}: {error.message}" for error in self.errors
+        ]
+        return "\n".join(lines)
+
+    def _advice(self, comparison: Comparison) -> list[str]:
+        if comparison.gain == 0:
+            return ["  no order was better: the original one stays"]
+        if comparison.interval[0] > 0:
+            return []
+        all_used = comparison.num_examples >= self.settings.get("num_selection", 0)
+        cure = "more examples (in the trainset, or as a valset)" if all_used else "a larger budget"
+        return [f"  the interval holds 0: this gain may be chance; {cure} would tell"]
+
+
+_REPORT = TypeAdapter(Report)

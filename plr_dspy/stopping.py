@@ -1,0 +1,50 @@
+"""What ends a search early: small callables that read its rounds and name a reason, or None to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from plr_dspy.records import Iteration
+
+Stopper: TypeAlias = Callable[[Sequence[Iteration]], "str | None"]
+
+
+@dataclass(frozen=True)
+class TargetScore:
+    """Stops when some ordering has scored at least `score` on the train examples."""
+
+    score: float
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if history and history[-1].best_score_so_far >= self.score:
+            return "target score reached"
+        return None
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Stops when the best score has not risen for `num_iterations` rounds."""
+
+    num_iterations: int
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if len(history) <= self.num_iterations:
+            return None
+        before = history[-1 - self.num_iterations].best_score_so_far
+        if history[-1].best_score_so_far > before:
+            return None
+        return f"no better order in {self.num_iterations} iterations"
+
+
+@dataclass(frozen=True)
+class Converged:
+    """Stops when the most probable ordering of every block has at least this probability."""
+
+    probability: float
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if history and min(history[-1].mode_probability, default=1.0) >= self.probability:
+            return "the distributions have converged"
+        return None
