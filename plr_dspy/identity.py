@@ -29,12 +29,11 @@ NOT_THE_ANSWER = re.compile(
 def identity(job: Job) -> dict[str, Any]:
     """What decides the result of a compile, as JSON data: values where they say something, else digests."""
     program = job.program
-    modules = [module for _, module in program.named_sub_modules()]
     predictors = dict(program.named_predictors())
     return {
         **job.settings(),
         "the metric's code": _digest(list(_code(job.options.metric))),
-        "the program's modules": _digest([_module(module) for module in modules]),
+        **_modules(program),
         "the program's signatures": _digest([_signature(p.signature) for p in predictors.values()]),
         "the program's demos": _digest(
             [
@@ -69,13 +68,21 @@ def _model(predictor: dspy.Predict) -> list[Any]:
     return [type(lm).__qualname__, getattr(lm, "model_type", ""), arguments, predictor.config]
 
 
-def _module(module: Any) -> list[Any]:
-    """A module's class, plain attributes and, where it is not DSPy's, code."""
+def _modules(program: dspy.Module) -> dict[str, Any]:
+    """The classes, plain attributes and, where they are not DSPy's, code of a program's modules."""
     plain = (bool, int, float, str, type(None))
-    attributes = {k: v for k, v in vars(module).items() if isinstance(v, plain) and not k.startswith("_")}
-    forward = getattr(type(module), "forward", None)
-    own = not type(module).__module__.startswith("dspy.")
-    return [type(module).__qualname__, attributes, list(_code(forward)) if own else []]
+    facts: dict[str, Any] = {}
+    for name, module in program.named_sub_modules():
+        kind = type(module)
+        facts[f"the class of {name}"] = kind.__qualname__
+        if not kind.__module__.startswith("dspy."):
+            facts[f"the code of {name}.forward"] = _digest(list(_code(getattr(kind, "forward", None))))
+        if isinstance(module, dspy.Predict):
+            continue  # its settings are told elsewhere; `stage` is random
+        for attribute, value in vars(module).items():
+            if isinstance(value, plain) and not attribute.startswith("_"):
+                facts[f"{name}.{attribute}"] = _digest(value) if isinstance(value, str) else value
+    return facts
 
 
 def _code(function: Any) -> Iterator[str]:

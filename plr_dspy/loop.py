@@ -12,7 +12,10 @@ from plr_dspy.search import Search
 from plr_dspy.space import Ordering
 from plr_dspy.stopping import Stopper
 
-TIME_LIMIT = "time limit"
+TIME_LIMIT, BUDGET = "time limit", "budget"
+
+MIN_SHARE = 0.5
+"""Share of a round that must be scored for a refit: fewer orderings would have too few elites."""
 
 
 class Objective(Protocol):
@@ -99,7 +102,7 @@ def run(
         search: Proposes orderings and learns.
         objective: Scores them.
         num_iterations: Rounds at most (T), those of `progress` included.
-        max_program_calls: A round that would take the objective past this many is not begun.
+        max_program_calls: A round that would take the objective past this many is cut short, or not begun.
         stoppers: Asked before each round.
         on_iteration: Called after each round that was scored whole.
         progress: Of the rounds that the search has been told before; filled round by round.
@@ -118,15 +121,26 @@ def run(
                 return "all iterations done"
             if not (orderings := search.ask()):
                 return "no new ordering left"
-            cost = objective.cost(orderings)
-            if max_program_calls is not None and objective.program_calls + cost > max_program_calls:
-                return "budget"
-            if trials := objective(orderings):
+            affordable = _affordable(orderings, objective, max_program_calls)
+            if len(affordable) < MIN_SHARE * len(orderings):
+                return BUDGET
+            trials = objective(affordable)
+            if trials and len(trials) >= MIN_SHARE * len(orderings):
                 progress.note(search, trials, search.tell(trials), objective.program_calls)
+            else:
+                progress.trials.update({trial.ordering: trial for trial in trials})
             if len(trials) < len(orderings):
-                return TIME_LIMIT
+                return TIME_LIMIT if len(trials) < len(affordable) else BUDGET
             if on_iteration is not None:
                 on_iteration(progress.history[-1])
 
     progress.stopped = reason()
     return progress
+
+
+def _affordable(orderings: list[Ordering], objective: Objective, limit: int | None) -> list[Ordering]:
+    """The first orderings: as many as the calls left pay for."""
+    count = len(orderings)
+    while limit is not None and count and objective.program_calls + objective.cost(orderings[:count]) > limit:
+        count -= 1
+    return orderings[:count]

@@ -17,10 +17,11 @@ from plr_dspy import (
     RankEMA,
 )
 from plr_dspy.finals import compare, finalists, winner
-from plr_dspy.loop import run
-from plr_dspy.records import Trial
+from plr_dspy.loop import Progress, run
+from plr_dspy.records import Iteration, Trial
 from plr_dspy.search import elite_weights, num_elites
 from plr_dspy.statistics import mean_interval, paired_interval
+from plr_dspy.stopping import Converged, Patience, TargetScore
 
 
 class SortedObjective:
@@ -203,13 +204,76 @@ class TestLoop:
         assert sum(iteration.num_new for iteration in progress.history) == len(progress.trials)
         assert progress.history[-1].best_score_so_far == progress.best(1)[0].score
 
-    def test_a_round_over_budget_is_not_begun(self):
-        search = CrossEntropySearch(OrderingSpace.of_sizes(9), num_samples=10, seed=0)
-        objective = SortedObjective()
-        progress = run(search, objective, num_iterations=50, max_program_calls=34)
-        assert progress.stopped == "budget"
-        assert objective.program_calls <= 34
-        assert len(progress.history) == 3
+    def test_a_round_over_budget_is_cut_short_or_not_begun(self):
+        for archive, budget, rounds, sizes in [(True, 34, 3, 10), (True, 36, 4, 6)]:
+            search = CrossEntropySearch(OrderingSpace.of_sizes(9), num_samples=10, archive=archive, seed=0)
+            objective = SortedObjective()
+            progress = run(search, objective, num_iterations=50, max_program_calls=budget)
+            assert progress.stopped == "budget"
+            assert objective.program_calls <= budget
+            assert len(progress.history) == rounds
+            assert progress.history[-1].num_samples == sizes
+
+    @pytest.mark.parametrize(("in_time", "rounds"), [(7, 2), (3, 1), (0, 1)])
+    def test_a_round_cut_short_by_time(self, in_time, rounds):
+        """Fewer than half of a round do not refit the distributions, but they were seen."""
+
+        class Late(SortedObjective):
+            def __call__(self, orderings):
+                late = bool(self.known)
+                return super().__call__(orderings[: in_time if late else None])
+
+        search = CrossEntropySearch(OrderingSpace.of_sizes(9), num_samples=10, archive=True, seed=0)
+        finished = []
+        progress = run(search, Late(), num_iterations=50, on_iteration=finished.append)
+        assert progress.stopped == "time limit"
+        assert (len(progress.history), len(progress.trials), len(finished)) == (rounds, 10 + in_time, 1)
+
+    def test_goes_on_from_its_state(self):
+        def search():
+            return CrossEntropySearch(OrderingSpace.of_sizes(6, 5), num_samples=8, archive=True, seed=3)
+
+        whole = run(search(), SortedObjective(), num_iterations=6)
+        first, objective = search(), SortedObjective()
+        progress = run(first, objective, num_iterations=2)
+        state = json.loads(json.dumps([first.state_dict(), progress.state_dict()]))
+        second, rest = search(), Progress.from_state(state[1])
+        second.load_state_dict(state[0])
+        assert run(second, objective, num_iterations=6, progress=rest) == whole
+
+
+def history(*best_so_far, mode_probability=(0.5,)):
+    return [
+        Iteration(i, 5, 5, score, score, score, score, 5 * (i + 1), list(mode_probability))
+        for i, score in enumerate(best_so_far)
+    ]
+
+
+class TestStopping:
+    @pytest.mark.parametrize(
+        ("stopper", "going", "ended"),
+        [
+            (TargetScore(0.8), history(0.5, 0.79), history(0.5, 0.8)),
+            (Patience(2), history(0.5, 0.6, 0.6), history(0.5, 0.6, 0.6, 0.6)),
+            (Patience(1), history(0.5), history(0.5, 0.5)),
+            (
+                Converged(0.9),
+                history(0.5, mode_probability=(0.95, 0.8)),
+                history(0.5, mode_probability=(0.95, 0.9)),
+            ),
+        ],
+    )
+    def test_reads_the_rounds(self, stopper, going, ended):
+        assert stopper([]) is None
+        assert stopper(going) is None
+        assert isinstance(stopper(ended), str)
+
+    def test_ends_the_search(self):
+        search = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=10, seed=0)
+        progress = run(search, SortedObjective(), num_iterations=50, stoppers=[Patience(9), TargetScore(1.0)])
+        assert progress.stopped == "target score reached"
+        assert progress.best(1)[0].score == 1.0
+        assert all(iteration.best_score < 1.0 for iteration in progress.history[:-1])
 
 
 class TestFinals:

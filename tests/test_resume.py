@@ -1,0 +1,476 @@
+"""Compiles that are killed, interrupted or fail, and go on from their log_dir."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import dspy
+import orjson
+import pytest
+from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions
+
+from plr_dspy import PLReorder
+from plr_dspy.updates import MixtureEM
+
+EXAMPLES = questions(60)
+NUM_THREADS = 4
+SPAWN = multiprocessing.get_context("forkserver")
+SPAWN.set_forkserver_preload(["plr_dspy"])
+
+
+class RecordingEngine(OrderSensitiveEngine):
+    """Appends a line to a file when a call begins, and takes its time."""
+
+    def __init__(self, path, seconds):
+        super().__init__({example.question: example.answer for example in EXAMPLES})
+        self.path, self.seconds = path, seconds
+
+    def complete(self, request):
+        texts = [message.text or "" for message in request.messages]
+        line = orjson.dumps(texts) + b"\n"
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line)
+        time.sleep(self.seconds)
+        return super().complete(request)
+
+
+def student(num_demos=5):
+    program = dspy.Predict("question -> answer")
+    program.demos = EXAMPLES[:num_demos]
+    return program
+
+
+def optimizer(log_dir=None, **options):
+    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False, **options}
+    return PLReorder(options.pop("metric", exact_match), log_dir=log_dir, **options)
+
+
+def compile_in_child(log_dir, calls, result, seconds):
+    engine = RecordingEngine(calls, seconds)
+    with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
+        reorder = optimizer(log_dir)
+        reorder.compile(student(), trainset=EXAMPLES)
+    Path(result).write_text(json.dumps(reorder.report.to_dict()))
+
+
+def start(tmp_path, log_dir, seconds=0.005):
+    child = SPAWN.Process(
+        target=compile_in_child,
+        args=(str(log_dir), str(tmp_path / "calls"), str(tmp_path / "result.json"), seconds),
+    )
+    child.start()
+    return child
+
+
+def lines(path):
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def same(report):
+    """What two reports of one compile must share."""
+    volatile = {"seconds", "settings"}
+    plain = {name: value for name, value in report.items() if name not in volatile}
+    plain["program_calls"] = {k: v for k, v in report["program_calls"].items() if k != "resumed"}
+    return plain
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+@pytest.fixture
+def uninterrupted(engine):
+    reorder = optimizer()
+    reorder.compile(student(), trainset=EXAMPLES)
+    return json.loads(json.dumps(reorder.report.to_dict()))
+
+
+class TestKilled:
+    def test_at_twenty_random_moments(self, tmp_path, uninterrupted):
+        """At most the calls under way are made again, and the report is that of a compile in one go."""
+        rng = random.Random(0)
+        log_dir = tmp_path / "log"
+        kills = 0
+        finished_at = []
+        while kills < 20:
+            before = len(lines(tmp_path / "calls"))
+            child = start(tmp_path, log_dir, seconds=0.01)
+            wanted = before + rng.randint(1, 22)
+            while len(lines(tmp_path / "calls")) < wanted and child.is_alive():
+                time.sleep(rng.random() / 100)
+            assert child.is_alive(), "the compile ended before it was killed"
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            kills += 1
+            finished_at.append(len(lines(log_dir / "cells.jsonl")))
+        assert finished_at == sorted(finished_at)
+        child = start(tmp_path, log_dir, seconds=0.0)
+        child.join()
+        assert child.exitcode == 0
+        report = json.loads((tmp_path / "result.json").read_text())
+        assert same(report) == same(uninterrupted)
+        assert report["program_calls"]["resumed"] > 0
+        calls = Counter(lines(tmp_path / "calls"))
+        total = report["program_calls"]["total"]
+        assert len(calls) == total
+        assert total <= sum(calls.values()) <= total + NUM_THREADS * kills
+
+    def test_a_finished_compile_costs_nothing_again(self, tmp_path, engine, uninterrupted):
+        for resumed in (0, uninterrupted["program_calls"]["total"]):
+            reorder = optimizer(tmp_path)
+            before = engine.num_calls
+            reorder.compile(student(), trainset=EXAMPLES)
+            assert engine.num_calls - before == uninterrupted["program_calls"]["total"] - resumed
+            assert same(json.loads(json.dumps(reorder.report.to_dict()))) == same(uninterrupted)
+
+    def test_a_torn_line_costs_one_call(self, tmp_path, engine, uninterrupted):
+        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        path = tmp_path / "cells.jsonl"
+        settled = lines(path)[-1]
+        content = path.read_bytes().removesuffix(settled + b"\n")
+        path.write_bytes(content[:-5])
+        before = engine.num_calls
+        reorder = optimizer(tmp_path)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls - before == 1
+        assert same(json.loads(json.dumps(reorder.report.to_dict()))) == same(uninterrupted)
+        assert all(orjson.loads(line) for line in lines(path))
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"auto": "paper", "num_samples": 4}, {"update": MixtureEM(num_components=2)}, {"update": "ema"}],
+    )
+    def test_every_kind_of_search(self, tmp_path, engine, options):
+        options = {"num_iterations": 3, "max_metric_calls": 800, **options}
+        whole = optimizer(**options)
+        whole.compile(student(), trainset=EXAMPLES)
+        first = engine.num_calls
+
+        reorder = optimizer(tmp_path, **options)
+        bell = threading.Thread(target=ring_at, args=(engine, first + first // 2))
+        bell.start()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        bell.join()
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert same(reorder.report.to_dict()) == same(whole.report.to_dict())
+        assert engine.num_calls <= 2 * first + NUM_THREADS
+
+
+def ring_at(engine, calls, number=signal.SIGINT):
+    while engine.num_calls < calls:
+        time.sleep(0.001)
+    signal.raise_signal(number)
+
+
+class Weighted:
+    """A metric with a state."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, example, prediction):
+        return self.weight * exact_match(example, prediction)
+
+
+class Wrapped(dspy.Module):
+    def __init__(self, depth=1):
+        super().__init__()
+        self.depth = depth
+        self.answer = student()
+
+    def forward(self, question):
+        return self.answer(question=question)
+
+
+class WrappedTwice(Wrapped):
+    def forward(self, question):
+        self.answer(question=question)
+        return self.answer(question=question)
+
+
+class TestIdentity:
+    @pytest.mark.parametrize(
+        ("change", "difference"),
+        [
+            ({"seed": 1}, "seed was 0, is 1"),
+            ({"max_metric_calls": 400}, "max_metric_calls was 300, is 400"),
+            ({"update": "ema"}, "update was .*'mle'.* is .*'ema'"),
+            ({"auto": "medium"}, "auto was 'light', is 'medium'"),
+            ({"patience": 2}, r"stoppers was {}, is {'Patience'"),
+            ({"metric": lambda example, prediction: 1.0}, "the metric's code not the same"),
+            ({"compile_seed": 3}, "seed was 0, is 3"),
+            ({"trainset": EXAMPLES[:50]}, "num_train"),
+            ({"trainset": [*EXAMPLES[:-1], questions(61)[-1]]}, "the .* examples not the same"),
+            ({"student": student(4)}, "the program's demos not the same"),
+            ({"student": dspy.ChainOfThought("question -> answer")}, "demos not the same"),
+            ({"student": Wrapped()}, "the class of"),
+            ({"instructions": "Answer in French."}, "the program's signatures not the same"),
+            ({"temperature": 0.7}, "the settings of its models not the same"),
+            ({"model": "fake/other"}, "models was .*order-sensitive.* is .*other"),
+            ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter', is 'JSONAdapter'"),
+        ],
+    )
+    def test_another_compile_is_refused(self, tmp_path, engine, change, difference):
+        def go(**change):
+            program = change.pop("student", student())
+            if "instructions" in change:
+                program.signature = program.signature.with_instructions(change.pop("instructions"))
+            lm = dspy.LM(
+                change.pop("model", "fake/order-sensitive"),
+                engine=engine,
+                cache=False,
+                temperature=change.pop("temperature", 0.0),
+            )
+            arguments = {
+                "trainset": change.pop("trainset", EXAMPLES),
+                "seed": change.pop("compile_seed", None),
+            }
+            with dspy.context(lm=lm, adapter=change.pop("adapter", None)):
+                optimizer(tmp_path, **change).compile(program, **arguments)
+
+        go()
+        before = engine.num_calls
+        with pytest.raises(ValueError, match=f"belongs to another compile: .*{difference}.*another log_dir"):
+            go(**change)
+        assert engine.num_calls == before
+        go()
+        assert engine.num_calls == before
+
+    def test_the_program_s_own_code_and_attributes_count(self, tmp_path, engine):
+        optimizer(tmp_path).compile(Wrapped(), trainset=EXAMPLES)
+        with pytest.raises(ValueError, match=r"self\.depth was 1, is 2"):
+            optimizer(tmp_path).compile(Wrapped(depth=2), trainset=EXAMPLES)
+        with pytest.raises(
+            ValueError, match=r"the class of self was 'Wrapped', is 'WrappedTwice'; the code of"
+        ):
+            optimizer(tmp_path).compile(WrappedTwice(), trainset=EXAMPLES)
+
+    def test_how_it_runs_may_differ(self, tmp_path, engine):
+        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        before = engine.num_calls
+        lm = dspy.LM("fake/order-sensitive", engine=engine, cache=True, num_retries=1)
+        with dspy.context(lm=lm):
+            optimizer(tmp_path, num_threads=1, max_errors=3, max_seconds=60).compile(
+                student(), trainset=EXAMPLES
+            )
+        assert engine.num_calls == before
+
+    def test_is_the_same_in_every_process(self):
+        code = (
+            "import sys, json; sys.path.insert(0, sys.argv[1]); import dspy; from test_resume import *;"
+            "from plr_dspy.identity import identity; from plr_dspy.jobs import prepare;"
+            "lm, _ = fake_lm(EXAMPLES); dspy.configure(lm=lm);"
+            "metric = lambda e, p: p.answer in {'a', 'b', 'c', 'd'};"
+            "job = prepare(optimizer(metric=metric)._options(0), Wrapped(), trainset=EXAMPLES, valset=None);"
+            "print(json.dumps(identity(job)))"
+        )
+        seen = {
+            subprocess.run(
+                [sys.executable, "-c", code, str(Path(__file__).parent)],
+                env={**os.environ, "PYTHONHASHSEED": seed},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for seed in ("1", "2")
+        }
+        assert len(seen) == 1
+        assert "#" in seen.pop()
+
+    def test_a_second_process_is_refused(self, tmp_path, engine):
+        child = start(tmp_path, tmp_path / "log", seconds=0.05)
+        while not lines(tmp_path / "calls"):
+            time.sleep(0.01)
+        before = engine.num_calls
+        with pytest.raises(RuntimeError, match="in use by another compile"):
+            optimizer(tmp_path / "log").compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == before
+        child.kill()
+        child.join()
+        optimizer(tmp_path / "log").compile(student(), trainset=EXAMPLES)
+
+    def test_files_that_cannot_be_read(self, tmp_path, engine):
+        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        before = engine.num_calls
+        cells, state = (tmp_path / name for name in ("cells.jsonl", "state.json"))
+        content = state.read_text()
+        for broken, message in [
+            ("{", "state.json cannot be read"),
+            ("[]", "state.json cannot be read"),
+            (content.replace('"schema_version": 1', '"schema_version": 99'), "schema version 99"),
+        ]:
+            state.write_text(broken)
+            with pytest.raises(ValueError, match=message):
+                optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        state.unlink()
+        with pytest.raises(ValueError, match=r"no state.json"):
+            optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        state.write_text(content)
+        cells.write_bytes(b"\0\0\n" + cells.read_bytes())
+        with pytest.raises(ValueError, match=r"line 1 of .*cells.jsonl cannot be read"):
+            optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == before
+
+
+class TestInterrupted:
+    @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="POSIX signals")
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_control_comes_back_although_calls_hang(self, tmp_path, number):
+        release = threading.Event()
+
+        class Hanging(OrderSensitiveEngine):
+            def complete(self, request):
+                if self.num_calls >= 50:
+                    release.wait(60)
+                return super().complete(request)
+
+        engine = Hanging({example.question: example.answer for example in EXAMPLES})
+        reorder = optimizer(tmp_path)
+        bell = threading.Timer(1.0, os.kill, (os.getpid(), number))
+        with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
+            bell.start()
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                reorder.compile(student(), trainset=EXAMPLES)
+            assert time.monotonic() - began < 10
+            finished = reorder.report.program_calls["total"]
+            assert 40 < finished <= 50
+            assert len(reorder.best_program.demos) == 5
+            release.set()
+            bell.join()
+            reorder.compile(student(), trainset=EXAMPLES)  # while those calls end
+            assert reorder.report.program_calls["resumed"] == finished
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def test_calls_that_end_in_time_are_kept(self, tmp_path, engine):
+        class Slow(OrderSensitiveEngine):
+            def complete(self, request):
+                time.sleep(0.3)
+                return super().complete(request)
+
+        slow = Slow({example.question: example.answer for example in EXAMPLES})
+        with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=slow, cache=False)):
+            reorder = optimizer(tmp_path)
+            bell = threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT))
+            bell.start()
+            with pytest.raises(KeyboardInterrupt):
+                reorder.compile(student(), trainset=EXAMPLES)
+            bell.join()
+        assert reorder.report.program_calls["total"] == slow.num_calls
+
+    def test_a_handler_of_the_users_own_stays(self, engine):
+        seen = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        try:
+            bell = threading.Thread(target=ring_at, args=(engine, 20, signal.SIGTERM))
+            bell.start()
+            optimizer().compile(student(), trainset=EXAMPLES)
+            bell.join()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert seen == [signal.SIGTERM]
+
+    def test_not_in_the_main_thread(self, engine, uninterrupted):
+        reports = []
+
+        def work():
+            reorder = optimizer()
+            with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
+                reorder.compile(student(), trainset=EXAMPLES)
+            reports.append(json.loads(json.dumps(reorder.report.to_dict())))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert same(reports[0]) == same(uninterrupted)
+
+
+class TestFailed:
+    def flaky(self, engine, *, first=120, last=10**9):
+        """Fails from one call to another, as a server that is down."""
+
+        class Down(OrderSensitiveEngine):
+            def complete(self, request):
+                response = engine.complete(request)
+                if first <= engine.num_calls < last:
+                    raise ConnectionError("refused")
+                return response
+
+        return dspy.LM("fake/order-sensitive", engine=Down({}), cache=False)
+
+    def test_calls_of_the_round_that_failed_are_made_again(self, tmp_path, engine):
+        reorder = optimizer(tmp_path, max_errors=5)
+        with dspy.context(lm=self.flaky(engine, first=60)), pytest.raises(Exception, match="refused"):
+            reorder.compile(student(), trainset=EXAMPLES)
+        failed = reorder.report.errors[0].count
+        assert 5 <= failed <= 5 + NUM_THREADS
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.errors == []
+        assert reorder.report.program_calls["total"] == engine.num_calls
+        assert Counter(engine.requests.values())[2] == failed
+        assert set(engine.requests.values()) == {1, 2}
+
+    def test_failures_that_were_decided_on_stay(self, tmp_path, engine):
+        def metric(example, prediction):
+            if example.question == "question 30":
+                raise ZeroDivisionError("boom")
+            return exact_match(example, prediction)
+
+        whole = optimizer(metric=metric, max_errors=100)
+        whole.compile(student(), trainset=EXAMPLES)
+        first = engine.num_calls
+        reorder = optimizer(tmp_path, metric=metric, max_errors=100)
+        bell = threading.Thread(target=ring_at, args=(engine, first + 200))
+        bell.start()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        bell.join()
+        reorder.compile(student(), trainset=EXAMPLES)
+        for name in ("slots", "comparison", "candidates", "errors", "stopped"):
+            assert getattr(reorder.report, name) == getattr(whole.report, name)
+
+    def test_the_budget_holds_over_all_parts(self, tmp_path, engine):
+        """Failed calls are paid: the final comparison shrinks rather than pass the limit."""
+        budget = optimizer().estimate(student(), trainset=EXAMPLES).program_calls
+        for _ in itertools.count():
+            reorder = optimizer(tmp_path, max_errors=4)
+            first = engine.num_calls + 25
+            with dspy.context(lm=self.flaky(engine, first=first)):
+                try:
+                    reorder.compile(student(), trainset=EXAMPLES)
+                    break
+                except Exception as error:
+                    assert "refused" in str(error), error
+            assert engine.num_calls == reorder.report.program_calls["total"] <= budget
+        assert engine.num_calls == reorder.report.program_calls["total"] <= budget
+        assert reorder.report.comparison is None or reorder.report.comparison.num_candidates >= 2
+
+    def test_a_full_disk_loses_nothing(self, tmp_path, engine, uninterrupted, monkeypatch, caplog):
+        write = os.write
+
+        def full(file, data):
+            if (
+                data.startswith(b'{"cell"')
+                and engine.num_calls > uninterrupted["program_calls"]["total"] + 50
+            ):
+                raise OSError(28, "No space left on device")
+            return write(file, data)
+
+        monkeypatch.setattr(os, "write", full)
+        reorder = optimizer(tmp_path)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert same(json.loads(json.dumps(reorder.report.to_dict()))) == same(uninterrupted)
+        assert caplog.text.count("No space left") == 1
