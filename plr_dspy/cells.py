@@ -34,7 +34,7 @@ HOPELESS = (LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedMode
 """The next call would fail in the same way: stop at once."""
 
 GRACE = 2.0
-"""Seconds that an interrupt leaves to the calls under way: they are paid, and may end in time."""
+"""Seconds that an interrupt leaves to the calls under way."""
 
 
 @dataclass(frozen=True)
@@ -106,32 +106,33 @@ class CellRunner:
             Exception: of the program or the metric, with its own type, when `max_errors` cells have
                 failed, or at once when every further call would fail.
         """
-        pending, under_way, stop = deque(keys), threading.Semaphore(0), threading.Event()
-
-        def work(_: int) -> None:
-            try:
-                while not (stop.is_set() or self._abort or _passed(deadline)):
-                    try:
-                        key = pending.popleft()
-                    except IndexError:
-                        return
-                    self._pay(key, variants[key[0]])
-            finally:
-                under_way.release()
-
         # Each item is a worker, not a cell: with cells DSPy's executor goes through all of them at each step.
         # Cells catch their own exceptions, so that these keep their type and all finished work is kept.
         num_workers = min(self._num_threads, len(keys))
         executor = ParallelExecutor(
             num_threads=self._num_threads, max_errors=num_workers + 1, disable_progress_bar=True, timeout=0
         )
+        pending, begun, ended = deque(keys), threading.Semaphore(0), threading.Semaphore(0)
+
+        def work(_: int) -> None:
+            begun.release()
+            try:
+                while not (executor.cancel_jobs.is_set() or self._abort or _passed(deadline)):
+                    try:
+                        key = pending.popleft()
+                    except IndexError:
+                        return
+                    self._pay(key, variants[key[0]])
+            finally:
+                ended.release()
+
         try:
             executor.execute(work, range(num_workers))
         except BaseException:
-            stop.set()
+            executor.cancel_jobs.set()
             patience_ends = time.monotonic() + GRACE
-            for _ in range(num_workers):
-                under_way.acquire(timeout=max(0.0, patience_ends - time.monotonic()))
+            while begun.acquire(blocking=False):  # their calls are paid, and may end in time
+                ended.acquire(timeout=max(0.0, patience_ends - time.monotonic()))
             raise
         if self._abort is not None:
             raise self._abort

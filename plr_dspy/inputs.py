@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import operator
+import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +96,8 @@ def check_examples(name: str, examples: Any) -> None:
 def check_student(student: Any) -> None:
     """Raise unless this is a program with predictors."""
     if not isinstance(student, dspy.Module):
-        raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}")
+        hint = ": pass an instance, not the class" if isinstance(student, type) else ""
+        raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}{hint}")
     if "KNNFewShot" in getattr(vars(student).get("forward"), "__qualname__", ""):
         raise TypeError(
             "student was compiled by KNNFewShot, which picks demos anew at each call: there is no order to learn; "
@@ -103,6 +107,14 @@ def check_student(student: Any) -> None:
         raise TypeError(
             "student is an Ensemble: compile its members with PLReorder first, then ensemble them"
         )
+    forward = _forward(student)
+    if inspect.iscoroutinefunction(forward) or (forward is None and hasattr(student, "aforward")):
+        raise TypeError(
+            "student is an async program, which cannot run in worker threads as it is: wrap it with "
+            "dspy.syncify(program) and compile that"
+        )
+    if forward is None and type(student).__call__ is dspy.Module.__call__:
+        raise TypeError(f"student must have a forward method; {type(student).__name__} has none: define one")
     names = [name for name, _ in student.named_predictors()]
     if len(set(names)) < len(names):
         raise ValueError(
@@ -116,9 +128,16 @@ def check_student(student: Any) -> None:
 
 
 def check_language_model(student: dspy.Module) -> None:
-    """Raise unless some LM is configured, for DSPy or on a module of the program."""
-    if dspy.settings.lm is None and not language_models(student):
+    """Raise unless some LM is configured, for DSPy or on a module of the program, and an adapter if any."""
+    lm, adapter = dspy.settings.lm, dspy.settings.adapter
+    if lm is None and not language_models(student):
         raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
+    if lm is not None and not isinstance(lm, dspy.BaseLM):
+        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm=dspy.LM({lm!r}))")
+    if adapter is not None and not isinstance(adapter, dspy.Adapter):
+        raise TypeError(
+            f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
+        )
 
 
 def check_demos(student: dspy.Module) -> None:
@@ -139,6 +158,19 @@ def check_demos(student: dspy.Module) -> None:
                     ) from error
 
 
+def as_folder(name: str, value: Any) -> Path | None:
+    """The value as a path, or None for None.
+
+    Raises:
+        TypeError: when it is neither text nor a path.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise TypeError(f"{name} must be the path of a folder, or None; got {value!r}")
+    return Path(value)
+
+
 def check_log_dir(log_dir: Path) -> None:
     """Make the folder, and raise unless files can be written there."""
     try:
@@ -149,20 +181,20 @@ def check_log_dir(log_dir: Path) -> None:
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 
-def check_fields(student: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-    """Raise when a bare predictor would miss an input, or when no prompt shows a field of any demo.
+def check_fields(student: dspy.Module, **datasets: Sequence[dspy.Example]) -> None:
+    """Raise when an example lacks an input of the program, or when no prompt shows a field of any demo.
 
     What larger programs pass to their predictors cannot be known before they run.
     """
-    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)) and trainset:
-        signature = student.predictors()[0].signature
-        needed = {name for name, field in signature.input_fields.items() if field.is_required()}
-        given = set(trainset[0].inputs().keys())
-        if needed - given:
-            raise ValueError(
-                f"trainset must give the student's inputs {sorted(needed)}; its first example has {sorted(given)}: "
-                "rename the fields of the examples or of the signature"
-            )
+    takes = _inputs_taken(student)
+    for dataset, examples in datasets.items():
+        for i, example in enumerate(examples):
+            given = example.inputs().keys()
+            if problem := takes(set(given)):
+                raise ValueError(
+                    f"{dataset}[{i}] must give the student's inputs: {problem}; it has {sorted(given)}: rename "
+                    "the fields of the examples or of the program, or name the inputs in with_inputs"
+                )
     mismatches = [
         f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
         for name, predictor in student.named_predictors()
@@ -172,6 +204,33 @@ def check_fields(student: dspy.Module, trainset: Sequence[dspy.Example]) -> None
     ]
     if mismatches and len(mismatches) == sum(bool(predictor.demos) for predictor in student.predictors()):
         raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
+
+
+def _forward(student: dspy.Module) -> Callable[..., Any] | None:
+    """The method that a call runs; DSPy warns where it is read as an attribute."""
+    method = getattr(type(student), "forward", None)
+    return vars(student).get("forward") or (method and partial(method, student))
+
+
+def _inputs_taken(student: dspy.Module) -> Callable[[set[str]], str]:
+    """A function that says what is wrong with an example's input names; empty if nothing is."""
+    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
+        signature = student.predictors()[0].signature
+        needed = {name for name, field in signature.input_fields.items() if field.is_required()}
+        return lambda given: f"it needs {sorted(needed)}" if needed - given else ""
+    try:
+        forward = inspect.signature(_forward(student) or student)
+    except (TypeError, ValueError):  # not written in Python
+        return lambda given: ""
+
+    def problem(given: set[str]) -> str:
+        try:
+            forward.bind(**dict.fromkeys(given))
+        except TypeError as error:
+            return f"forward{forward} cannot take them ({error})"
+        return ""
+
+    return problem
 
 
 def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:

@@ -154,7 +154,7 @@ def prepare(
     check_examples("valset", valset)
     check_language_model(student)
     check_demos(student)
-    check_fields(student, trainset)
+    check_fields(student, trainset=trainset, valset=valset)
     rng = random.Random(options.seed)
     program = ProgramFactory(student).build({})
     if options.num_demos is not None:

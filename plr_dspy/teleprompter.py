@@ -15,7 +15,7 @@ from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.compilation import Compilation, Outcome
 from plr_dspy.estimates import Estimate, estimate
 from plr_dspy.identity import identity
-from plr_dspy.inputs import check_log_dir, fraction, number, whole_number
+from plr_dspy.inputs import as_folder, check_log_dir, fraction, number, whole_number
 from plr_dspy.interrupts import termination_interrupts
 from plr_dspy.jobs import Job, Limits, Options, prepare
 from plr_dspy.metrics import Metric, metric_caller
@@ -116,7 +116,7 @@ class PLReorder(Teleprompter):
         self.num_threads = whole_number("num_threads", num_threads)
         self.max_errors = whole_number("max_errors", max_errors)
         self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
-        self.log_dir = None if log_dir is None else Path(log_dir)
+        self.log_dir = as_folder("log_dir", log_dir)
         self.display_progress = display_progress
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None

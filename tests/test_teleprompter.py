@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -30,18 +31,6 @@ def engine():
 def student(num_demos=6):
     program = dspy.Predict("question -> answer")
     program.demos = EXAMPLES[:num_demos]
-    return program
-
-
-def knn_few_shot():
-    embedder = dspy.Embedder(lambda texts: np.zeros((len(texts), 2)))
-    optimizer = dspy.KNNFewShot(k=2, trainset=EXAMPLES[:9], vectorizer=embedder)
-    return optimizer.compile(student())
-
-
-def with_demos(demos):
-    program = dspy.Predict("question -> answer")
-    program.demos = demos
     return program
 
 
@@ -254,12 +243,13 @@ class TestInterrupts:
         def metric(example, prediction):
             if threading.current_thread() is threading.main_thread() and engine.num_calls >= calls:
                 raise KeyboardInterrupt
+            time.sleep(0.001)  # lets the other threads run
             return exact_match(example, prediction)
 
         def ring():
             while engine.num_calls < calls:
                 time.sleep(0.001)
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
         reorder = PLReorder(metric, num_threads=num_threads, display_progress=False)
         bell = threading.Thread(target=ring)
@@ -327,6 +317,9 @@ class TestEstimate:
                 super().__init__()
                 self.first = student()
                 self.second = dspy.Predict("hint -> answer")
+
+            def forward(self, question):
+                return self.second(hint=self.first(question=question).answer)
 
         assert optimizer().estimate(Chain(), trainset=EXAMPLES).prompt_tokens is None
 
@@ -427,93 +420,11 @@ class TestSaving:
         assert engine.num_calls == 0
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "error", "message"),
-        [
-            ({"metric": None}, TypeError, "metric"),
-            ({"auto": "extreme"}, ValueError, "auto must be one of"),
-            ({"update": "adam"}, ValueError, "update must be one of"),
-            ({"update": 3}, TypeError, "update object"),
-            ({"max_metric_calls": 0}, ValueError, "max_metric_calls"),
-            ({"max_metric_calls": 10.5}, TypeError, "max_metric_calls"),
-            ({"num_iterations": -1}, ValueError, "num_iterations"),
-            ({"num_samples": True}, TypeError, "num_samples"),
-            ({"elite_fraction": 0.0}, ValueError, "elite_fraction"),
-            ({"elite_fraction": float("nan")}, ValueError, "elite_fraction"),
-            ({"elite_fraction": "half"}, TypeError, "elite_fraction"),
-            ({"num_final_draws": -1}, ValueError, "num_final_draws"),
-            ({"num_demos": 1}, ValueError, "num_demos"),
-            ({"num_threads": 0}, ValueError, "num_threads"),
-            ({"max_errors": 0}, ValueError, "max_errors"),
-            ({"seed": -1}, ValueError, "seed"),
-            ({"seed": 2**64}, ValueError, "seed"),
-            ({"num_samples": np.bool_(True)}, TypeError, "num_samples"),
-        ],
-    )
-    def test_constructor(self, options, error, message):
-        with pytest.raises(error, match=message):
-            PLReorder(**{"metric": exact_match, **options})
-
-    @pytest.mark.parametrize(
-        ("make", "error", "message"),
-        [
-            (lambda: (None, {"trainset": EXAMPLES}), TypeError, "student must be a dspy.Module"),
-            (lambda: (dspy.Module(), {"trainset": EXAMPLES}), ValueError, "no predictors"),
-            (lambda: (student(), {"trainset": []}), ValueError, "trainset"),
-            (lambda: (student(), {"trainset": EXAMPLES[:7]}), ValueError, "pass more examples"),
-            (lambda: (student(), {"trainset": "text"}), TypeError, "trainset"),
-            (lambda: (student(), {"trainset": [{"question": "q"}]}), TypeError, r"trainset\[0\]"),
-            (lambda: (student(), {"trainset": [dspy.Example(question="q")] * 9}), ValueError, "with_inputs"),
-            (lambda: (student(), {"trainset": EXAMPLES, "valset": [1]}), TypeError, r"valset\[0\]"),
-            (lambda: (student(), {"trainset": EXAMPLES, "seed": -3}), ValueError, "seed"),
-            (
-                lambda: (student(), {"trainset": EXAMPLES, "valset": EXAMPLES[:6]}),
-                ValueError,
-                "valset must hold",
-            ),
-            (lambda: (student(), {"trainset": np.array([1, 2])}), TypeError, "trainset"),
-            (
-                lambda: (with_demos(["text", "more"]), {"trainset": EXAMPLES}),
-                TypeError,
-                "demo 0 of predictor",
-            ),
-        ],
-    )
-    def test_compile(self, engine, make, error, message):
-        program, arguments = make()
-        with pytest.raises(error, match=message):
-            optimizer().compile(program, **arguments)
-        assert engine.num_calls == 0
-
-    def test_an_unwritable_log_dir_is_refused_before_a_call(self, engine, tmp_path):
-        (tmp_path / "file").write_text("")
-        with pytest.raises(ValueError, match="log_dir must be a folder"):
-            optimizer(log_dir=tmp_path / "file").compile(student(), trainset=EXAMPLES)
-        assert engine.num_calls == 0
-
+class TestArguments:
     def test_numpy_numbers_are_numbers(self):
         reorder = optimizer(num_samples=np.int64(5), elite_fraction=np.float32(0.5), seed=np.int32(3))
         assert (reorder.num_samples, reorder.elite_fraction, reorder.seed) == (5, 0.5, 3)
         assert all(type(value) in (int, float) for value in (reorder.num_samples, reorder.elite_fraction))
-
-    def test_predictors_of_one_name(self, engine):
-        class Twins(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.parts = {1: student(), "1": student()}
-
-        class Keys(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.parts = Twins().parts
-
-        with pytest.raises(ValueError, match="one name"):
-            optimizer().compile(Keys(), trainset=EXAMPLES)
-
-    def test_no_lm(self):
-        with dspy.context(lm=None), pytest.raises(ValueError, match="no LM is configured"):
-            optimizer().compile(student(), trainset=EXAMPLES)
 
     def test_an_lm_on_the_program_is_enough(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -522,8 +433,3 @@ class TestBadInput:
         with dspy.context(lm=None):
             compiled = optimizer().compile(program, trainset=EXAMPLES)
         assert compiled.lm is lm
-
-    def test_a_budget_too_small_says_what_would_do(self, engine):
-        with pytest.raises(ValueError, match=r"max_metric_calls must be at least \d+"):
-            optimizer(max_metric_calls=12).compile(student(), trainset=EXAMPLES)
-        assert engine.num_calls == 0

@@ -1,0 +1,291 @@
+"""Every mistake gets an error that names the argument and the cure, before any call is paid."""
+
+import asyncio
+
+import dspy
+import numpy as np
+import pytest
+from fakes import exact_match, fake_lm, questions
+
+from plr_dspy import PLReorder
+
+EXAMPLES = questions(120)
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+def student(demos=EXAMPLES[:6], signature="question -> answer"):
+    program = dspy.Predict(signature)
+    program.demos = list(demos)
+    return program
+
+
+def optimizer(**options):
+    return PLReorder(**{"metric": exact_match, "num_threads": 4, "display_progress": False, **options})
+
+
+class Wrapped(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = student()
+
+    def forward(self, question):
+        return self.answer(question=question)
+
+
+class Async(Wrapped):
+    async def forward(self, question):
+        return await self.answer.acall(question=question)
+
+
+class OnlyAsync(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = student()
+
+    async def aforward(self, question):
+        return await self.answer.acall(question=question)
+
+
+class WithoutForward(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = student()
+
+
+class Frozen(Wrapped):
+    def __init__(self):
+        super().__init__()
+        self.answer = Wrapped()
+        self.answer._compiled = True
+
+
+class Twins(Wrapped):
+    def __init__(self):
+        super().__init__()
+        self.parts = {1: student(), "1": student()}
+
+
+def knn_few_shot():
+    embedder = dspy.Embedder(lambda texts: np.zeros((len(texts), 2)))
+    return dspy.KNNFewShot(k=2, trainset=EXAMPLES[:9], vectorizer=embedder).compile(student())
+
+
+def ensemble():
+    return dspy.Ensemble(reduce_fn=dspy.majority).compile([student(), student()])
+
+
+async def async_metric(example, prediction):
+    return 1.0
+
+
+CONSTRUCTOR = [
+    ({"metric": None}, TypeError, r"metric must be callable as metric\(example, prediction\); got None"),
+    ({"metric": "exact_match"}, TypeError, "metric must be callable"),
+    ({"metric": lambda: 1.0}, TypeError, "metric must be callable as .* its signature is"),
+    ({"metric": lambda example: 1.0}, TypeError, "metric must be callable as"),
+    ({"metric": lambda example, prediction, *, limit: 1.0}, TypeError, "metric must be callable as"),
+    ({"metric": async_metric}, TypeError, "metric must not be async: wrap it"),
+    ({"update": "adam"}, ValueError, "update must be one of"),
+    ({"update": 3}, TypeError, "update object"),
+    ({"auto": "extreme"}, ValueError, "auto must be one of .*light"),
+    ({"auto": None}, ValueError, "auto must be one of .*light"),
+    ({"max_metric_calls": 0}, ValueError, "max_metric_calls must be at least 1"),
+    ({"max_metric_calls": 10.5}, TypeError, "max_metric_calls must be a whole number"),
+    ({"max_metric_calls": "1000"}, TypeError, "max_metric_calls must be a whole number"),
+    ({"max_seconds": 0}, ValueError, "max_seconds must be a finite number above 0"),
+    ({"max_seconds": -5}, ValueError, "max_seconds must be a finite number above 0"),
+    ({"max_seconds": float("nan")}, ValueError, "max_seconds must be a finite number above 0"),
+    ({"max_seconds": "1h"}, TypeError, "max_seconds must be a number or None"),
+    ({"max_seconds": True}, TypeError, "max_seconds must be a number or None"),
+    ({"stop_at_score": float("inf")}, ValueError, "stop_at_score must be a finite number"),
+    ({"stop_at_score": "90%"}, TypeError, "stop_at_score must be a number or None"),
+    ({"patience": 0}, ValueError, "patience must be at least 1"),
+    ({"patience": 1.5}, TypeError, "patience must be a whole number"),
+    ({"stop_at_mode_probability": 0.0}, ValueError, r"stop_at_mode_probability must lie in \(0, 1\]"),
+    ({"stop_at_mode_probability": 1.1}, ValueError, r"stop_at_mode_probability must lie in \(0, 1\]"),
+    ({"num_iterations": -1}, ValueError, "num_iterations must be at least 1"),
+    ({"num_samples": True}, TypeError, "num_samples must be a whole number"),
+    ({"num_samples": np.bool_(True)}, TypeError, "num_samples must be a whole number"),
+    ({"elite_fraction": 0.0}, ValueError, r"elite_fraction must lie in \(0, 1\]"),
+    ({"elite_fraction": 20}, ValueError, r"elite_fraction must lie in \(0, 1\]"),
+    ({"elite_fraction": float("nan")}, ValueError, r"elite_fraction must lie in \(0, 1\]"),
+    ({"elite_fraction": "half"}, TypeError, r"elite_fraction must be a number in \(0, 1\]"),
+    ({"num_final_draws": -1}, ValueError, "num_final_draws must be at least 0"),
+    ({"num_demos": 1}, ValueError, "num_demos must be at least 2"),
+    ({"num_threads": 0}, ValueError, "num_threads must be at least 1"),
+    ({"max_errors": 0}, ValueError, "max_errors must be at least 1"),
+    ({"seed": -1}, ValueError, "seed must be between 0 and"),
+    ({"seed": 2**64}, ValueError, "seed must be between 0 and"),
+    ({"seed": "today"}, TypeError, "seed must be a whole number"),
+    ({"log_dir": 7}, TypeError, "log_dir must be the path of a folder"),
+    ({"log_dir": ""}, TypeError, "log_dir must be the path of a folder"),
+]
+
+COMPILE = [
+    (lambda: None, {}, TypeError, "student must be a dspy.Module; got NoneType"),
+    (lambda: Wrapped, {}, TypeError, "student must be a dspy.Module; .*pass an instance, not the class"),
+    (lambda: "question -> answer", {}, TypeError, "student must be a dspy.Module; got str"),
+    (dspy.Module, {}, TypeError, "student must have a forward method.*define one"),
+    (WithoutForward, {}, TypeError, "student must have a forward method.*define one"),
+    (Async, {}, TypeError, r"async program.*dspy.syncify\(program\)"),
+    (OnlyAsync, {}, TypeError, r"async program.*dspy.syncify\(program\)"),
+    (Frozen, {}, ValueError, "no predictors.*compile the sub-module itself"),
+    (Twins, {}, ValueError, "several predictors of one name.*rename"),
+    (knn_few_shot, {}, TypeError, "KNNFewShot.*use an optimizer that leaves demos"),
+    (ensemble, {}, TypeError, "Ensemble: compile its members"),
+    (lambda: student(["text", "more"]), {}, TypeError, "demo 0 of predictor 'self' must be a dspy.Example"),
+    (
+        lambda: student([*EXAMPLES[:2], dspy.Example(question="q", answer={1, 2})]),
+        {},
+        ValueError,
+        "demo 2 of predictor 'self' cannot be saved as JSON: field 'answer' holds a set.*convert it to plain data",
+    ),
+    (
+        lambda: student([dspy.Example(q="q", a=str(i)) for i in range(4)]),
+        {},
+        ValueError,
+        "demos of predictor 'self' hold .*'a', 'q'.*rename the fields",
+    ),
+    (lambda: student([]), {"num_demos": None}, ValueError, "student has no demos to order.*pass num_demos"),
+    (student, {"trainset": []}, ValueError, "trainset must hold .*pass more examples"),
+    (student, {"trainset": EXAMPLES[:7]}, ValueError, "trainset must hold at least two .*pass more examples"),
+    (student, {"trainset": None}, TypeError, "trainset must be a list of dspy.Example; got NoneType"),
+    (student, {"trainset": "data.json"}, TypeError, "trainset must be a list of dspy.Example; got str"),
+    (student, {"trainset": np.array([1, 2])}, TypeError, "trainset must be a list of dspy.Example"),
+    (student, {"trainset": iter(EXAMPLES)}, TypeError, "trainset must be a list of dspy.Example"),
+    (
+        student,
+        {"trainset": [{"question": "q"}]},
+        TypeError,
+        r"trainset\[0\] must be .*wrap it in dspy.Example",
+    ),
+    (student, {"trainset": [dspy.Example(question="q")] * 9}, ValueError, r"trainset\[0\].*with_inputs"),
+    (
+        student,
+        {"trainset": [*EXAMPLES, dspy.Example(text="t", answer="a").with_inputs("text")]},
+        ValueError,
+        r"trainset\[120\] must give the student's inputs: it needs \['question'\]; it has \['text'\]: rename",
+    ),
+    (
+        Wrapped,
+        {"trainset": [e.with_inputs("question", "answer") for e in EXAMPLES]},
+        ValueError,
+        r"trainset\[0\] must give the student's inputs: forward\(question\) cannot take them.*rename",
+    ),
+    (student, {"valset": [1]}, TypeError, r"valset\[0\] must be a dspy.Example; got int"),
+    (student, {"valset": EXAMPLES[:6]}, ValueError, "valset must hold an example that no demo shows"),
+    (
+        student,
+        {"valset": [dspy.Example(text="t").with_inputs("text")]},
+        ValueError,
+        r"valset\[0\] must give the student's inputs",
+    ),
+    (student, {"seed": -3}, ValueError, "seed must be between 0 and"),
+    (student, {"seed": 1.5}, TypeError, "seed must be a whole number"),
+    (student, {"max_metric_calls": 12}, ValueError, r"max_metric_calls must be at least \d+ .*raise it"),
+    (
+        student,
+        {"auto": "paper", "max_metric_calls": 50},
+        ValueError,
+        r"max_metric_calls must be at least \d+ with auto='paper'.*use auto='light'",
+    ),
+    (student, {"lm": None}, ValueError, r"no LM is configured: call dspy.configure"),
+    (student, {"lm": "openai/gpt"}, TypeError, r"lm must be a dspy.LM.*dspy.LM\('openai/gpt'\)"),
+    (student, {"adapter": "json"}, TypeError, "adapter must be a dspy.Adapter; got 'json': pass one"),
+]
+
+
+def test_there_are_forty_at_least():
+    assert len(CONSTRUCTOR) + len(COMPILE) >= 40
+
+
+@pytest.mark.parametrize(("options", "error", "message"), CONSTRUCTOR)
+def test_constructor(options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        optimizer(**options)
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("method", ["compile", "estimate"])
+@pytest.mark.parametrize(("make", "options", "error", "message"), COMPILE)
+def test_compile(engine, make, options, error, message, method):
+    arguments = {
+        "trainset": EXAMPLES,
+        **{k: v for k, v in options.items() if k in ("trainset", "valset", "seed")},
+    }
+    settings = {k: v for k, v in options.items() if k in ("lm", "adapter")}
+    reorder = optimizer(**{k: v for k, v in options.items() if k not in arguments and k not in settings})
+    program = make()
+    with dspy.context(**settings), pytest.raises(error, match=message) as caught:
+        getattr(reorder, method)(program, **arguments)
+    assert type(caught.value) is error
+    assert engine.num_calls == 0
+
+
+def test_an_unwritable_log_dir(engine, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="log_dir must be a folder that can be written to"):
+        optimizer(log_dir=tmp_path / "file").compile(student(), trainset=EXAMPLES)
+    assert engine.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (None, TypeError, "metric must return a number, a bool or a Prediction with a score; got NoneType"),
+        ({"score": 1.0}, TypeError, "metric must return a number.*got dict"),
+        ("yes", TypeError, "metric must return a number.*got str"),
+        (float("nan"), ValueError, "metric must return a finite number; got nan"),
+    ],
+)
+def test_a_metric_of_no_use_ends_the_compile_with_what_it_returned(engine, value, error, message):
+    reorder = optimizer(metric=lambda example, prediction: value, max_errors=3)
+    with pytest.raises(error, match=message):
+        reorder.compile(student(), trainset=EXAMPLES)
+    assert engine.num_calls <= 3 + 4
+    assert reorder.report.errors[0].type == error.__name__
+    assert reorder.report.errors[0].outcome == "not scored"
+
+
+def test_an_async_program_made_synchronous(engine):
+    class AsyncEngine:
+        async def complete(self, request):
+            return engine.complete(request)
+
+    lm = dspy.LM("fake/order-sensitive", engine=engine, async_engine=AsyncEngine(), cache=False)
+    with dspy.context(lm=lm):
+        compiled = optimizer(max_metric_calls=600).compile(dspy.syncify(OnlyAsync()), trainset=EXAMPLES)
+        plain = optimizer(max_metric_calls=600).compile(Wrapped(), trainset=EXAMPLES)
+        assert compiled.answer.demos == plain.answer.demos
+        assert compiled(question="question 50").answer == plain(question="question 50").answer
+    assert plain.reorder_report["comparison"]["chosen"] > plain.reorder_report["comparison"]["original"]
+
+
+def test_inside_a_running_event_loop(engine):
+    """As in a notebook."""
+
+    async def cell():
+        return optimizer(max_metric_calls=200).compile(Wrapped(), trainset=EXAMPLES)
+
+    assert asyncio.run(cell()).reorder_report["program_calls"]["total"] > 0
+
+
+def test_examples_in_both_sets_only_choose(engine, caplog):
+    reorder = optimizer()
+    reorder.compile(student(), trainset=EXAMPLES, valset=EXAMPLES[80:])
+    assert "40 examples are in both trainset and valset" in caplog.text
+    assert reorder.report.settings["num_train"] == 80 - 6
+
+
+def test_one_prompt_only(engine, caplog):
+    program = student(EXAMPLES[:1])
+    compiled = optimizer().compile(program, trainset=EXAMPLES)
+    assert compiled.demos == program.demos
+    assert "nothing to order" in caplog.text
+    assert engine.num_calls == 0
