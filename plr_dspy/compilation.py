@@ -101,7 +101,7 @@ class Compilation:
             self._search,
             TrainObjective(self.job, self.scorer, self._deadline(share)),
             num_iterations=plan.num_iterations,
-            max_program_calls=plan.program_calls - max(plan.final_calls, self._final_calls_made()),
+            max_program_calls=plan.call_limit - max(plan.final_calls, self._final_calls_made()),
             stoppers=self.job.options.stoppers,
             on_iteration=self._on_iteration,
             progress=self._progress,
@@ -156,7 +156,7 @@ class Compilation:
         plan, progress, scorer = self.job.plan, self._progress, self.scorer
         entries = finalists(self._search, progress.best(plan.num_best_seen), num_draws=plan.num_final_draws)
         examples = range(len(self.job.train), len(self.job.train) + plan.num_selection_examples)
-        affordable = _affordable(entries, scorer, examples, plan.program_calls)
+        affordable = _affordable(entries, scorer, examples, plan.call_limit)
         rows = scorer.table(
             [entry.ordering for entry in affordable], examples, favoured=0, deadline=self._deadline()
         )

@@ -112,7 +112,7 @@ class Job:
             names=self.splits.names,
             num_threads=limits.num_threads,
             max_errors=limits.max_errors,
-            max_metric_calls=self.plan.program_calls,
+            max_metric_calls=self.plan.call_limit,
             on_cell=on_cell,
             ledger=ledger,
         )

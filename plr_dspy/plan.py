@@ -72,6 +72,11 @@ class Plan:
         planned = self.search_calls + self.final_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
+    @property
+    def call_limit(self) -> int:
+        """Program calls that are never exceeded, with those that failed and were made again in a later part."""
+        return self.program_calls if self.max_metric_calls is None else self.max_metric_calls
+
 
 NOTHING_TO_DO = Plan(
     num_iterations=0,

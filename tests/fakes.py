@@ -32,6 +32,11 @@ class OrderSensitiveEngine:
 
     def complete(self, request: Any) -> Any:
         texts = [message.text or "" for message in request.messages]
+        system = request.system if isinstance(request.system, str) else ""
+        return chat_response(self.answer(system, texts), prompt_tokens=sum(map(len, texts)) // 4)
+
+    def answer(self, system: str, texts: list[str]) -> str:
+        """The answer to a conversation, of which the system message is not part."""
         with self._lock:
             self.requests[tuple(texts)] += 1
         demos = [digest(text) for text in texts[:-1:2]]
@@ -41,11 +46,10 @@ class OrderSensitiveEngine:
         gold = next((self.answers[value] for value in values if value in self.answers), "unknown")
         difficulty = digest(" ".join(values)) * 0.9
         answer = gold if difficulty < 0.1 + 0.8 * sorted_share else "wrong"
-        system = request.system if isinstance(request.system, str) else ""
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
         fields = {name: _value(name, answer) for name in wanted or _output_fields(system)}
         body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
-        return chat_response(f"{body}\n\n[[ ## completed ## ]]", prompt_tokens=sum(map(len, texts)) // 4)
+        return f"{body}\n\n[[ ## completed ## ]]"
 
     @property
     def num_calls(self) -> int:

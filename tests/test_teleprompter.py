@@ -154,6 +154,25 @@ class TestCompile:
         assert runs[0] == runs[1]
         assert runs[0] != runs[2]
 
+    def test_same_report_at_any_number_of_threads(self, engine):
+        """Failures, token counts and messages included."""
+
+        def metric(example, prediction):
+            if digest(example.question) < 0.2:
+                raise LookupError(f"{example.question}: no verdict")
+            return exact_match(example, prediction)
+
+        reports = []
+        for num_threads in (1, 4, 32):
+            reorder = PLReorder(metric, num_threads=num_threads, max_errors=10_000, display_progress=False)
+            reorder.compile(student(), trainset=EXAMPLES)
+            report = reorder.report.to_dict()
+            assert report["errors"]
+            assert report["tokens"]
+            del report["seconds"], report["settings"]["num_threads"]
+            reports.append(report)
+        assert reports[0] == reports[1] == reports[2]
+
     def test_compile_seed_wins(self, engine):
         first = optimizer(seed=5).compile(student(), trainset=EXAMPLES)
         second = optimizer(seed=0).compile(student(), trainset=EXAMPLES, seed=5)

@@ -1,0 +1,90 @@
+"""A compile against the real local model, whose process is killed, and whose server is killed and restarted."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import dspy
+from test_end_to_end import Sentiment, accuracy
+from test_resume import SPAWN, lines, same
+
+from plr_dspy import PlainTextAdapter, PLReorder, completion_lm
+from plr_dspy.data import load_reviews
+from plr_dspy.local import LocalServer
+
+NUM_THREADS = 2
+
+
+def compile_locally(model, api_base, log_dir, result):
+    trainset = load_reviews("train")[:16]
+    student = dspy.LabeledFewShot(k=4).compile(dspy.Predict(Sentiment), trainset=trainset)
+    reorder = PLReorder(
+        accuracy,
+        max_metric_calls=110,  # the plan needs 90: the calls that fail do not cut it short
+        num_iterations=2,
+        num_samples=4,
+        num_threads=NUM_THREADS,
+        max_errors=2,
+        log_dir=log_dir,
+        display_progress=False,
+    )
+    lm = completion_lm(
+        model, api_base=api_base, temperature=0.0, max_tokens=4, num_retries=0, timeout=30, cache=False
+    )
+    with dspy.context(lm=lm, adapter=PlainTextAdapter()):
+        reorder.compile(student, trainset=trainset)
+    Path(result).write_text(json.dumps(reorder.report.to_dict()))
+
+
+def start(server, log_dir, result):
+    child = SPAWN.Process(
+        target=compile_locally, args=(server.model, server.api_base, str(log_dir), str(result))
+    )
+    child.start()
+    return child
+
+
+def wait_for(log_dir, count, child):
+    while len(lines(log_dir / "cells.jsonl")) < count:
+        assert child.is_alive()
+        time.sleep(0.02)
+
+
+def finished(log_dir):
+    return [line for line in lines(log_dir / "cells.jsonl") if line.startswith(b'{"cell"')]
+
+
+def test_killed_on_either_side(server, tmp_path):
+    whole, log_dir = tmp_path / "whole.json", tmp_path / "log"
+    child = start(server, tmp_path / "other", whole)
+    child.join()
+    assert child.exitcode == 0
+
+    resumed = tmp_path / "resumed.json"
+    with LocalServer(context_length=1024) as first:
+        child = start(first, log_dir, resumed)
+        wait_for(log_dir, 25, child)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        killed_at = finished(log_dir)
+        child = start(first, log_dir, resumed)
+        wait_for(log_dir, 55, child)
+    child.join()  # the server is gone: the compile ends with its error
+    assert child.exitcode == 1
+    assert not resumed.exists()
+    lost_at = finished(log_dir)
+    assert lost_at[: len(killed_at)] == killed_at
+    failed = sum(b"not scored" in line for line in lost_at)
+    assert 2 <= failed <= 2 + NUM_THREADS
+
+    with LocalServer(context_length=1024) as second:
+        child = start(second, log_dir, resumed)
+        child.join()
+    assert child.exitcode == 0
+    expected, report = (same(json.loads(path.read_text())) for path in (whole, resumed))
+    for name in ("slots", "comparison", "candidates", "errors", "stopped"):
+        assert report[name] == expected[name]
+    assert report["program_calls"]["total"] == len(finished(log_dir)) <= 110
+    assert report["program_calls"]["total"] == expected["program_calls"]["total"] + failed
