@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +59,9 @@ class CellRunner:
         names: What messages call the examples.
         ledger: Gets every cell when its call has ended.
         num_threads: Calls under way at once; None takes DSPy's setting.
-        max_errors: Failed cells that end the run with the failure's own exception; None takes DSPy's
-            setting.
+        max_errors: So many failures end the run with the exception of the last; None takes DSPy's
+            setting. An example that never runs is one failure, whatever the number of orders; so many
+            failed cells in a row end the run too.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
 
     Attributes:
@@ -86,7 +87,9 @@ class CellRunner:
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
         self._on_cell = on_cell
-        self._num_failed = 0
+        self._failures: Counter[int] = Counter()
+        self._ran: set[int] = set()
+        self._in_a_row = 0
         self._too_long: set[str] = set()
         self._abort: Exception | None = None
         self._lock = threading.Lock()
@@ -103,8 +106,8 @@ class CellRunner:
                 first ones.
 
         Raises:
-            Exception: of the program or the metric, with its own type, when `max_errors` cells have
-                failed, or at once when every further call would fail.
+            Exception: of the program or the metric, with its own type, at `max_errors` failures, or at
+                once when every further call would fail.
         """
         # Each item is a worker, not a cell: with cells DSPy's executor goes through all of them at each step.
         # Cells catch their own exceptions, so that these keep their type and all finished work is kept.
@@ -150,7 +153,10 @@ class CellRunner:
             return  # the compile has ended without this call
         with self._lock:
             if failure is not None:
-                self._fail(failure, self._names[key[1]])
+                self._fail(failure, key[1])
+            else:
+                self._ran.add(key[1])
+                self._in_a_row = 0
             if self._on_cell is not None:
                 self._on_cell()
 
@@ -181,13 +187,32 @@ class CellRunner:
             variant.order,
         )
 
-    def _fail(self, failure: Exception, name: str) -> None:
+    def _fail(self, failure: Exception, example: int) -> None:
         """Note a failed cell; decide whether the run goes on."""
-        logger.warning("%s was not scored: %s: %s", name, type(failure).__name__, _first_line(failure))
-        self._num_failed += 1
+        name = self._names[example]
+        if not self._failures[example]:
+            logger.warning("%s was not scored: %s: %s", name, type(failure).__name__, _first_line(failure))
+        self._failures[example] += 1
+        self._in_a_row += 1
         self.failure = self.failure or failure
-        if self._abort is None and (isinstance(failure, HOPELESS) or self._num_failed >= self._max_errors):
-            self._abort = failure
+        if self._abort is not None:
+            return
+        count = sum(count if example in self._ran else 1 for example, count in self._failures.items())
+        if isinstance(failure, HOPELESS):
+            self._abort = _noted(failure, f"{name}: every further call would fail like this")
+        elif max(count, self._in_a_row) >= self._max_errors:
+            self._abort = _noted(
+                failure, f"{name}: the last of {count} failures (max_errors={self._max_errors})"
+            )
+
+
+def _noted(error: Exception, reason: str) -> Exception:
+    """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
+    if hasattr(error, "add_note"):
+        error.add_note(
+            f"plr_dspy ended the compile at {reason}. With log_dir, the next compile goes on from here."
+        )
+    return error
 
 
 def _passed(deadline: float | None) -> bool:

@@ -27,7 +27,8 @@ class Checkpoint:
 
     Args:
         folder: Made if it does not exist; None keeps everything in memory.
-        identity: What decides the compile, as JSON data: only an equal one goes on from the folder.
+        identity: What decides the compile, as JSON data in groups: only an equal one goes on from the
+            folder.
 
     Attributes:
         ledger: What has been paid for; in the context only.
@@ -107,19 +108,23 @@ class Checkpoint:
             )
         if differences := _differences(identity, self._identity):
             raise ValueError(
-                f"log_dir {folder} belongs to another compile: {'; '.join(differences)}. Compile with what it "
-                "began with to go on from there, or pass another log_dir"
+                f"log_dir {folder} belongs to another compile: {'; '.join(differences)}. Pass another log_dir, or "
+                "compile with what it began with to go on from there"
             )
         return state
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """What differs between two identities, one phrase each; digests (`#...`) say nothing to people."""
+    """What differs in the first group that does, one phrase each; digests (`#...`) say nothing to people."""
 
-    def phrase(name: str) -> str:
-        was, now = there.get(name), here.get(name)
+    def phrase(name: str, was: Any, now: Any) -> str:
         if any(isinstance(value, str) and value.startswith("#") for value in (was, now)):
-            return f"{name} not the same"
+            return f"{name} changed"
         return f"{name} was {was!r}, is {now!r}"
 
-    return [phrase(name) for name in {**there, **here} if there.get(name) != here.get(name)]
+    for group in {**here, **there}:
+        was, now = there.get(group, {}), here.get(group, {})
+        names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        if names:
+            return [phrase(name, was.get(name), now.get(name)) for name in names]
+    return []

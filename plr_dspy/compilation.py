@@ -108,14 +108,15 @@ class Compilation:
         )
         return self._choose()
 
-    def unfinished(self) -> Outcome:
-        """What is known where the compile was interrupted: the best order of the search, not compared."""
+    def unfinished(self, error: BaseException) -> Outcome:
+        """What is known where the compile ended in an exception: the best order of the search, not compared."""
         best = self._progress.best(1)
         searching = self._progress.stopped == "interrupted"
+        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         return replace(
             self._original(),
             ordering=best[0].ordering if best else self.job.slots.space.identity,
-            stopped="interrupted" if searching else "interrupted in the final comparison",
+            stopped=ended if searching else f"{ended} in the final comparison",
         )
 
     def _final_calls_made(self) -> int:

@@ -24,6 +24,8 @@ class Estimate:
         orders: Orders of its demos that give different prompts, for each predictor that has demos.
         distinct_prompts: Over all predictors together.
         num_train, num_selection: Examples of the two splits, demo examples left out.
+        num_orders, num_train_examples: Orders that the search scores, at most, and examples that score one.
+        num_finalists, num_selection_examples: The same of the final comparison.
         search_calls, final_calls: Program calls of the search and of the final comparison, at most.
         program_calls: Of both, at most; a compile never makes more.
         prompt_tokens: Tokens of all prompts, about, by litellm's count; None where the prompts cannot
@@ -34,6 +36,10 @@ class Estimate:
     distinct_prompts: int
     num_train: int
     num_selection: int
+    num_orders: int
+    num_train_examples: int
+    num_finalists: int
+    num_selection_examples: int
     search_calls: int
     final_calls: int
     program_calls: int
@@ -43,24 +49,32 @@ class Estimate:
         tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
         orders = ", ".join(f"{name}: {count:,}" for name, count in self.orders.items())
         return (
-            f"at most {self.program_calls:,} program calls ({self.search_calls:,} search, {self.final_calls:,} "
-            f"final comparison), prompt tokens {tokens}\n"
-            f"  {self.distinct_prompts:,} distinct prompts ({orders})\n"
-            f"  {self.num_train} train and {self.num_selection} selection examples"
+            f"at most {self.program_calls:,} program calls, prompt tokens {tokens}\n"
+            f"  search: {self.search_calls:,} calls, {self.num_orders:,} orders on {self.num_train_examples} of "
+            f"{self.num_train} train examples\n"
+            f"  final comparison: {self.final_calls:,} calls, {self.num_finalists} orders on "
+            f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
+            f"  {self.distinct_prompts:,} distinct prompts ({orders})"
         )
 
 
 def estimate(job: Job) -> Estimate:
     """The cost of a prepared compile."""
     tokens = _tokens_a_call(job)
-    calls = job.plan.program_calls
+    plan, num_distinct = job.plan, job.slots.space.num_distinct
+    calls = plan.program_calls
+    asked = plan.num_iterations * plan.num_samples
     return Estimate(
         orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
-        distinct_prompts=job.slots.space.num_distinct,
+        distinct_prompts=num_distinct,
         num_train=len(job.splits.train),
         num_selection=len(job.splits.selection),
-        search_calls=calls - min(job.plan.final_calls, calls),
-        final_calls=min(job.plan.final_calls, calls),
+        num_orders=min(asked, num_distinct) if plan.archive else asked,
+        num_train_examples=plan.num_train_examples,
+        num_finalists=min(plan.num_finalists, num_distinct),
+        num_selection_examples=plan.num_selection_examples,
+        search_calls=calls - min(plan.final_calls, calls),
+        final_calls=min(plan.final_calls, calls),
         program_calls=calls,
         prompt_tokens=None if tokens is None else round(tokens * calls),
     )

@@ -27,26 +27,33 @@ NOT_THE_ANSWER = re.compile(
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """What decides the result of a compile, as JSON data: values where they say something, else digests."""
+    """What decides the result of a compile, as JSON data: values where they say something, else digests.
+
+    In groups of which each decides much of the next.
+    """
     program = job.program
     predictors = dict(program.named_predictors())
     return {
-        **job.settings(),
-        "the metric's code": _digest(list(_code(job.options.metric))),
-        **_modules(program),
-        "the program's signatures": _digest([_signature(p.signature) for p in predictors.values()]),
-        "the program's demos": _digest(
-            [
-                [name, [dict(demo.items()) for demo in predictor.demos]]
-                for name, predictor in predictors.items()
-            ]
-        ),
-        "the settings of its models": _digest([_model(predictor) for predictor in predictors.values()]),
-        "the train examples": _digest([dict(example.items()) for example in job.splits.train]),
-        "the selection examples": _digest([dict(example.items()) for example in job.splits.selection]),
-        "python": ".".join(map(str, sys.version_info[:2])),
-        "dspy": dspy.__version__,
-        "plr_dspy": __version__,
+        "arguments": job.options.arguments(),
+        "program": {
+            **_modules(program),
+            "the program's signatures": _digest([_signature(p.signature) for p in predictors.values()]),
+            "the program's demos": _digest(
+                [[name, [dict(demo.items()) for demo in p.demos]] for name, p in predictors.items()]
+            ),
+            "the settings of its models": _digest([_model(predictor) for predictor in predictors.values()]),
+            "the metric's code": _digest(list(_code(job.options.metric))),
+        },
+        "examples": {
+            "the train examples": _digest([dict(example.items()) for example in job.splits.train]),
+            "the selection examples": _digest([dict(example.items()) for example in job.splits.selection]),
+        },
+        "versions": {
+            "python": ".".join(map(str, sys.version_info[:2])),
+            "dspy": dspy.__version__,
+            "plr_dspy": __version__,
+        },
+        "settings": job.settings(),
     }
 
 

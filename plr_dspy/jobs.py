@@ -25,7 +25,7 @@ from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
 from plr_dspy.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.splits import Splits, make_splits
-from plr_dspy.stopping import Stopper
+from plr_dspy.stopping import Converged, Patience, Stopper, TargetScore
 from plr_dspy.updates import UpdateRule
 
 
@@ -39,7 +39,7 @@ class Options:
         auto: "light", "medium", "heavy" or "paper".
         overrides: What the user fixed of the plan.
         num_demos: Labelled demos for a student that has none.
-        stoppers: What ends the search early.
+        stop_at_score, patience, stop_at_mode_probability: What ends the search early; None does not.
         seed: Of everything random.
     """
 
@@ -48,8 +48,36 @@ class Options:
     auto: str
     overrides: Overrides
     num_demos: int | None
-    stoppers: tuple[Stopper, ...]
+    stop_at_score: float | None
+    patience: int | None
+    stop_at_mode_probability: float | None
     seed: int
+
+    @property
+    def stoppers(self) -> list[Stopper]:
+        """What ends the search early."""
+        stoppers: list[Stopper] = []
+        if self.stop_at_score is not None:
+            stoppers.append(TargetScore(self.stop_at_score))
+        if self.patience is not None:
+            stoppers.append(Patience(self.patience))
+        if self.stop_at_mode_probability is not None:
+            stoppers.append(Converged(self.stop_at_mode_probability))
+        return stoppers
+
+    def arguments(self) -> dict[str, Any]:
+        """The user's arguments as plain data."""
+        return {
+            "auto": self.auto,
+            "update": {"name": self.update.name, **_parameters(self.update)},
+            **asdict(self.overrides),
+            "stop_at_score": self.stop_at_score,
+            "patience": self.patience,
+            "stop_at_mode_probability": self.stop_at_mode_probability,
+            "num_demos": self.num_demos,
+            "seed": self.seed,
+            "metric": getattr(self.metric, "__name__", type(self.metric).__name__),
+        }
 
 
 @dataclass(frozen=True)
@@ -119,17 +147,11 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as plain data."""
-        options = self.options
         predictors = self.program.predictors()
         return {
-            "auto": options.auto,
-            "update": {"name": options.update.name, **_parameters(options.update)},
-            "seed": options.seed,
-            "metric": getattr(options.metric, "__name__", type(options.metric).__name__),
+            **self.options.arguments(),
             "adapter": type(dspy.settings.adapter or dspy.ChatAdapter()).__name__,
             "models": sorted({str(lm.model) for p in predictors if (lm := p.lm or dspy.settings.lm)}),
-            "num_demos": options.num_demos,
-            "stoppers": {type(stopper).__name__: _parameters(stopper) for stopper in options.stoppers},
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
             **asdict(self.plan),

@@ -99,7 +99,7 @@ class Report:
     Attributes:
         slots: The predictors whose demos were ordered.
         distinct_prompts: Number of orderings that render to different prompts.
-        comparison: Chosen against original order; None if there was nothing to order.
+        comparison: Chosen against original order; None if there was nothing to order, or no time for it.
         candidates: Orderings of the final comparison.
         history: Rounds of the search.
         program_calls: Program calls made, by phase: "search", "final", "total"; and those of the total
@@ -107,7 +107,7 @@ class Report:
         tokens: Billed tokens by model, as the provider reports them.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
         errors: Cells that raised, by type.
-        stopped: Why the search ended.
+        stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.
         plr_dspy_version, dspy_version, schema_version: What wrote this.
     """
@@ -168,24 +168,36 @@ class Report:
             ) from error
 
     def __str__(self) -> str:
+        resumed = self.program_calls.get("resumed", 0)
+        earlier = f" ({resumed:,} of them before this part)" if resumed else ""
         lines = [
             f"PLReorder: {len(self.slots)} predictor(s) with demos, {self.distinct_prompts:,.0f} distinct prompts, "
-            f"{self.program_calls['total']:,} program calls, {self.seconds:.0f} s; {self.stopped}"
+            f"{self.program_calls['total']:,} program calls{earlier}, {self.seconds:.0f} s; {self.stopped}"
         ]
         if (c := self.comparison) is not None:
-            lines += [
-                f"  original order {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples",
-                f"  gain {c.gain:+.3f}, {100 * c.confidence:.0f} % interval "
-                f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}] (for the best of {c.num_candidates} orders)",
-            ]
+            lines.append(
+                f"  original order {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples"
+            )
+            if c.gain:
+                lines.append(
+                    f"  gain {c.gain:+.3f}, {100 * c.confidence:.0f} % interval "
+                    f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}] (for the best of {c.num_candidates} orders)"
+                )
             lines += self._advice(c)
+        elif self.history:
+            lines += [
+                f"  not compared with the original order; the best order scored "
+                f"{self.history[-1].best_score_so_far:.3f} on {self.settings.get('num_train_examples')} train examples",
+                "  with log_dir, the same compile goes on from here",
+            ]
         lines += [f"  {slot.predictor}: demos in the order {slot.ordering}" for slot in self.slots]
         lines += [
             f"  tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
             for model, counts in self.tokens.items()
         ]
         lines += [
-            f"  {error.count} call(s) {error.outcome}: {error.type}: {error.message}" for error in self.errors
+            f"  {error.count} call(s) {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
+            for error in self.errors
         ]
         return "\n".join(lines)
 

@@ -19,7 +19,7 @@ class TargetScore:
 
     def __call__(self, history: Sequence[Iteration]) -> str | None:
         if history and history[-1].best_score_so_far >= self.score:
-            return "target score reached"
+            return f"stop_at_score={self.score:g} reached"
         return None
 
 
@@ -35,7 +35,7 @@ class Patience:
         before = history[-1 - self.num_iterations].best_score_so_far
         if history[-1].best_score_so_far > before:
             return None
-        return f"no better order in {self.num_iterations} iterations"
+        return f"patience={self.num_iterations}: no better order"
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,5 @@ class Converged:
 
     def __call__(self, history: Sequence[Iteration]) -> str | None:
         if history and min(history[-1].mode_probability, default=1.0) >= self.probability:
-            return "the distributions have converged"
+            return f"stop_at_mode_probability={self.probability:g} reached"
         return None

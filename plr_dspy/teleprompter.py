@@ -24,7 +24,6 @@ from plr_dspy.programs import ProgramFactory
 from plr_dspy.progress import ProgressBar
 from plr_dspy.report import Report
 from plr_dspy.reporting import build_report
-from plr_dspy.stopping import Converged, Patience, Stopper, TargetScore
 from plr_dspy.updates import UpdateRule, update_rule
 
 logger = logging.getLogger(__name__)
@@ -49,16 +48,18 @@ class PLReorder(Teleprompter):
         max_metric_calls: Budget in program calls instead; never exceeded.
         max_seconds: No program call begins later than this; those under way end. The search gives the
             final comparison its share of the time.
-        stop_at_score: The search ends when an order has this score on its train examples.
+        stop_at_score: The search ends after the round in which an order has this score on the train
+            examples that score an order; `estimate` says how many these are.
         patience: The search ends when so many rounds in a row brought no better order.
-        stop_at_mode_probability: The search ends when the most probable order of every predictor's
-            demos has at least this probability.
+        stop_at_mode_probability: The search ends after the round in which the most probable order of
+            every predictor's demos has at least this probability.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None
-            takes DSPy's setting. Answers that cannot be parsed are wrong answers, not failures.
+            takes DSPy's setting. An example that runs for no order counts once. Answers that cannot be
+            parsed are wrong answers, not failures.
         seed: Of everything random.
         log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
             (``state.json``) and the report (``report.json``). A compile with the same program, data
@@ -162,9 +163,9 @@ class PLReorder(Teleprompter):
             compilation = Compilation(job, limits, checkpoint=checkpoint, bar=bar)
             try:
                 outcome = compilation.run()
-            except BaseException:
+            except BaseException as error:
                 checkpoint.ledger.close()  # calls that are still under way come too late
-                self._keep(compilation, compilation.unfinished(), limits, time.monotonic() - started)
+                self._keep(compilation, compilation.unfinished(error), limits, time.monotonic() - started)
                 raise
             return self._keep(compilation, outcome, limits, time.monotonic() - started)
 
@@ -186,13 +187,6 @@ class PLReorder(Teleprompter):
     def _options(self, seed: int | None) -> Options:
         """What decides the result, with the seed of `compile`."""
         seed = self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
-        stoppers: list[Stopper] = []
-        if self.stop_at_score is not None:
-            stoppers.append(TargetScore(self.stop_at_score))
-        if self.patience is not None:
-            stoppers.append(Patience(self.patience))
-        if self.stop_at_mode_probability is not None:
-            stoppers.append(Converged(self.stop_at_mode_probability))
         return Options(
             metric=self.metric,
             update=self.update,
@@ -205,7 +199,9 @@ class PLReorder(Teleprompter):
                 num_final_draws=self.num_final_draws,
             ),
             num_demos=self.num_demos,
-            stoppers=tuple(stoppers),
+            stop_at_score=self.stop_at_score,
+            patience=self.patience,
+            stop_at_mode_probability=self.stop_at_mode_probability,
             seed=seed,
         )
 

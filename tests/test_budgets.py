@@ -112,11 +112,11 @@ class TestScores:
     @pytest.mark.parametrize(
         ("options", "stopped"),
         [
-            ({"stop_at_score": 0.3}, "target score reached"),
-            ({"patience": 1, "num_iterations": 12}, "no better order in 1 iterations"),
+            ({"stop_at_score": 0.3}, "stop_at_score=0.3 reached"),
+            ({"patience": 1, "num_iterations": 12}, "patience=1: no better order"),
             (
                 {"stop_at_mode_probability": 0.02, "num_iterations": 12, "update": "ema"},
-                "the distributions have converged",
+                "stop_at_mode_probability=0.02 reached",
             ),
         ],
     )

@@ -267,7 +267,7 @@ class TestLasting:
         with serving(lambda number, prompt: trouble if number > 40 else None) as provider:
             result = compiled(provider, lm=provider.lm(**lasting), max_errors=3)
         assert isinstance(result.error, error)
-        assert result.report.stopped == "interrupted"
+        assert result.report.stopped == f"ended by {type(result.error).__name__}"
         failed = sum(e.count for e in result.report.errors)
         assert 3 <= failed <= 3 + NUM_THREADS
         assert provider.num_requests <= 41 + 2 * failed

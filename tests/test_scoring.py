@@ -247,6 +247,32 @@ class TestErrors:
             cells.score([IDENTITY], range(30))
         assert 3 <= engine.num_calls <= 3 + num_threads
 
+    def test_an_example_that_never_runs_is_one_failure(self, engine):
+        """As in `dspy.Evaluate`: a broken example does not end the run once it has met many orders."""
+        orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
+        cells = scorer(metric=self.failing_on("question 12", "question 15"), max_errors=3, num_threads=1)
+        trials = cells.score(orderings, range(10))
+        assert [trial.num_examples for trial in trials] == [8] * 4
+        assert cells.errors()[0].count == 8
+
+    def test_an_example_that_runs_now_and_then_counts_each_time(self, engine):
+        def metric(example, prediction):
+            if prediction.answer == "wrong":
+                raise ValueError("unreadable")
+            return 1.0
+
+        with pytest.raises(ValueError, match="unreadable"):
+            scorer(metric=metric, max_errors=9).score([IDENTITY, REVERSED, ((1, 0, 2),)], range(30))
+
+    def test_few_examples_and_nothing_runs(self, engine):
+        """Failures in a row end the run, although these are only two examples."""
+        cells = scorer(metric=self.failing_on("question 10", "question 11"), max_errors=5, num_threads=1)
+        with pytest.raises(ZeroDivisionError) as caught:
+            cells.score([((0, 1, 2),), ((0, 2, 1),), ((1, 0, 2),), ((1, 2, 0),)], range(2))
+        assert engine.num_calls == 5
+        if hasattr(caught.value, "__notes__"):
+            assert "max_errors=5" in caught.value.__notes__[0]
+
     def test_failures_of_the_program_keep_their_type(self, engine):
         class Broken(dspy.Module):
             def __init__(self):

@@ -271,7 +271,7 @@ class TestStopping:
     def test_ends_the_search(self):
         search = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=10, seed=0)
         progress = run(search, SortedObjective(), num_iterations=50, stoppers=[Patience(9), TargetScore(1.0)])
-        assert progress.stopped == "target score reached"
+        assert progress.stopped == "stop_at_score=1 reached"
         assert progress.best(1)[0].score == 1.0
         assert all(iteration.best_score < 1.0 for iteration in progress.history[:-1])
 

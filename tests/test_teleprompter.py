@@ -301,6 +301,11 @@ class TestInterrupts:
             reorder.compile(student(), trainset=EXAMPLES)
         assert len(reorder.report.history) == 1
         assert reorder.report.errors[0].type == "LookupError"
+        assert reorder.report.stopped == "ended by LookupError"
+        text = str(reorder.report)
+        assert f"scored {reorder.report.history[0].best_score:.3f} on" in text
+        assert "not compared with the original order" in text
+        assert "LookupError: gone (trainset[" in text
         assert reorder.best_program.reorder_report == reorder.report.to_dict()
 
 
