@@ -63,6 +63,8 @@ class CellRunner:
             setting. An example that never runs is one failure, whatever the number of orders; so many
             failed cells in a row end the run too.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
+        interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
+        redact: Takes secrets out of messages.
 
     Attributes:
         failure: The first exception of a failed cell.
@@ -78,8 +80,10 @@ class CellRunner:
         num_threads: int | None = None,
         max_errors: int | None = None,
         on_cell: Callable[[], None] | None = None,
+        interrupted: threading.Event | None = None,
+        redact: Callable[[str], str] = str,
     ) -> None:
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._metric = metric_caller(metric)
         self._examples = examples
         self._names = names
@@ -87,11 +91,13 @@ class CellRunner:
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
         self._on_cell = on_cell
+        self._interrupted = threading.Event() if interrupted is None else interrupted
+        self._redact = redact
         self._failures: Counter[int] = Counter()
         self._ran: set[int] = set()
         self._in_a_row = 0
         self._too_long: set[str] = set()
-        self._abort: Exception | None = None
+        self._abort: BaseException | None = None
         self._lock = threading.Lock()
 
     def run(
@@ -120,7 +126,7 @@ class CellRunner:
         def work(_: int) -> None:
             begun.release()
             try:
-                while not (executor.cancel_jobs.is_set() or self._abort or _passed(deadline)):
+                while not (executor.cancel_jobs.is_set() or self._ended() or _passed(deadline)):
                     try:
                         key = pending.popleft()
                     except IndexError:
@@ -131,24 +137,39 @@ class CellRunner:
 
         try:
             executor.execute(work, range(num_workers))
-        except BaseException:
+        except BaseException as error:
             executor.cancel_jobs.set()
+            interrupted = self._interrupted.is_set() and not isinstance(error, KeyboardInterrupt)
             patience_ends = time.monotonic() + GRACE
             while begun.acquire(blocking=False):  # their calls are paid, and may end in time
                 ended.acquire(timeout=max(0.0, patience_ends - time.monotonic()))
+            if interrupted:  # and cancelled by DSPy
+                raise KeyboardInterrupt from error
             raise
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
         if self._abort is not None:
+            self._ledger.retry()
             raise self._abort
-        for error in executor.exceptions_map.values():  # of `on_cell`
-            raise error
+        for failure in executor.exceptions_map.values():  # of `on_cell`
+            raise failure
+
+    def _ended(self) -> bool:
+        return self._abort is not None or self._interrupted.is_set()
 
     def _pay(self, key: CellKey, variant: Variant) -> None:
-        failure: Exception | None = None
+        failure: BaseException | None = None
         with dspy.context(trace=[]), dspy.track_usage() as usage:
             try:
                 cell = self._outcome(key, variant, usage)
-            except Exception as error:  # the user's program or metric: kept with its type, never a silent 0
-                cell, failure = Cell(None, FAILED, type(error).__name__, _first_line(error)), error
+            except KeyboardInterrupt:
+                raise
+            except (
+                BaseException
+            ) as error:  # the user's program or metric: kept with its type, never a silent 0
+                cell, failure = Cell(None, FAILED, type(error).__name__, self._first_line(error)), error
+        if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
         if not self._ledger.add(key, cell, _billed(usage.get_total_tokens())):
             return  # the compile has ended without this call
         with self._lock:
@@ -169,7 +190,7 @@ class CellRunner:
         except WRONG_ANSWERS as error:
             if isinstance(error, ContextWindowExceededError):
                 self._warn_too_long(key, variant)
-            return Cell(None, WRONG, type(error).__name__, _first_line(error))
+            return Cell(None, WRONG, type(error).__name__, self._first_line(error))
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
             prediction.set_lm_usage(usage.get_total_tokens())
@@ -187,11 +208,21 @@ class CellRunner:
             variant.order,
         )
 
-    def _fail(self, failure: Exception, example: int) -> None:
+    def _first_line(self, error: BaseException) -> str:
+        """Of its message, in characters that can be written, without secrets."""
+        try:
+            text = str(error)
+        except Exception as second:
+            text = f"its message cannot be read: {type(second).__name__}"
+        text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
+        return self._redact(text)[:200]
+
+    def _fail(self, failure: BaseException, example: int) -> None:
         """Note a failed cell; decide whether the run goes on."""
         name = self._names[example]
         if not self._failures[example]:
-            logger.warning("%s was not scored: %s: %s", name, type(failure).__name__, _first_line(failure))
+            text = self._first_line(failure)
+            logger.warning("%s was not scored: %s: %s", name, type(failure).__name__, text)
         self._failures[example] += 1
         self._in_a_row += 1
         self.failure = self.failure or failure
@@ -206,8 +237,12 @@ class CellRunner:
             )
 
 
-def _noted(error: Exception, reason: str) -> Exception:
+def _noted(error: BaseException, reason: str) -> BaseException:
     """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
+    if not isinstance(error, Exception):  # SystemExit and the like would end more than the compile
+        wrapped = RuntimeError(f"the program or the metric raised {type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        error = wrapped
     if hasattr(error, "add_note"):
         error.add_note(
             f"plr_dspy ended the compile at {reason}. With log_dir, the next compile goes on from here."
@@ -229,7 +264,3 @@ def _billed(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]
         }
         for model, usage in tokens.items()
     }
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:200]

@@ -48,6 +48,7 @@ class Checkpoint:
         Raises:
             ValueError: when it belongs to another compile, or cannot be read.
             RuntimeError: when another process, or another compile of this one, is using it.
+            OSError: when nothing can be written there.
         """
         if self._folder is None:
             self.ledger = Ledger()
@@ -61,8 +62,9 @@ class Checkpoint:
                 ) from None
             self.state = self._read(self._folder)
             if self.state is None:
-                self.save(None)
-            self.ledger = Ledger(self._folder / "cells.jsonl")
+                self._write(self._folder, None)
+            paid = (self.state or {}).get("program_calls", 0)
+            self.ledger = Ledger(self._folder / "cells.jsonl", least=paid)
             opened.callback(self.ledger.close)
             self._exit = opened.pop_all()
         if self.ledger.num_resumed:
@@ -76,22 +78,31 @@ class Checkpoint:
         self._exit.close()
 
     def save(self, state: dict[str, Any] | None) -> None:
-        """Replace the state on disk; a disk that cannot take it gives a warning."""
+        """Replace the state on disk; a disk that cannot take it gives a warning.
+
+        Args:
+            state: JSON data; "program_calls" in it says how many the ledger held.
+        """
         self.state = state
         if self._folder is None:
             return
-        content = {"schema_version": SCHEMA_VERSION, "identity": self._identity, "state": state}
         try:
-            write_atomically(self._folder / "state.json", json.dumps(content).encode())
+            self._write(self._folder, state)
         except OSError as error:
             logger.warning("the state could not be written to %s: %s", self._folder, error)
+
+    def _write(self, folder: Path, state: dict[str, Any] | None) -> None:
+        content = {"schema_version": SCHEMA_VERSION, "identity": self._identity, "state": state}
+        write_atomically(folder / "state.json", json.dumps(content).encode())
 
     def _read(self, folder: Path) -> dict[str, Any] | None:
         path = folder / "state.json"
         try:
             content = json.loads(path.read_bytes())
-            version, identity = content["schema_version"], content["identity"]
+            version, identity = content["schema_version"], dict(content["identity"])
             state: dict[str, Any] | None = content["state"]
+            if not isinstance(state, (dict, type(None))):
+                raise TypeError(f"its state is a {type(state).__name__}")
         except FileNotFoundError:
             if (folder / "cells.jsonl").exists():
                 raise ValueError(

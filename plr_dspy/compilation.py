@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.distributions import OrderingDistribution
@@ -43,27 +45,41 @@ class Outcome:
     stopped: str
 
 
-@dataclass(frozen=True)
 class TrainObjective:
-    """Mean score on a fixed prefix of the train split, the same for all orderings."""
+    """Mean score on a fixed prefix of the train split, the same for all orderings.
 
-    job: Job
-    scorer: CellScorer
-    deadline: float | None
+    Examples that ran for no ordering when they were first met leave it: later rounds would else be
+    scored on other examples than the first.
+
+    Attributes:
+        examples: Those that score orderings.
+        deadline: When to stop, by `time.monotonic`.
+    """
+
+    def __init__(self, job: Job, scorer: CellScorer) -> None:
+        self.examples = list(range(job.plan.num_train_examples))
+        self.deadline: float | None = None
+        self._train = job.train
+        self._scorer = scorer
 
     @property
     def program_calls(self) -> int:
-        return self.scorer.ledger.calls(self.job.train)
+        return self._scorer.ledger.calls(self._train)
 
     def cost(self, orderings: Sequence[Ordering]) -> int:
-        return self.scorer.cost(orderings, self._examples)
+        return self._scorer.cost(orderings, self.examples)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
-        return self.scorer.score(orderings, self._examples, deadline=self.deadline)
-
-    @property
-    def _examples(self) -> range:
-        return range(self.job.plan.num_train_examples)
+        trials = self._scorer.score(orderings, self.examples, deadline=self.deadline)
+        known = self._scorer.examples_that_ran()
+        ran = [example for example in self.examples if example in known]
+        if trials and len(ran) < len(self.examples):
+            lost = len(self.examples) - len(ran)
+            logger.warning(
+                "%d of %d train examples ran for no order and are left out", lost, len(self.examples)
+            )
+            self.examples = ran
+        return trials
 
 
 class Compilation:
@@ -74,20 +90,31 @@ class Compilation:
         limits: How to run.
         checkpoint: Opened; what it holds is not done again.
         bar: Shows how far it is.
+        interrupted: Set by a signal.
     """
 
-    def __init__(self, job: Job, limits: Limits, *, checkpoint: Checkpoint, bar: ProgressBar) -> None:
+    def __init__(
+        self,
+        job: Job,
+        limits: Limits,
+        *,
+        checkpoint: Checkpoint,
+        bar: ProgressBar,
+        interrupted: threading.Event | None = None,
+    ) -> None:
         self.job = job
-        self.scorer = job.new_scorer(limits, ledger=checkpoint.ledger, on_cell=bar.advance)
+        self.scorer = job.new_scorer(
+            limits, ledger=checkpoint.ledger, on_cell=bar.advance, interrupted=interrupted
+        )
         self._checkpoint = checkpoint
         self._bar = bar
         self._max_seconds = limits.max_seconds
         self._started = time.monotonic()
         self._search = job.new_search()
         self._progress = Progress()
+        self._objective = TrainObjective(job, self.scorer)
         if checkpoint.state is not None:
-            self._search.load_state_dict(checkpoint.state["search"])
-            self._progress = Progress.from_state(checkpoint.state["progress"])
+            self._restore(checkpoint.state)
         bar.advance(checkpoint.ledger.num_resumed)
 
     def run(self) -> Outcome:
@@ -96,12 +123,12 @@ class Compilation:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
             return replace(self._original(), stopped="all orders give the same prompt")
         plan = self.job.plan
-        share = plan.search_calls / (plan.search_calls + plan.final_calls)
+        self._objective.deadline = self._deadline(plan.search_calls / (plan.search_calls + plan.final_calls))
         run(
             self._search,
-            TrainObjective(self.job, self.scorer, self._deadline(share)),
+            self._objective,
             num_iterations=plan.num_iterations,
-            max_program_calls=plan.call_limit - max(plan.final_calls, self._final_calls_made()),
+            max_program_calls=plan.call_limit - plan.final_calls - self._other_calls(),
             stoppers=self.job.options.stoppers,
             on_iteration=self._on_iteration,
             progress=self._progress,
@@ -119,7 +146,18 @@ class Compilation:
             stopped=ended if searching else f"{ended} in the final comparison",
         )
 
-    def _final_calls_made(self) -> int:
+    def _restore(self, state: dict[str, Any]) -> None:
+        try:
+            self._search.load_state_dict(state["search"])
+            self._progress = Progress.from_state(state["progress"])
+            self._objective.examples = [int(example) for example in state["examples"]]
+        except Exception as error:  # of whatever somebody wrote there
+            raise ValueError(
+                f"state.json in log_dir cannot be read ({error!r}): pass another log_dir"
+            ) from error
+
+    def _other_calls(self) -> int:
+        """Program calls that were not of the search: of the final comparisons of earlier parts, and lost ones."""
         ledger = self.scorer.ledger
         return ledger.calls() - ledger.calls(self.job.train)
 
@@ -140,7 +178,14 @@ class Compilation:
 
     def _on_iteration(self, iteration: Iteration) -> None:
         self.scorer.ledger.settle()
-        self._checkpoint.save({"search": self._search.state_dict(), "progress": self._progress.state_dict()})
+        self._checkpoint.save(
+            {
+                "search": self._search.state_dict(),
+                "progress": self._progress.state_dict(),
+                "examples": self._objective.examples,
+                "program_calls": self.scorer.program_calls,
+            }
+        )
         self._bar.show(f"best on train={iteration.best_score_so_far:.3f}")
         logger.info(
             "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, best so far %.3f; %d program calls",
@@ -164,6 +209,8 @@ class Compilation:
         stopped = progress.stopped
         if len(rows) < len(entries):
             stopped = TIME_LIMIT if len(rows) < len(affordable) else stopped
+            if len(rows) == len(affordable):
+                scorer.ledger.settle()
             logger.warning("%d of %d orders could be compared before the end", len(rows), len(entries))
             if len(rows) < 2:
                 return replace(self._original(), stopped=f"{stopped}, nothing compared")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import dspy
 
 from plr_dspy.jobs import Job
+from plr_dspy.report import readable
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,14 @@ class Estimate:
 
     def __str__(self) -> str:
         tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
-        orders = ", ".join(f"{name}: {count:,}" for name, count in self.orders.items())
+        orders = ", ".join(f"{name}: {readable(count)}" for name, count in self.orders.items())
         return (
             f"at most {self.program_calls:,} program calls, prompt tokens {tokens}\n"
             f"  search: {self.search_calls:,} calls, {self.num_orders:,} orders on {self.num_train_examples} of "
             f"{self.num_train} train examples\n"
             f"  final comparison: {self.final_calls:,} calls, {self.num_finalists} orders on "
             f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
-            f"  {self.distinct_prompts:,} distinct prompts ({orders})"
+            f"  {readable(self.distinct_prompts)} distinct prompts ({orders})"
         )
 
 

@@ -143,6 +143,10 @@ def check_language_model(student: dspy.Module) -> None:
 def check_demos(student: dspy.Module) -> None:
     """Raise unless all demos are examples or dicts of values that `program.save` can write as JSON."""
     for name, predictor in student.named_predictors():
+        if not isinstance(predictor.demos, Sequence):
+            raise TypeError(
+                f"demos of predictor {name!r} must be a list; got {type(predictor.demos).__name__}: pass [] for none"
+            )
         for i, demo in enumerate(predictor.demos):
             if not isinstance(demo, (dspy.Example, Mapping)):
                 raise TypeError(
@@ -168,7 +172,7 @@ def as_folder(name: str, value: Any) -> Path | None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise TypeError(f"{name} must be the path of a folder, or None; got {value!r}")
-    return Path(value)
+    return Path(value).expanduser().absolute()
 
 
 def check_log_dir(log_dir: Path) -> None:
@@ -177,7 +181,7 @@ def check_log_dir(log_dir: Path) -> None:
         log_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=log_dir):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: of a null byte
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any
 
 
-@contextmanager
-def termination_interrupts() -> Iterator[None]:
-    """While this lasts, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does.
+class Interrupts:
+    """While this context lasts, SIGINT and SIGTERM raise `KeyboardInterrupt` in the main thread.
 
-    Schedulers send it before they kill. A handler of the user's own stays, and threads other than the
-    main one get no signals.
+    So they do inside `asyncio.run`, whose own handler would wait for the next await. A handler of the
+    user's own is called first; where there is one for SIGTERM, it alone decides. In other threads there
+    are no signals, and nothing changes.
+
+    Attributes:
+        received: Whether one has come; a program may have swallowed the exception.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt("SIGTERM")
+    def __init__(self) -> None:
+        self.received = threading.Event()
+        self._before: dict[int, Any] = {}
 
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
+                ours = number == signal.SIGINT or handler is signal.SIG_DFL
+                if ours and handler is not None and handler is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.received.set()
+        handler = self._before.get(number)
+        module = getattr(getattr(handler, "func", handler), "__module__", "") or ""
+        if (
+            callable(handler)
+            and handler is not signal.default_int_handler
+            and not module.startswith("asyncio")
+        ):
+            handler(number, frame)
+        raise KeyboardInterrupt("SIGTERM" if number == signal.SIGTERM else "")

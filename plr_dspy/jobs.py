@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
@@ -130,7 +131,14 @@ class Job:
             return ExhaustiveSearch(self.slots.space, **shape)
         return CrossEntropySearch(self.slots.space, archive=self.plan.archive, **shape)
 
-    def new_scorer(self, limits: Limits, *, ledger: Ledger, on_cell: Callable[[], None]) -> CellScorer:
+    def new_scorer(
+        self,
+        limits: Limits,
+        *,
+        ledger: Ledger,
+        on_cell: Callable[[], None],
+        interrupted: threading.Event | None = None,
+    ) -> CellScorer:
         """The scorer of the program's orderings, on the train split followed by the selection split."""
         return CellScorer(
             self.program,
@@ -142,6 +150,7 @@ class Job:
             max_errors=limits.max_errors,
             max_metric_calls=self.plan.call_limit,
             on_cell=on_cell,
+            interrupted=interrupted,
             ledger=ledger,
         )
 

@@ -18,6 +18,9 @@ from plr_dspy.report import ErrorCount
 
 logger = logging.getLogger(__name__)
 
+TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}
+"""Exceptions of a provider that may be gone the next time."""
+
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]
 """Counts by model and kind, such as "prompt_tokens"."""
 
@@ -27,18 +30,19 @@ class Ledger:
 
     With a file, each cell is one line of JSON, written when the cell is added: what is killed loses
     nothing that had been added. A line that was being written, the last, is dropped when the file is
-    read again. Failed cells count as paid, but a new ledger does not know those that were added after
-    the last `settle`: they are tried again.
+    read again. Failed cells count as paid. Of those added after the last `settle`, a new ledger does not
+    know the ones that may go well the next time: all before a `retry`, and those of the provider.
 
     Args:
         path: The file; it is read if it exists. None keeps everything in memory.
+        least: Program calls that the file is known to have held; a disk may have lost some.
 
     Attributes:
         cells: What has been paid.
         num_resumed: Program calls that the file held.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, least: int = 0) -> None:
         self.cells: dict[CellKey, Cell] = {}
         self._calls: Counter[int] = Counter()
         self._tokens: dict[tuple[str, str], int] = {}
@@ -50,6 +54,11 @@ class Ledger:
             self._read(path)
             self._file = os.open(
                 path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
+            )
+        self._lost = max(0, least - self._calls.total())
+        if self._lost:
+            logger.warning(
+                "%s lacks %d calls that were paid: they count, and may be made again", path, self._lost
             )
         self.num_resumed = self.calls()
 
@@ -64,7 +73,7 @@ class Ledger:
     def calls(self, examples: Iterable[int] | None = None) -> int:
         """Program calls paid for, on these examples or on all; a failed call that was made again counts twice."""
         if examples is None:
-            return self._calls.total()
+            return self._calls.total() + self._lost
         return sum(self._calls[example] for example in examples)
 
     def add(self, key: CellKey, cell: Cell, tokens: Tokens) -> bool:
@@ -81,6 +90,11 @@ class Ledger:
         """Say that decisions were made on the cells added so far: those that failed stay failed."""
         with self._lock:
             self._write({"settled": len(self.cells)})
+
+    def retry(self) -> None:
+        """Say that the cells that failed since the last `settle` are to be tried again by a new ledger."""
+        with self._lock:
+            self._write({"retry": len(self.cells)})
 
     def close(self) -> None:
         """End the file; nothing is added from now on."""
@@ -155,13 +169,14 @@ class Ledger:
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 self._replay(orjson.loads(line), unsettled)
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 raise ValueError(
                     f"line {number} of {path} cannot be read ({error}): remove the line, whose call will be made "
                     "again, or pass another log_dir"
                 ) from error
         for key in unsettled:
-            self.cells.pop(key, None)
+            if key in self.cells and self.cells[key].error in TRANSIENT:
+                del self.cells[key]
 
     def _replay(self, record: dict[str, Any], unsettled: list[CellKey]) -> None:
         if "tokens_of" in record:
@@ -169,12 +184,15 @@ class Ledger:
             self._tokens[model, kind] = 0
         elif "settled" in record:
             unsettled.clear()
+        elif "retry" in record:
+            for key in unsettled:
+                self.cells.pop(key, None)
+            unsettled.clear()
         else:
             fingerprint, example = record["cell"]
             key = (sys.intern(fingerprint), int(example))
-            cell = Cell(
-                record["score"], record.get("outcome", ""), record.get("error", ""), record.get("message", "")
-            )
+            score = None if record["score"] is None else 1.0 * record["score"]
+            cell = Cell(score, record.get("outcome", ""), record.get("error", ""), record.get("message", ""))
             self._enter(key, cell)
             names = list(self._tokens)
             for number, count in record.get("tokens", {}).items():

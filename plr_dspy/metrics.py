@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import dspy
@@ -20,13 +21,19 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
     """
     if not callable(metric):
         raise TypeError(f"metric must be callable as metric(example, prediction); got {metric!r}")
+    if inspect.isclass(metric):
+        raise TypeError(
+            f"metric must be called with an example and a prediction; {metric.__name__} is a class: "
+            "pass an instance of it"
+        )
     if inspect.iscoroutinefunction(metric) or inspect.iscoroutinefunction(type(metric).__call__):
         raise TypeError(
             "metric must not be async: wrap it, for example with dspy.utils.syncify or asyncio.run"
         )
     try:
-        signature = inspect.signature(metric)
-    except (TypeError, ValueError):  # some built-in callables have no signature
+        called = partial(type(metric).forward, metric) if isinstance(metric, dspy.Module) else metric
+        signature = inspect.signature(called)
+    except (AttributeError, TypeError, ValueError):  # some built-in callables have no signature
         return metric
     for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
         extra = (None,) * num_extra

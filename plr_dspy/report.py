@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -171,7 +172,8 @@ class Report:
         resumed = self.program_calls.get("resumed", 0)
         earlier = f" ({resumed:,} of them before this part)" if resumed else ""
         lines = [
-            f"PLReorder: {len(self.slots)} predictor(s) with demos, {self.distinct_prompts:,.0f} distinct prompts, "
+            f"PLReorder: {len(self.slots)} predictor(s) with demos, "
+            f"{readable(self.distinct_prompts)} distinct prompts, "
             f"{self.program_calls['total']:,} program calls{earlier}, {self.seconds:.0f} s; {self.stopped}"
         ]
         if (c := self.comparison) is not None:
@@ -209,6 +211,11 @@ class Report:
         all_used = comparison.num_examples >= self.settings.get("num_selection", 0)
         cure = "more examples (in the trainset, or as a valset)" if all_used else "a larger budget"
         return [f"  the interval holds 0: this gain may be chance; {cure} would tell"]
+
+
+def readable(count: float) -> str:
+    """A number of prompts: in full, or as a power of ten where nobody would read it."""
+    return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
 
 
 _REPORT = TypeAdapter(Report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import dspy
@@ -25,7 +26,7 @@ def build_report(
     total, search = scorer.program_calls, scorer.ledger.calls(job.train)
     return Report(
         slots=_slot_reports(job, outcome),
-        distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else float(num_distinct),
+        distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else _as_float(num_distinct),
         comparison=outcome.comparison,
         candidates=[
             Candidate(
@@ -68,3 +69,8 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
         )
         for slot in job.slots.slots
     ]
+
+
+def _as_float(number: int) -> float:
+    """The float nearest to it; there are no larger ones than 1.8e308."""
+    return float(min(number, int(sys.float_info.max)))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import dspy
 
 from plr_dspy.cells import CellRunner, Variant
 from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import Metric
-from plr_dspy.programs import ProgramFactory
+from plr_dspy.programs import ProgramFactory, language_models
 from plr_dspy.records import FAILED, Cell, CellKey, Trial
 from plr_dspy.report import ErrorCount
+from plr_dspy.secrets import Redactor
 from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
 
@@ -27,7 +30,7 @@ class CellScorer:
     Args:
         program: The program whose orderings are scored; it is never changed.
         slots: Its slots.
-        metric, num_threads, max_errors, on_cell: As in `CellRunner`.
+        metric, num_threads, max_errors, on_cell, interrupted: As in `CellRunner`.
         examples: What scores orderings; named by index.
         names: What messages call the examples; None counts them.
         max_metric_calls: Hard limit on program calls; None for none.
@@ -49,6 +52,7 @@ class CellScorer:
         max_errors: int | None = None,
         max_metric_calls: int | None = None,
         on_cell: Callable[[], None] | None = None,
+        interrupted: threading.Event | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.ledger = Ledger() if ledger is None else ledger
@@ -63,6 +67,8 @@ class CellScorer:
             num_threads=num_threads,
             max_errors=max_errors,
             on_cell=on_cell,
+            interrupted=interrupted,
+            redact=Redactor([dspy.settings.lm, *language_models(program)]),
         )
         self._max_metric_calls = max_metric_calls
         self._fingerprints: dict[Ordering, str] = {}
@@ -83,9 +89,17 @@ class CellScorer:
     def score(
         self, orderings: Sequence[Ordering], examples: Sequence[int], *, deadline: float | None = None
     ) -> list[Trial]:
-        """Mean scores of orderings on common examples; arguments and errors are those of `table`."""
-        rows = self.table(orderings, examples, deadline=deadline)
-        return [Trial(orderings[i], math.fsum(row) / len(row), len(row)) for i, row in enumerate(rows)]
+        """Mean scores of orderings on common examples; arguments and errors are those of `table`.
+
+        An example that runs for none of them, but ran for others before, counts as it did on average
+        for those: so scores of different calls can be compared.
+        """
+        ran, rows = self._rows(orderings, examples, deadline)
+        known = self._means(set(examples) - set(ran))
+        return [
+            Trial(ordering, math.fsum([*row, *known]) / (len(row) + len(known)), len(row))
+            for ordering, row in zip(orderings, rows, strict=False)
+        ]
 
     def table(
         self,
@@ -109,24 +123,16 @@ class CellScorer:
             RuntimeError: when this would exceed `max_metric_calls`, or no call ended with an answer.
             Exception: of the program or the metric, see `CellRunner.run`.
         """
-        self._pay(orderings, examples, deadline)
-        cells = self._complete(orderings, examples)
-        if not cells:
-            return []
-        ran = [i for i in range(len(examples)) if any(row[i].outcome != FAILED for row in cells)]
-        if not ran:
-            message = self._runner.failure or cells[0][0].message
-            raise RuntimeError(
-                f"no call ended with an answer, for {len(cells)} orderings of the demos on "
-                f"{len(examples)} examples; the first failure was: {message!r}"
-            ) from self._runner.failure
-        worst = min([0.0, *(cell.score for cell in self.ledger.cells.values() if cell.score is not None)])
-        table = [[worst if (score := row[i].score) is None else score for i in ran] for row in cells]
-        if favoured is not None and favoured < len(table):
-            for column, i in enumerate(ran):
-                if cells[favoured][i].outcome == FAILED:
-                    table[favoured][column] = max(row[column] for row in table)
-        return table
+        ran, rows = self._rows(orderings, examples, deadline)
+        if favoured is not None and favoured < len(rows):
+            for column, example in enumerate(ran):
+                if self.cell(orderings[favoured], example).outcome == FAILED:
+                    rows[favoured][column] = max(row[column] for row in rows)
+        return rows
+
+    def examples_that_ran(self) -> set[int]:
+        """Those on which some call ended with an answer."""
+        return {example for (_, example), cell in self.ledger.cells.items() if cell.outcome != FAILED}
 
     def cell(self, ordering: Ordering, example: int) -> Cell:
         """The outcome of a cell that has been paid.
@@ -146,6 +152,37 @@ class CellScorer:
         wanted = dict.fromkeys((self._fingerprint(ordering), e) for ordering in orderings for e in examples)
         return [key for key in wanted if key not in self.ledger.cells]
 
+    def _rows(
+        self, orderings: Sequence[Ordering], examples: Sequence[int], deadline: float | None
+    ) -> tuple[list[int], list[list[float]]]:
+        """The examples that ran for any of the orderings scored whole, and a row of their scores for each."""
+        self._pay(orderings, examples, deadline)
+        cells = self._complete(orderings, examples)
+        columns = [i for i in range(len(examples)) if any(row[i].outcome != FAILED for row in cells)]
+        if cells and not columns:
+            message = self._runner.failure or cells[0][0].message
+            raise RuntimeError(
+                f"no call ended with an answer, for {len(cells)} orderings of the demos on "
+                f"{len(examples)} examples; the first failure was: {message!r}"
+            ) from self._runner.failure
+        worst = self._worst_score(examples)
+        rows = [[worst if (score := row[i].score) is None else score for i in columns] for row in cells]
+        return [examples[i] for i in columns], rows
+
+    def _worst_score(self, examples: Sequence[int]) -> float:
+        """The worst seen on these examples, and 0 at most."""
+        asked = set(examples)
+        seen = (cell.score for (_, example), cell in self.ledger.cells.items() if example in asked)
+        return min([0.0, *(score for score in seen if score is not None)])
+
+    def _means(self, examples: Collection[int]) -> list[float]:
+        """Mean scores of all orderings, of those of the examples that have any."""
+        seen = defaultdict(list)
+        for (_, example), cell in self.ledger.cells.items():
+            if example in examples and cell.score is not None:
+                seen[example].append(cell.score)
+        return [math.fsum(scores) / len(scores) for _, scores in sorted(seen.items())]
+
     def _complete(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> list[list[Cell]]:
         """The cells of the orderings up to the first that lacks one."""
         rows = []
@@ -158,7 +195,11 @@ class CellScorer:
 
     def _pay(self, orderings: Sequence[Ordering], examples: Sequence[int], deadline: float | None) -> None:
         keys = self._unpaid(orderings, examples)
-        if self._max_metric_calls is not None and self.program_calls + len(keys) > self._max_metric_calls:
+        if (
+            keys
+            and self._max_metric_calls is not None
+            and self.program_calls + len(keys) > self._max_metric_calls
+        ):
             raise RuntimeError(
                 f"{len(keys)} program calls more would exceed max_metric_calls={self._max_metric_calls} "
                 f"({self.program_calls} made)"

@@ -167,9 +167,8 @@ def label_keys(examples: Sequence[dspy.Example]) -> list[bytes]:
 
 def value_key(value: Any) -> bytes:
     """What identifies a value, whether it is the object or what a saved program loads in its place."""
-    plain = serialize_object(value)
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     try:
-        return orjson.dumps(plain, option=options)
-    except TypeError:
-        return repr(plain).encode()
+        return orjson.dumps(serialize_object(value), option=options)
+    except Exception:  # of the value's own: no plain data, or text that is no Unicode
+        return repr(value).encode(errors="backslashreplace")

@@ -16,7 +16,7 @@ from plr_dspy.compilation import Compilation, Outcome
 from plr_dspy.estimates import Estimate, estimate
 from plr_dspy.identity import identity
 from plr_dspy.inputs import as_folder, check_log_dir, fraction, number, whole_number
-from plr_dspy.interrupts import termination_interrupts
+from plr_dspy.interrupts import Interrupts
 from plr_dspy.jobs import Job, Limits, Options, prepare
 from plr_dspy.metrics import Metric, metric_caller
 from plr_dspy.plan import BUDGETS, Overrides
@@ -156,11 +156,13 @@ class PLReorder(Teleprompter):
             check_log_dir(self.log_dir)
         limits = Limits(self.num_threads, self.max_errors, self.max_seconds)
         with (
-            Checkpoint(self.log_dir, identity(job)) as checkpoint,
+            Checkpoint(self.log_dir, {} if self.log_dir is None else identity(job)) as checkpoint,
             ProgressBar(job.plan.program_calls, display=self.display_progress) as bar,
-            termination_interrupts(),
+            Interrupts() as interrupts,
         ):
-            compilation = Compilation(job, limits, checkpoint=checkpoint, bar=bar)
+            compilation = Compilation(
+                job, limits, checkpoint=checkpoint, bar=bar, interrupted=interrupts.received
+            )
             try:
                 outcome = compilation.run()
             except BaseException as error:

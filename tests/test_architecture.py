@@ -11,14 +11,14 @@ import plr_dspy
 
 PACKAGE = Path(plr_dspy.__file__).parent
 LAYERS = [
-    {"_version", "space", "records", "statistics", "data", "weights", "llama_child", "interrupts"},
+    {"_version", "space", "records", "statistics", "data", "weights", "llama_child", "interrupts", "secrets"},
     {"distributions", "report", "stopping"},
     {"fitting", "ledger"},
     {"updates", "checkpoint"},
     {"search", "plan"},
     {"loop", "finals", "progress"},
     {"engines", "plaintext", "splits", "programs", "metrics"},
-    {"slots", "completion", "inputs", "cells"},
+    {"slots", "completion", "inputs", "cells", "description"},
     {"scoring", "local"},
     {"jobs"},
     {"compilation", "identity", "estimates"},

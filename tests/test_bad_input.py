@@ -80,6 +80,12 @@ def ensemble():
     return dspy.Ensemble(reduce_fn=dspy.majority).compile([student(), student()])
 
 
+def without_demos(value):
+    program = student()
+    program.demos = value
+    return program
+
+
 async def async_metric(example, prediction):
     return 1.0
 
@@ -90,6 +96,7 @@ CONSTRUCTOR = [
     ({"metric": lambda: 1.0}, TypeError, "metric must be callable as .* its signature is"),
     ({"metric": lambda example: 1.0}, TypeError, "metric must be callable as"),
     ({"metric": lambda example, prediction, *, limit: 1.0}, TypeError, "metric must be callable as"),
+    ({"metric": dspy.evaluate.SemanticF1}, TypeError, "metric .* is a class: pass an instance"),
     ({"metric": async_metric}, TypeError, "metric must not be async: wrap it"),
     ({"update": "adam"}, ValueError, "update must be one of"),
     ({"update": 3}, TypeError, "update object"),
@@ -124,6 +131,7 @@ CONSTRUCTOR = [
     ({"seed": 2**64}, ValueError, "seed must be between 0 and"),
     ({"seed": "today"}, TypeError, "seed must be a whole number"),
     ({"log_dir": 7}, TypeError, "log_dir must be the path of a folder"),
+    ({"log_dir": b"folder"}, TypeError, "log_dir must be the path of a folder"),
     ({"log_dir": ""}, TypeError, "log_dir must be the path of a folder"),
 ]
 
@@ -152,6 +160,7 @@ COMPILE = [
         ValueError,
         "demos of predictor 'self' hold .*'a', 'q'.*rename the fields",
     ),
+    (lambda: without_demos(None), {}, TypeError, "demos of predictor 'self' must be a list; got NoneType"),
     (lambda: student([]), {"num_demos": None}, ValueError, "student has no demos to order.*pass num_demos"),
     (student, {"trainset": []}, ValueError, "trainset must hold .*pass more examples"),
     (student, {"trainset": EXAMPLES[:7]}, ValueError, "trainset must hold at least two .*pass more examples"),
@@ -226,6 +235,19 @@ def test_compile(engine, make, options, error, message, method):
         getattr(reorder, method)(program, **arguments)
     assert type(caught.value) is error
     assert engine.num_calls == 0
+
+
+def test_a_log_dir_that_no_system_has(engine):
+    with pytest.raises(ValueError, match="log_dir must be a folder"):
+        optimizer(log_dir="a\0b").compile(student(), trainset=EXAMPLES)
+
+
+def test_a_judge_that_insists_on_a_trace(engine):
+    class Judge(dspy.Module):
+        def forward(self, example, prediction, trace):
+            return exact_match(example, prediction)
+
+    assert optimizer(metric=Judge(), max_metric_calls=100).compile(student(), trainset=EXAMPLES)
 
 
 def test_an_unwritable_log_dir(engine, tmp_path):

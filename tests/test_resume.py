@@ -1,5 +1,6 @@
 """Compiles that are killed, interrupted or fail, and go on from their log_dir."""
 
+import asyncio
 import itertools
 import json
 import multiprocessing
@@ -214,10 +215,13 @@ class TestIdentity:
             ({"compile_seed": 3}, "seed was 0, is 3"),
             ({"trainset": EXAMPLES[:50]}, "the train examples changed"),
             ({"trainset": [*EXAMPLES[:-1], questions(61)[-1]]}, "the .* examples changed"),
-            ({"student": student(4)}, "the program's demos changed"),
-            ({"student": dspy.ChainOfThought("question -> answer")}, "demos changed"),
+            ({"student": student(4)}, "the demos of self changed"),
+            (
+                {"student": dspy.ChainOfThought("question -> answer")},
+                "self was 'Predict', is 'Chain",
+            ),
             ({"student": Wrapped()}, "the class of"),
-            ({"instructions": "Answer in French."}, "the program's signatures changed"),
+            ({"instructions": "Answer in French."}, "the signature of self changed"),
             ({"temperature": 0.7}, "the settings of its models changed"),
             ({"model": "fake/other"}, "models was .*order-sensitive.* is .*other"),
             ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter', is 'JSONAdapter'"),
@@ -311,6 +315,10 @@ class TestIdentity:
             ("{", "state.json cannot be read"),
             ("[]", "state.json cannot be read"),
             (content.replace('"schema_version": 1', '"schema_version": 99'), "schema version 99"),
+            (content.replace('"identity": {', '"identity": [], "other": {'), "belongs to another compile"),
+            (json.dumps({**json.loads(content), "state": []}), "state.json cannot be read"),
+            (json.dumps({**json.loads(content), "state": {}}), "state.json in log_dir cannot be read"),
+            (content.replace('"generator": "', '"generator": "AAAA'), "state.json in log_dir cannot be read"),
         ]:
             state.write_text(broken)
             with pytest.raises(ValueError, match=message):
@@ -319,10 +327,70 @@ class TestIdentity:
         with pytest.raises(ValueError, match=r"no state.json"):
             optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
         state.write_text(content)
-        cells.write_bytes(b"\0\0\n" + cells.read_bytes())
-        with pytest.raises(ValueError, match=r"line 1 of .*cells.jsonl cannot be read"):
-            optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        whole = cells.read_bytes()
+        for line in (
+            b"\0\0",
+            b'{"cell": ["x", 1], "score": "high"}',
+            b'{"cell": ["x", 1], "score": 1, "tokens": [1]}',
+        ):
+            cells.write_bytes(line + b"\n" + whole)
+            with pytest.raises(ValueError, match=r"line 1 of .*cells.jsonl cannot be read"):
+                optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == before
+
+    def test_calls_that_the_disk_lost_still_count(self, tmp_path, engine, caplog):
+        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        calls = engine.num_calls
+        saved = json.loads((tmp_path / "state.json").read_text())["state"]["program_calls"]
+        (tmp_path / "cells.jsonl").write_bytes(b"")
+        reorder = optimizer(tmp_path)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert f"lacks {saved} calls" in caplog.text
+        assert reorder.report.program_calls["total"] == saved + engine.num_calls - calls <= 300
+
+    def test_a_disk_that_is_full_from_the_start(self, tmp_path, engine, monkeypatch):
+        def full(path, content):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("plr_dspy.checkpoint.write_atomically", full)
+        with pytest.raises(OSError, match="No space left"):
+            optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    def test_keys_in_messages_are_hidden(self, tmp_path, engine, monkeypatch, caplog):
+        monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
+
+        def metric(example, prediction):
+            raise LookupError(
+                "sk-proj-12345678 at http://x/?api_key=abc123def and correct-horse-battery, Bearer xyz987"
+            )
+
+        with pytest.raises(LookupError):
+            optimizer(tmp_path, metric=metric, max_errors=3).compile(student(), trainset=EXAMPLES)
+        written = caplog.text + "".join(path.read_text() for path in tmp_path.iterdir())
+        assert "LookupError" in written
+        assert not [s for s in ("12345678", "abc123def", "correct-horse", "xyz987") if s in written]
+
+    def test_paths_of_every_kind(self, tmp_path, engine, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        reorder = optimizer("~/logs")
+        assert reorder.log_dir == tmp_path / "logs"
+        relative = optimizer("here")
+        (tmp_path / "elsewhere").mkdir()
+
+        def metric(example, prediction):
+            os.chdir(tmp_path / "elsewhere")
+            return exact_match(example, prediction)
+
+        relative.metric = metric
+        relative.compile(student(), trainset=EXAMPLES)
+        assert {path.name for path in (tmp_path / "here").iterdir()} >= {
+            "cells.jsonl",
+            "state.json",
+            "report.json",
+        }
+        assert not list((tmp_path / "elsewhere").iterdir())
 
 
 class TestInterrupted:
@@ -370,6 +438,48 @@ class TestInterrupted:
                 reorder.compile(student(), trainset=EXAMPLES)
             bell.join()
         assert reorder.report.program_calls["total"] == slow.num_calls
+
+    @pytest.mark.parametrize("num_threads", [1, 4])
+    @pytest.mark.parametrize("where", ["asyncio", "own handler", "swallowing program"])
+    def test_ctrl_c_wherever_it_is(self, engine, num_threads, where):
+        class Swallowing(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.answer = student()
+
+            def forward(self, question):
+                try:
+                    return self.answer(question=question)
+                except:  # noqa: E722
+                    return dspy.Prediction(answer="none")
+
+        def metric(example, prediction):
+            time.sleep(0.001)
+            return exact_match(example, prediction)
+
+        reorder = optimizer(metric=metric, num_threads=num_threads)
+        program = Swallowing() if where == "swallowing program" else student()
+
+        async def cell():
+            return reorder.compile(program, trainset=EXAMPLES)
+
+        heard = []
+        handler = (
+            (lambda *arguments: heard.append(1)) if where == "own handler" else signal.default_int_handler
+        )
+        before = signal.signal(signal.SIGINT, handler)
+        bell = threading.Thread(target=ring_at, args=(engine, 40))
+        bell.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                asyncio.run(cell()) if where == "asyncio" else reorder.compile(program, trainset=EXAMPLES)
+        finally:
+            bell.join()
+            assert signal.signal(signal.SIGINT, before) is handler
+        assert reorder.report.stopped == "interrupted"
+        assert engine.num_calls < 140
+        assert len(heard) == (where == "own handler")
+        assert not [error for error in reorder.report.errors if error.type == "KeyboardInterrupt"]
 
     def test_a_handler_of_the_users_own_stays(self, engine):
         seen = []

@@ -1,3 +1,4 @@
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, LMAuthError
 from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
 
+from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import as_score, metric_caller
 from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots
@@ -272,6 +274,58 @@ class TestErrors:
         assert engine.num_calls == 5
         if hasattr(caught.value, "__notes__"):
             assert "max_errors=5" in caught.value.__notes__[0]
+
+    @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
+    def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):
+        def metric(example, prediction):
+            if example.question == "question 12":
+                raise error("bye")
+            return True
+
+        cells = scorer(metric=metric, max_errors=2)
+        assert cells.score([IDENTITY], range(6))[0].num_examples == 5
+        assert cells.errors()[0].type == error.__name__
+        with pytest.raises(RuntimeError, match=f"raised {error.__name__}: bye"):
+            scorer(metric=metric, max_errors=1).score([IDENTITY], range(6))
+
+    def test_messages_that_cannot_be_written(self, engine, tmp_path):
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError("no")
+
+        def metric(example, prediction):
+            if example.question == "question 12":
+                raise ValueError("unknown label \ud83d")
+            if example.question == "question 13":
+                raise Mute
+            return True
+
+        ledger = Ledger(tmp_path / "cells.jsonl")
+        cells = scorer(metric=metric, ledger=ledger)
+        cells.score([IDENTITY], range(6))
+        ledger.close()
+        messages = {error.type: error.message for error in cells.errors()}
+        assert messages["ValueError"] == "unknown label \\ud83d"
+        assert "cannot be read" in messages["Mute"]
+        again = Ledger(tmp_path / "cells.jsonl")
+        assert again.cells == ledger.cells
+        again.close()
+
+    def test_rounds_with_other_failures_can_be_compared(self, engine):
+        """What fails for a whole round counts as it did before, not as if the example were not there."""
+        down = False
+
+        def metric(example, prediction):
+            if down and example.question in ("question 11", "question 13"):
+                raise ConnectionError("down")
+            return example.question not in ("question 11", "question 13")
+
+        cells = scorer(metric=metric, max_errors=100)
+        before = cells.score([IDENTITY], range(6))[0]
+        down = True
+        after = cells.score([REVERSED], range(6))[0]
+        assert before.score == after.score == pytest.approx(4 / 6)
+        assert (before.num_examples, after.num_examples) == (6, 4)
 
     def test_failures_of_the_program_keep_their_type(self, engine):
         class Broken(dspy.Module):

@@ -173,6 +173,28 @@ class TestCompile:
             reports.append(report)
         assert reports[0] == reports[1] == reports[2]
 
+    def test_a_tool_that_is_down_at_first_does_not_flatter_the_first_round(self, engine, caplog):
+        def metric(example, prediction):
+            hard = digest(example.question[::-1]) < 0.4
+            if hard and engine.num_calls < 260:
+                raise ConnectionError("down")
+            return exact_match(example, prediction) and not hard
+
+        reorder = PLReorder(
+            metric,
+            num_threads=1,
+            max_errors=10_000,
+            stop_at_score=0.99,
+            num_iterations=4,
+            display_progress=False,
+        )
+        reorder.compile(student(), trainset=EXAMPLES)
+        history = reorder.report.history
+        means = [iteration.mean_score for iteration in history]
+        assert len(means) == 4
+        assert max(means) - min(means) < 0.25, "rounds are scored on the same examples"
+        assert "ran for no order and are left out" in caplog.text
+
     def test_compile_seed_wins(self, engine):
         first = optimizer(seed=5).compile(student(), trainset=EXAMPLES)
         second = optimizer(seed=0).compile(student(), trainset=EXAMPLES, seed=5)
@@ -415,6 +437,21 @@ class TestReport:
         )
         assert ("may be chance" in str(report)) == (advice is not None)
         assert advice is None or f"{advice} " in str(report)
+
+    def test_more_orders_than_a_float_can_count(self, engine):
+        program = with_many_demos(180)
+        reorder = optimizer(max_metric_calls=100)
+        assert "10^329 distinct prompts" in str(reorder.estimate(program, trainset=EXAMPLES))
+        reorder.compile(program, trainset=EXAMPLES)
+        assert reorder.report.distinct_prompts > 1e308
+        assert "10^308 distinct prompts" in str(reorder.report)
+        assert json.loads(json.dumps(reorder.report.to_dict()))
+
+
+def with_many_demos(count):
+    program = student(0)
+    program.demos = [dspy.Example(question=f"demo {i}", answer="answer 1") for i in range(count)]
+    return program
 
 
 class TestSaving:
