@@ -5,22 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import (
-    AdapterParseError,
-    ContextWindowExceededError,
-    LMAuthError,
-    LMBillingError,
-    LMConfigurationError,
-    LMUnsupportedModelError,
-)
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from dspy.utils.parallelizer import ParallelExecutor
 
+from plr_dspy.failures import Failures
 from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import Metric, as_score, metric_caller
 from plr_dspy.records import FAILED, WRONG, Cell, CellKey
@@ -29,9 +23,6 @@ logger = logging.getLogger(__name__)
 
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 """Of a program: there is no answer that a metric could call right, and the order is at fault."""
-
-HOPELESS = (LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
-"""The next call would fail in the same way: stop at once."""
 
 GRACE = 2.0
 """Seconds that an interrupt leaves to the calls under way."""
@@ -67,7 +58,7 @@ class CellRunner:
         redact: Takes secrets out of messages.
 
     Attributes:
-        failure: The first exception of a failed cell.
+        failures: Of the cells so far.
     """
 
     def __init__(
@@ -83,21 +74,16 @@ class CellRunner:
         interrupted: threading.Event | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
-        self.failure: BaseException | None = None
+        max_errors = dspy.settings.max_errors if max_errors is None else max_errors
+        self.failures = Failures(names, max_errors=max_errors, redact=redact)
         self._metric = metric_caller(metric)
         self._examples = examples
         self._names = names
         self._ledger = ledger
         self._num_threads = num_threads or dspy.settings.num_threads
-        self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
         self._on_cell = on_cell
         self._interrupted = threading.Event() if interrupted is None else interrupted
-        self._redact = redact
-        self._failures: Counter[int] = Counter()
-        self._ran: set[int] = set()
-        self._in_a_row = 0
         self._too_long: set[str] = set()
-        self._abort: BaseException | None = None
         self._lock = threading.Lock()
 
     def run(
@@ -148,14 +134,14 @@ class CellRunner:
             raise
         if self._interrupted.is_set():
             raise KeyboardInterrupt
-        if self._abort is not None:
+        if self.failures.fatal is not None:
             self._ledger.retry()
-            raise self._abort
+            raise self.failures.fatal
         for failure in executor.exceptions_map.values():  # of `on_cell`
             raise failure
 
     def _ended(self) -> bool:
-        return self._abort is not None or self._interrupted.is_set()
+        return self.failures.fatal is not None or self._interrupted.is_set()
 
     def _pay(self, key: CellKey, variant: Variant) -> None:
         failure: BaseException | None = None
@@ -164,20 +150,18 @@ class CellRunner:
                 cell = self._outcome(key, variant, usage)
             except KeyboardInterrupt:
                 raise
-            except (
-                BaseException
-            ) as error:  # the user's program or metric: kept with its type, never a silent 0
-                cell, failure = Cell(None, FAILED, type(error).__name__, self._first_line(error)), error
+            except BaseException as error:  # of the user's program or metric: never a silent 0
+                message = self.failures.first_line(error)
+                cell, failure = Cell(None, FAILED, type(error).__name__, message), error
         if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
         if not self._ledger.add(key, cell, _billed(usage.get_total_tokens())):
             return  # the compile has ended without this call
         with self._lock:
             if failure is not None:
-                self._fail(failure, key[1])
+                self.failures.note(failure, key[1])
             else:
-                self._ran.add(key[1])
-                self._in_a_row = 0
+                self.failures.note_success(key[1])
             if self._on_cell is not None:
                 self._on_cell()
 
@@ -190,7 +174,7 @@ class CellRunner:
         except WRONG_ANSWERS as error:
             if isinstance(error, ContextWindowExceededError):
                 self._warn_too_long(key, variant)
-            return Cell(None, WRONG, type(error).__name__, self._first_line(error))
+            return Cell(None, WRONG, type(error).__name__, self.failures.first_line(error))
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
             prediction.set_lm_usage(usage.get_total_tokens())
@@ -207,47 +191,6 @@ class CellRunner:
             self._names[key[1]],
             variant.order,
         )
-
-    def _first_line(self, error: BaseException) -> str:
-        """Of its message, in characters that can be written, without secrets."""
-        try:
-            text = str(error)
-        except Exception as second:
-            text = f"its message cannot be read: {type(second).__name__}"
-        text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
-        return self._redact(text)[:200]
-
-    def _fail(self, failure: BaseException, example: int) -> None:
-        """Note a failed cell; decide whether the run goes on."""
-        name = self._names[example]
-        if not self._failures[example]:
-            text = self._first_line(failure)
-            logger.warning("%s was not scored: %s: %s", name, type(failure).__name__, text)
-        self._failures[example] += 1
-        self._in_a_row += 1
-        self.failure = self.failure or failure
-        if self._abort is not None:
-            return
-        count = sum(count if example in self._ran else 1 for example, count in self._failures.items())
-        if isinstance(failure, HOPELESS):
-            self._abort = _noted(failure, f"{name}: every further call would fail like this")
-        elif max(count, self._in_a_row) >= self._max_errors:
-            self._abort = _noted(
-                failure, f"{name}: the last of {count} failures (max_errors={self._max_errors})"
-            )
-
-
-def _noted(error: BaseException, reason: str) -> BaseException:
-    """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
-    if not isinstance(error, Exception):  # SystemExit and the like would end more than the compile
-        wrapped = RuntimeError(f"the program or the metric raised {type(error).__name__}: {error}")
-        wrapped.__cause__ = error
-        error = wrapped
-    if hasattr(error, "add_note"):
-        error.add_note(
-            f"plr_dspy ended the compile at {reason}. With log_dir, the next compile goes on from here."
-        )
-    return error
 
 
 def _passed(deadline: float | None) -> bool:

@@ -160,11 +160,11 @@ class CellScorer:
         cells = self._complete(orderings, examples)
         columns = [i for i in range(len(examples)) if any(row[i].outcome != FAILED for row in cells)]
         if cells and not columns:
-            message = self._runner.failure or cells[0][0].message
+            message = self._runner.failures.first or cells[0][0].message
             raise RuntimeError(
                 f"no call ended with an answer, for {len(cells)} orderings of the demos on "
                 f"{len(examples)} examples; the first failure was: {message!r}"
-            ) from self._runner.failure
+            ) from self._runner.failures.first
         worst = self._worst_score(examples)
         rows = [[worst if (score := row[i].score) is None else score for i in columns] for row in cells]
         return [examples[i] for i in columns], rows

@@ -17,7 +17,7 @@ LAYERS = [
     {"updates", "checkpoint"},
     {"search", "plan"},
     {"loop", "finals", "progress"},
-    {"engines", "plaintext", "splits", "programs", "metrics"},
+    {"engines", "plaintext", "splits", "programs", "metrics", "failures"},
     {"slots", "completion", "inputs", "cells", "description"},
     {"scoring", "local"},
     {"jobs"},

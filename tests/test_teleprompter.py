@@ -184,7 +184,6 @@ class TestCompile:
             metric,
             num_threads=1,
             max_errors=10_000,
-            stop_at_score=0.99,
             num_iterations=4,
             display_progress=False,
         )

@@ -1,0 +1,91 @@
+"""Counts the calls that failed, and decides when they are too many."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from dspy.utils.exceptions import (
+    LMAuthError,
+    LMBillingError,
+    LMConfigurationError,
+    LMUnsupportedModelError,
+)
+
+logger = logging.getLogger(__name__)
+
+HOPELESS = (LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
+"""The next call would fail in the same way: stop at once."""
+
+
+class Failures:
+    """The failures of a run. An example that never runs is one, whatever the number of orders that meet it.
+
+    Args:
+        names: What messages call the examples.
+        max_errors: So many of them, or so many failed calls in a row, are too many.
+        redact: Takes secrets out of messages.
+
+    Attributes:
+        first: The first exception.
+        fatal: The one that ends the run.
+    """
+
+    def __init__(self, names: Sequence[str], *, max_errors: int, redact: Callable[[str], str]) -> None:
+        self.first: BaseException | None = None
+        self.fatal: BaseException | None = None
+        self._names = names
+        self._max_errors = max_errors
+        self._redact = redact
+        self._counts: Counter[int] = Counter()
+        self._ran: set[int] = set()
+        self._in_a_row = 0
+
+    def note_success(self, example: int) -> None:
+        """A call on the example ended with an answer."""
+        self._ran.add(example)
+        self._in_a_row = 0
+
+    def note(self, failure: BaseException, example: int) -> None:
+        """A call on the example failed; the first time that is logged."""
+        name = self._names[example]
+        if not self._counts[example]:
+            logger.warning(
+                "%s was not scored: %s: %s", name, type(failure).__name__, self.first_line(failure)
+            )
+        self._counts[example] += 1
+        self._in_a_row += 1
+        self.first = self.first or failure
+        if self.fatal is not None:
+            return
+        count = sum(count if example in self._ran else 1 for example, count in self._counts.items())
+        if isinstance(failure, HOPELESS):
+            self.fatal = self._noted(failure, f"{name}: every further call would fail like this")
+        elif max(count, self._in_a_row) >= self._max_errors:
+            reason = (
+                f"{name}: the last of {max(count, self._in_a_row)} failures (max_errors={self._max_errors})"
+            )
+            self.fatal = self._noted(failure, reason)
+
+    def first_line(self, error: BaseException) -> str:
+        """Of its message, in characters that can be written, without secrets."""
+        try:
+            text = str(error)
+        except Exception as second:
+            text = f"its message cannot be read: {type(second).__name__}"
+        text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
+        return self._redact(text)[:200]
+
+    def _noted(self, error: BaseException, reason: str) -> BaseException:
+        """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
+        if not isinstance(error, Exception):  # SystemExit and the like would end more than the compile
+            text = f"the program or the metric raised {type(error).__name__}: {self.first_line(error)}"
+            wrapped = RuntimeError(text)
+            wrapped.__cause__ = error
+            error = wrapped
+        if hasattr(error, "add_note"):
+            error.add_note(
+                f"plr_dspy ended the compile at {reason}. With log_dir, the next compile goes on from here."
+            )
+        return error
