@@ -19,8 +19,8 @@ from pathlib import Path
 import dspy
 from throughput import metric, shuffled_orders
 
+from plr_dspy.evaluation import program_scorer
 from plr_dspy.ledger import Ledger
-from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots
 
 NUM_EXAMPLES, ORDERS_A_ROUND = 1_000, 10
@@ -51,7 +51,7 @@ def measure(num_cells: int, num_threads: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cells.jsonl"
         ledger = Ledger(path)
-        scorer = CellScorer(
+        scorer = program_scorer(
             student, slots, metric=metric, examples=examples, num_threads=num_threads, ledger=ledger
         )
         before, start = peak_bytes(), time.perf_counter()

@@ -19,10 +19,10 @@ import dspy
 from plr_dspy import PlainTextAdapter
 from plr_dspy.cells import CellRunner, Variant
 from plr_dspy.data import load_reviews
+from plr_dspy.evaluation import program_scorer
 from plr_dspy.ledger import Ledger
 from plr_dspy.local import LocalServer
 from plr_dspy.programs import ProgramFactory
-from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots
 
 EXAMPLES = [dspy.Example(question=f"question {i}", answer="a").with_inputs("question") for i in range(110)]
@@ -68,7 +68,7 @@ def against_evaluate(num_orders: int, num_threads: int, rounds: int) -> None:
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
         with tempfile.TemporaryDirectory() as folder:
             ledger = Ledger(Path(folder) / "cells.jsonl")
-            scorer = CellScorer(
+            scorer = program_scorer(
                 student, slots, metric=metric, examples=devset, num_threads=num_threads, ledger=ledger
             )
             start = time.perf_counter()

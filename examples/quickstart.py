@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from plr_dspy import CrossEntropySearch, PlainTextAdapter, PLReorder
 from plr_dspy.data import load_reviews
+from plr_dspy.evaluation import program_scorer
 from plr_dspy.local import local_lm
-from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
 from plr_dspy.statistics import mean_interval, paired_interval
@@ -167,7 +167,9 @@ class HeldOut:
     def __init__(self, program: dspy.Module, task: Task, test: list[dspy.Example], threads: int) -> None:
         self.slots = ProgramSlots(program)
         self.examples = range(len(test))
-        self.scorer = CellScorer(program, self.slots, metric=task.metric, examples=test, num_threads=threads)
+        self.scorer = program_scorer(
+            program, self.slots, metric=task.metric, examples=test, num_threads=threads
+        )
 
     def scores(self, order: Ordering) -> list[float]:
         self.scorer.score([order], self.examples)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +12,15 @@ from typing import Any
 from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.finals import Finalist, compare, finalists, winner
-from plr_dspy.jobs import Job, Limits
 from plr_dspy.loop import TIME_LIMIT, Progress, run
+from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
+from plr_dspy.search import Search
 from plr_dspy.space import Ordering
+from plr_dspy.stopping import Stopper
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +57,10 @@ class TrainObjective:
         deadline: When to stop, by `time.monotonic`.
     """
 
-    def __init__(self, job: Job, scorer: CellScorer) -> None:
-        self.examples = list(range(job.plan.num_train_examples))
+    def __init__(self, scorer: CellScorer, *, num_examples: int, num_train: int) -> None:
+        self.examples = list(range(num_examples))
         self.deadline: float | None = None
-        self._train = job.train
+        self._train = range(num_train)
         self._scorer = scorer
 
     @property
@@ -86,50 +87,56 @@ class Compilation:
     """A compile under way; what it has found can be had at any moment.
 
     Args:
-        job: What to order.
-        limits: How to run.
+        search: Proposes orderings.
+        scorer: Scores them, on the train split followed by the selection split.
+        plan: The shape of the compile.
+        num_train: Examples of the train split.
+        stoppers: What ends the search early.
+        max_seconds: No program call begins later than this; None for no limit.
         checkpoint: Opened; what it holds is not done again.
         bar: Shows how far it is.
-        interrupted: Set by a signal.
     """
 
     def __init__(
         self,
-        job: Job,
-        limits: Limits,
+        search: Search,
+        scorer: CellScorer,
         *,
+        plan: Plan,
+        num_train: int,
+        stoppers: Sequence[Stopper],
+        max_seconds: float | None,
         checkpoint: Checkpoint,
         bar: ProgressBar,
-        interrupted: threading.Event | None = None,
     ) -> None:
-        self.job = job
-        self.scorer = job.new_scorer(
-            limits, ledger=checkpoint.ledger, on_cell=bar.advance, interrupted=interrupted
-        )
+        self._search = search
+        self._scorer = scorer
+        self._plan = plan
+        self._train = range(num_train)
+        self._stoppers = stoppers
+        self._max_seconds = max_seconds
         self._checkpoint = checkpoint
         self._bar = bar
-        self._max_seconds = limits.max_seconds
         self._started = time.monotonic()
-        self._search = job.new_search()
         self._progress = Progress()
-        self._objective = TrainObjective(job, self.scorer)
+        self._objective = TrainObjective(scorer, num_examples=plan.num_train_examples, num_train=num_train)
         if checkpoint.state is not None:
             self._restore(checkpoint.state)
         bar.advance(checkpoint.ledger.num_resumed)
 
     def run(self) -> Outcome:
         """Search, then choose on the selection split; the original order wins ties."""
-        if self.job.slots.space.num_distinct < 2:
+        if self._search.space.num_distinct < 2:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
             return replace(self._original(), stopped="all orders give the same prompt")
-        plan = self.job.plan
+        plan = self._plan
         self._objective.deadline = self._deadline(plan.search_calls / (plan.search_calls + plan.final_calls))
         run(
             self._search,
             self._objective,
             num_iterations=plan.num_iterations,
             max_program_calls=plan.call_limit - plan.final_calls - self._other_calls(),
-            stoppers=self.job.options.stoppers,
+            stoppers=self._stoppers,
             on_iteration=self._on_iteration,
             progress=self._progress,
         )
@@ -142,7 +149,7 @@ class Compilation:
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         return replace(
             self._original(),
-            ordering=best[0].ordering if best else self.job.slots.space.identity,
+            ordering=best[0].ordering if best else self._search.space.identity,
             stopped=ended if searching else f"{ended} in the final comparison",
         )
 
@@ -158,8 +165,8 @@ class Compilation:
 
     def _other_calls(self) -> int:
         """Program calls that were not of the search: of the final comparisons of earlier parts, and lost ones."""
-        ledger = self.scorer.ledger
-        return ledger.calls() - ledger.calls(self.job.train)
+        ledger = self._scorer.ledger
+        return ledger.calls() - ledger.calls(self._train)
 
     def _deadline(self, share: float = 1.0) -> float | None:
         """When so large a share of the time is over, by `time.monotonic`."""
@@ -168,7 +175,7 @@ class Compilation:
     def _original(self) -> Outcome:
         """The outcome that keeps the original order, with nothing compared."""
         return Outcome(
-            ordering=self.job.slots.space.identity,
+            ordering=self._search.space.identity,
             distributions=self._search.distributions,
             comparison=None,
             candidates=[],
@@ -177,13 +184,13 @@ class Compilation:
         )
 
     def _on_iteration(self, iteration: Iteration) -> None:
-        self.scorer.ledger.settle()
+        self._scorer.ledger.settle()
         self._checkpoint.save(
             {
                 "search": self._search.state_dict(),
                 "progress": self._progress.state_dict(),
                 "examples": self._objective.examples,
-                "program_calls": self.scorer.program_calls,
+                "program_calls": self._scorer.program_calls,
             }
         )
         self._bar.show(f"best on train={iteration.best_score_so_far:.3f}")
@@ -199,9 +206,9 @@ class Compilation:
         )
 
     def _choose(self) -> Outcome:
-        plan, progress, scorer = self.job.plan, self._progress, self.scorer
+        plan, progress, scorer = self._plan, self._progress, self._scorer
         entries = finalists(self._search, progress.best(plan.num_best_seen), num_draws=plan.num_final_draws)
-        examples = range(len(self.job.train), len(self.job.train) + plan.num_selection_examples)
+        examples = range(len(self._train), len(self._train) + plan.num_selection_examples)
         affordable = _affordable(entries, scorer, examples, plan.call_limit)
         rows = scorer.table(
             [entry.ordering for entry in affordable], examples, favoured=0, deadline=self._deadline()

@@ -10,6 +10,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.evaluation import program_scorer
 from plr_dspy.inputs import (
     check_demos,
     check_examples,
@@ -82,21 +83,6 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How a compile runs; without effect on what it finds, unless it ends there.
-
-    Attributes:
-        num_threads: Program calls under way at once; None takes DSPy's setting.
-        max_errors: Failed program calls that end the compile; None takes DSPy's setting.
-        max_seconds: No program call begins later than this.
-    """
-
-    num_threads: int | None
-    max_errors: int | None
-    max_seconds: float | None
-
-
-@dataclass(frozen=True)
 class Job:
     """A compile, prepared.
 
@@ -114,11 +100,6 @@ class Job:
     splits: Splits
     plan: Plan
 
-    @property
-    def train(self) -> range:
-        """The examples of the train split, as the scorer counts them."""
-        return range(len(self.splits.train))
-
     def new_search(self) -> CrossEntropySearch:
         """The search that the plan asks for."""
         shape: dict[str, Any] = {
@@ -133,21 +114,22 @@ class Job:
 
     def new_scorer(
         self,
-        limits: Limits,
         *,
-        ledger: Ledger,
+        num_threads: int | None,
+        max_errors: int | None,
         on_cell: Callable[[], None],
-        interrupted: threading.Event | None = None,
+        interrupted: threading.Event,
+        ledger: Ledger,
     ) -> CellScorer:
         """The scorer of the program's orderings, on the train split followed by the selection split."""
-        return CellScorer(
+        return program_scorer(
             self.program,
             self.slots,
             metric=self.options.metric,
             examples=[*self.splits.train, *self.splits.selection],
             names=self.splits.names,
-            num_threads=limits.num_threads,
-            max_errors=limits.max_errors,
+            num_threads=num_threads,
+            max_errors=max_errors,
             max_metric_calls=self.plan.call_limit,
             on_cell=on_cell,
             interrupted=interrupted,

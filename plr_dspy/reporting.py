@@ -11,19 +11,19 @@ from plr_dspy._version import __version__
 from plr_dspy.compilation import Outcome
 from plr_dspy.distributions import distribution_state
 from plr_dspy.jobs import Job
+from plr_dspy.ledger import Ledger
 from plr_dspy.report import Candidate, Report, SlotReport
-from plr_dspy.scoring import CellScorer
 
 LARGEST_JSON_INTEGER = 2**53
 """Larger whole numbers lose digits in most JSON readers, so they are written as floats."""
 
 
 def build_report(
-    job: Job, outcome: Outcome, scorer: CellScorer, *, settings: dict[str, Any], seconds: float
+    job: Job, outcome: Outcome, ledger: Ledger, *, settings: dict[str, Any], seconds: float
 ) -> Report:
     """The report of a finished compile."""
     num_distinct = job.slots.space.num_distinct
-    total, search = scorer.program_calls, scorer.ledger.calls(job.train)
+    total, search = ledger.calls(), ledger.calls(range(len(job.splits.train)))
     return Report(
         slots=_slot_reports(job, outcome),
         distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else _as_float(num_distinct),
@@ -44,11 +44,11 @@ def build_report(
             "search": search,
             "final": total - search,
             "total": total,
-            "resumed": scorer.ledger.num_resumed,
+            "resumed": ledger.num_resumed,
         },
-        tokens=scorer.ledger.tokens,
+        tokens=ledger.tokens,
         seconds=seconds,
-        errors=scorer.errors(),
+        errors=ledger.errors(job.splits.names),
         stopped=outcome.stopped,
         settings=settings,
         plr_dspy_version=__version__,

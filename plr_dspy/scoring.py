@@ -1,23 +1,39 @@
-"""Scores orderings of a program on examples, ordering by ordering."""
+"""Scores orderings on examples, ordering by ordering; knows neither DSPy nor a language model."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
-import dspy
-
-from plr_dspy.cells import CellRunner, Variant
 from plr_dspy.ledger import Ledger
-from plr_dspy.metrics import Metric
-from plr_dspy.programs import ProgramFactory, language_models
 from plr_dspy.records import FAILED, Cell, CellKey, Trial
-from plr_dspy.report import ErrorCount
-from plr_dspy.secrets import Redactor
-from plr_dspy.slots import ProgramSlots
 from plr_dspy.space import Ordering
+
+
+class Payer(Protocol):
+    """Makes program calls.
+
+    Attributes:
+        ledger: Gets every cell when its call has ended.
+    """
+
+    ledger: Ledger
+
+    def fingerprint(self, ordering: Ordering) -> str:
+        """What identifies the prompt that the ordering renders to."""
+
+    def pay(
+        self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering], *, deadline: float | None
+    ) -> None:
+        """Make the calls of these cells, in this order.
+
+        Args:
+            keys: Cells that have not been paid.
+            orderings: One for each fingerprint among them.
+            deadline: No call begins when `time.monotonic` has come to this.
+        """
 
 
 class CellScorer:
@@ -28,48 +44,16 @@ class CellScorer:
     for none. No ordering can win because its hard examples were lost.
 
     Args:
-        program: The program whose orderings are scored; it is never changed.
-        slots: Its slots.
-        metric, num_threads, max_errors, on_cell, interrupted: As in `CellRunner`.
-        examples: What scores orderings; named by index.
-        names: What messages call the examples; None counts them.
+        payer: Makes the calls.
         max_metric_calls: Hard limit on program calls; None for none.
-        ledger: What has been paid before, with the same program and examples; None begins a new one.
 
     Attributes:
         ledger: What has been paid.
     """
 
-    def __init__(
-        self,
-        program: dspy.Module,
-        slots: ProgramSlots,
-        *,
-        metric: Metric,
-        examples: Sequence[dspy.Example],
-        names: Sequence[str] | None = None,
-        num_threads: int | None = None,
-        max_errors: int | None = None,
-        max_metric_calls: int | None = None,
-        on_cell: Callable[[], None] | None = None,
-        interrupted: threading.Event | None = None,
-        ledger: Ledger | None = None,
-    ) -> None:
-        self.ledger = Ledger() if ledger is None else ledger
-        self._factory = ProgramFactory(program)
-        self._slots = slots
-        self._names = names or [f"example {i}" for i in range(len(examples))]
-        self._runner = CellRunner(
-            metric,
-            examples,
-            names=self._names,
-            ledger=self.ledger,
-            num_threads=num_threads,
-            max_errors=max_errors,
-            on_cell=on_cell,
-            interrupted=interrupted,
-            redact=Redactor([dspy.settings.lm, *language_models(program)]),
-        )
+    def __init__(self, payer: Payer, *, max_metric_calls: int | None = None) -> None:
+        self.ledger = payer.ledger
+        self._payer = payer
         self._max_metric_calls = max_metric_calls
         self._fingerprints: dict[Ordering, str] = {}
 
@@ -77,10 +61,6 @@ class CellScorer:
     def program_calls(self) -> int:
         """Program calls paid so far."""
         return self.ledger.calls()
-
-    def errors(self) -> list[ErrorCount]:
-        """Cells that raised, by exception type and outcome, most frequent first."""
-        return self.ledger.errors(self._names)
 
     def cost(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> int:
         """Program calls that scoring these orderings on these examples would make."""
@@ -121,7 +101,7 @@ class CellScorer:
 
         Raises:
             RuntimeError: when this would exceed `max_metric_calls`, or no call ended with an answer.
-            Exception: of the program or the metric, see `CellRunner.run`.
+            Exception: of the program or the metric, as the payer lets them out.
         """
         ran, rows = self._rows(orderings, examples, deadline)
         if favoured is not None and favoured < len(rows):
@@ -144,7 +124,7 @@ class CellScorer:
 
     def _fingerprint(self, ordering: Ordering) -> str:
         if ordering not in self._fingerprints:
-            self._fingerprints[ordering] = self._slots.fingerprint(ordering)
+            self._fingerprints[ordering] = self._payer.fingerprint(ordering)
         return self._fingerprints[ordering]
 
     def _unpaid(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> list[CellKey]:
@@ -160,11 +140,11 @@ class CellScorer:
         cells = self._complete(orderings, examples)
         columns = [i for i in range(len(examples)) if any(row[i].outcome != FAILED for row in cells)]
         if cells and not columns:
-            message = self._runner.failures.first or cells[0][0].message
+            first = cells[0][0]
             raise RuntimeError(
                 f"no call ended with an answer, for {len(cells)} orderings of the demos on "
-                f"{len(examples)} examples; the first failure was: {message!r}"
-            ) from self._runner.failures.first
+                f"{len(examples)} examples; one failure was: {first.error}: {first.message}"
+            )
         worst = self._worst_score(examples)
         rows = [[worst if (score := row[i].score) is None else score for i in columns] for row in cells]
         return [examples[i] for i in columns], rows
@@ -205,17 +185,10 @@ class CellScorer:
                 f"({self.program_calls} made)"
             )
         wanted = {fingerprint for fingerprint, _ in keys}
-        by_fingerprint = {self._fingerprint(ordering): ordering for ordering in orderings}
-        variants = {
-            fingerprint: Variant(
-                self._factory.build(self._slots.demos(ordering)), _named(self._slots.permutations(ordering))
-            )
-            for fingerprint, ordering in by_fingerprint.items()
-            if fingerprint in wanted
+        by_fingerprint = {
+            fingerprint: ordering
+            for ordering in orderings
+            if (fingerprint := self._fingerprint(ordering)) in wanted
         }
         if keys:
-            self._runner.run(keys, variants, deadline=deadline)
-
-
-def _named(permutations: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{name}: {list(permutation)}" for name, permutation in permutations.items())
+            self._payer.pay(keys, by_fingerprint, deadline=deadline)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from plr_dspy.estimates import Estimate, estimate
 from plr_dspy.identity import identity
 from plr_dspy.inputs import as_folder, check_log_dir, fraction, number, whole_number
 from plr_dspy.interrupts import Interrupts
-from plr_dspy.jobs import Job, Limits, Options, prepare
+from plr_dspy.jobs import Job, Options, prepare
+from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import Metric, metric_caller
 from plr_dspy.plan import BUDGETS, Overrides
 from plr_dspy.programs import ProgramFactory
@@ -154,22 +154,35 @@ class PLReorder(Teleprompter):
         job = prepare(self._options(seed), student, trainset=trainset, valset=valset)
         if self.log_dir is not None:
             check_log_dir(self.log_dir)
-        limits = Limits(self.num_threads, self.max_errors, self.max_seconds)
         with (
             Checkpoint(self.log_dir, {} if self.log_dir is None else identity(job)) as checkpoint,
             ProgressBar(job.plan.program_calls, display=self.display_progress) as bar,
             Interrupts() as interrupts,
         ):
+            scorer = job.new_scorer(
+                num_threads=self.num_threads,
+                max_errors=self.max_errors,
+                on_cell=bar.advance,
+                interrupted=interrupts.received,
+                ledger=checkpoint.ledger,
+            )
             compilation = Compilation(
-                job, limits, checkpoint=checkpoint, bar=bar, interrupted=interrupts.received
+                job.new_search(),
+                scorer,
+                plan=job.plan,
+                num_train=len(job.splits.train),
+                stoppers=job.options.stoppers,
+                max_seconds=self.max_seconds,
+                checkpoint=checkpoint,
+                bar=bar,
             )
             try:
                 outcome = compilation.run()
             except BaseException as error:
                 checkpoint.ledger.close()  # calls that are still under way come too late
-                self._keep(compilation, compilation.unfinished(error), limits, time.monotonic() - started)
+                self._keep(job, compilation.unfinished(error), checkpoint.ledger, started=started)
                 raise
-            return self._keep(compilation, outcome, limits, time.monotonic() - started)
+            return self._keep(job, outcome, checkpoint.ledger, started=started)
 
     def estimate(
         self,
@@ -207,13 +220,12 @@ class PLReorder(Teleprompter):
             seed=seed,
         )
 
-    def _keep(
-        self, compilation: Compilation, outcome: Outcome, limits: Limits, seconds: float
-    ) -> dspy.Module:
+    def _keep(self, job: Job, outcome: Outcome, ledger: Ledger, *, started: float) -> dspy.Module:
         """Set `report` and `best_program`, and write the report to `log_dir`."""
-        job: Job = compilation.job
-        settings = {**job.settings(), **asdict(limits)}
-        self.report = build_report(job, outcome, compilation.scorer, settings=settings, seconds=seconds)
+        limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds")}
+        settings = {**job.settings(), **limits}
+        seconds = time.monotonic() - started
+        self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
         compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
         compiled.reorder_report = self.report.to_dict()
         compiled._compiled = True

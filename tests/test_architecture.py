@@ -14,20 +14,20 @@ LAYERS = [
     {"_version", "space", "records", "statistics", "data", "weights", "llama_child", "interrupts", "secrets"},
     {"distributions", "report", "stopping"},
     {"fitting", "ledger"},
-    {"updates", "checkpoint"},
+    {"updates", "checkpoint", "scoring"},
     {"search", "plan"},
     {"loop", "finals", "progress"},
+    {"compilation"},
     {"engines", "plaintext", "splits", "programs", "metrics", "failures"},
     {"slots", "completion", "inputs", "cells", "description"},
-    {"scoring", "local"},
+    {"evaluation", "local"},
     {"jobs"},
-    {"compilation", "identity", "estimates"},
-    {"reporting"},
+    {"identity", "estimates", "reporting"},
     {"teleprompter"},
     {"__init__"},
 ]
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
-WITHOUT_DSPY = {m for layer in LAYERS[:6] for m in layer} - {"data"}
+WITHOUT_DSPY = {m for layer in LAYERS[:7] for m in layer} - {"data"}
 
 
 def imports(path):

@@ -10,12 +10,13 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, LMAuthError
 from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
 
+from plr_dspy.evaluation import program_scorer
 from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import as_score, metric_caller
-from plr_dspy.scoring import CellScorer
 from plr_dspy.slots import ProgramSlots
 
 EXAMPLES = questions(40)
+NAMES = [f"example {i}" for i in range(40)]
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def program(num_demos=3):
 def scorer(student=None, *, metric=exact_match, **options):
     student = student or program()
     options = {"examples": EXAMPLES[10:], "num_threads": 4, **options}
-    return CellScorer(student, ProgramSlots(student), metric=metric, **options)
+    return program_scorer(student, ProgramSlots(student), metric=metric, **options)
 
 
 REVERSED = ((2, 1, 0),)
@@ -61,7 +62,7 @@ class TestCells:
         student = program()
         student.demos = [EXAMPLES[0], dspy.Example(question="no answer"), EXAMPLES[1]]
         slots = ProgramSlots(student)
-        cells = CellScorer(student, slots, metric=exact_match, examples=EXAMPLES[10:])
+        cells = program_scorer(student, slots, metric=exact_match, examples=EXAMPLES[10:])
         cells.score(list(slots.space.enumerate()), range(4))
         assert engine.num_calls == 2 * 4
 
@@ -172,7 +173,7 @@ class TestErrors:
         first, second = cells.score([IDENTITY, REVERSED], range(6))
         assert (first.score, second.score) == (5 / 6, 1.0)
         assert cells.cell(IDENTITY, 2).score is None
-        error = cells.errors()[0]
+        error = cells.ledger.errors(NAMES)[0]
         assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
         assert error.examples == ["example 2"]
         assert cells.program_calls == 12
@@ -255,7 +256,7 @@ class TestErrors:
         cells = scorer(metric=self.failing_on("question 12", "question 15"), max_errors=3, num_threads=1)
         trials = cells.score(orderings, range(10))
         assert [trial.num_examples for trial in trials] == [8] * 4
-        assert cells.errors()[0].count == 8
+        assert cells.ledger.errors(NAMES)[0].count == 8
 
     def test_an_example_that_runs_now_and_then_counts_each_time(self, engine):
         def metric(example, prediction):
@@ -284,7 +285,7 @@ class TestErrors:
 
         cells = scorer(metric=metric, max_errors=2)
         assert cells.score([IDENTITY], range(6))[0].num_examples == 5
-        assert cells.errors()[0].type == error.__name__
+        assert cells.ledger.errors(NAMES)[0].type == error.__name__
         with pytest.raises(RuntimeError, match=f"raised {error.__name__}: bye"):
             scorer(metric=metric, max_errors=1).score([IDENTITY], range(6))
 
@@ -304,7 +305,7 @@ class TestErrors:
         cells = scorer(metric=metric, ledger=ledger)
         cells.score([IDENTITY], range(6))
         ledger.close()
-        messages = {error.type: error.message for error in cells.errors()}
+        messages = {error.type: error.message for error in cells.ledger.errors(NAMES)}
         assert messages["ValueError"] == "unknown label \\ud83d"
         assert "cannot be read" in messages["Mute"]
         again = Ledger(tmp_path / "cells.jsonl")
@@ -348,7 +349,7 @@ class TestErrors:
             cells = scorer(max_errors=1)
             trial = cells.score([IDENTITY], range(5))[0]
         assert (trial.score, trial.num_examples) == (0.0, 5)
-        error = cells.errors()[0]
+        error = cells.ledger.errors(NAMES)[0]
         assert (error.type, error.outcome, error.count) == ("AdapterParseError", "counted as wrong", 5)
 
     def test_a_context_window_error_is_wrong_and_said(self, caplog):
@@ -360,7 +361,7 @@ class TestErrors:
         with dspy.context(lm=dspy.LM("fake/x", engine=Short(), cache=False), adapter=adapter):
             cells = scorer(max_errors=1)
             assert cells.score([IDENTITY], range(2))[0].score == 0.0
-        assert cells.errors()[0].type == "ContextWindowExceededError"
+        assert cells.ledger.errors(NAMES)[0].type == "ContextWindowExceededError"
         assert "context window" in caplog.text
 
     def test_an_authentication_error_stops_at_once(self):
