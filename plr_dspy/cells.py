@@ -51,8 +51,7 @@ class CellRunner:
         ledger: Gets every cell when its call has ended.
         num_threads: Calls under way at once; None takes DSPy's setting.
         max_errors: So many failures end the run with the exception of the last; None takes DSPy's
-            setting. An example that never runs is one failure, whatever the number of orders; so many
-            failed cells in a row end the run too.
+            setting. See `Failures`.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
         interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
         redact: Takes secrets out of messages.
@@ -75,7 +74,7 @@ class CellRunner:
         redact: Callable[[str], str] = str,
     ) -> None:
         max_errors = dspy.settings.max_errors if max_errors is None else max_errors
-        self.failures = Failures(names, max_errors=max_errors, redact=redact)
+        self.failures = Failures(names, ran=ledger.examples_that_ran(), max_errors=max_errors, redact=redact)
         self._metric = metric_caller(metric)
         self._examples = examples
         self._names = names

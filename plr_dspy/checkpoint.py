@@ -56,6 +56,8 @@ class Checkpoint:
         with ExitStack() as opened:
             try:
                 opened.enter_context(FileLock(self._folder / "lock", timeout=0, thread_local=False))
+            except IsADirectoryError as error:
+                raise ValueError(f"log_dir {self._folder} cannot be used: {error}") from error
             except Timeout:
                 raise RuntimeError(
                     f"log_dir {self._folder} is in use by another compile: wait for its end, or pass another log_dir"

@@ -72,10 +72,16 @@ class TrainObjective:
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
         trials = self._scorer.score(orderings, self.examples, deadline=self.deadline)
-        known = self._scorer.examples_that_ran()
+        known = self._scorer.ledger.examples_that_ran()
         ran = [example for example in self.examples if example in known]
         if trials and len(ran) < len(self.examples):
             lost = len(self.examples) - len(ran)
+            if lost > len(ran):
+                self._scorer.ledger.retry()
+                raise RuntimeError(
+                    f"only {len(ran)} of {len(self.examples)} train examples ran for any order: mend the program, the "
+                    "metric or what they call, and compile again (with log_dir, from here)"
+                )
             logger.warning(
                 "%d of %d train examples ran for no order and are left out", lost, len(self.examples)
             )
@@ -119,6 +125,7 @@ class Compilation:
         self._bar = bar
         self._started = time.monotonic()
         self._progress = Progress()
+        self._earlier_finals = 0
         self._objective = TrainObjective(scorer, num_examples=plan.num_train_examples, num_train=num_train)
         if checkpoint.state is not None:
             self._restore(checkpoint.state)
@@ -135,12 +142,17 @@ class Compilation:
             self._search,
             self._objective,
             num_iterations=plan.num_iterations,
-            max_program_calls=plan.call_limit - plan.final_calls - self._other_calls(),
+            max_program_calls=plan.call_limit
+            - plan.final_calls
+            - self._earlier_finals
+            - self._scorer.ledger.num_lost,
             stoppers=self._stoppers,
             on_iteration=self._on_iteration,
             progress=self._progress,
         )
-        return self._choose()
+        outcome = self._choose()
+        self._note_end()
+        return outcome
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
@@ -155,18 +167,23 @@ class Compilation:
 
     def _restore(self, state: dict[str, Any]) -> None:
         try:
-            self._search.load_state_dict(state["search"])
-            self._progress = Progress.from_state(state["progress"])
-            self._objective.examples = [int(example) for example in state["examples"]]
+            if "search" in state:
+                self._search.load_state_dict(state["search"])
+                self._progress = Progress.from_state(state["progress"])
+                self._objective.examples = [int(example) for example in state["examples"]]
+            self._earlier_finals = int(state["earlier_finals"])
         except Exception as error:  # of whatever somebody wrote there
             raise ValueError(
                 f"state.json in log_dir cannot be read ({error!r}): pass another log_dir"
             ) from error
 
-    def _other_calls(self) -> int:
-        """Program calls that were not of the search: of the final comparisons of earlier parts, and lost ones."""
+    def _note_end(self) -> None:
+        """Keep what a later part must know: calls made, and those of a final comparison of too early a search."""
         ledger = self._scorer.ledger
-        return ledger.calls() - ledger.calls(self._train)
+        if self._progress.stopped == TIME_LIMIT:
+            self._earlier_finals = ledger.calls() - ledger.calls(self._train) - ledger.num_lost
+        state = {"earlier_finals": self._earlier_finals, "program_calls": ledger.calls()}
+        self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
     def _deadline(self, share: float = 1.0) -> float | None:
         """When so large a share of the time is over, by `time.monotonic`."""
@@ -190,6 +207,7 @@ class Compilation:
                 "search": self._search.state_dict(),
                 "progress": self._progress.state_dict(),
                 "examples": self._objective.examples,
+                "earlier_finals": self._earlier_finals,
                 "program_calls": self._scorer.program_calls,
             }
         )

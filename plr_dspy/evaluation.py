@@ -90,7 +90,16 @@ def program_scorer(
         max_errors=max_errors,
         on_cell=on_cell,
         interrupted=interrupted,
-        redact=Redactor([dspy.settings.lm, *language_models(program)]),
+        redact=Redactor([dspy.settings.lm, *language_models(program), *_models_of(metric)]),
     )
     payer = ProgramPayer(program, slots, runner=runner, ledger=ledger)
     return CellScorer(payer, max_metric_calls=max_metric_calls)
+
+
+def _models_of(metric: Metric) -> list[dspy.BaseLM]:
+    """The LMs of a judge, or that a metric object holds."""
+    if isinstance(metric, dspy.Module):
+        return language_models(metric)
+    held = getattr(metric, "__dict__", {}).values()
+    models = [value for value in held if isinstance(value, dspy.BaseLM)]
+    return models + [lm for value in held if isinstance(value, dspy.Module) for lm in language_models(value)]

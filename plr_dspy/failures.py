@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dspy.utils.exceptions import (
     LMAuthError,
@@ -20,11 +20,15 @@ HOPELESS = (LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedMode
 
 
 class Failures:
-    """The failures of a run. An example that never runs is one, whatever the number of orders that meet it.
+    """The failures of a run.
+
+    An example that never runs is one failure, whatever the number of orders that meet it: unless nothing
+    at all has run.
 
     Args:
         names: What messages call the examples.
-        max_errors: So many of them, or so many failed calls in a row, are too many.
+        ran: Examples that ran before.
+        max_errors: So many failures are too many.
         redact: Takes secrets out of messages.
 
     Attributes:
@@ -32,20 +36,20 @@ class Failures:
         fatal: The one that ends the run.
     """
 
-    def __init__(self, names: Sequence[str], *, max_errors: int, redact: Callable[[str], str]) -> None:
+    def __init__(
+        self, names: Sequence[str], *, ran: Iterable[int], max_errors: int, redact: Callable[[str], str]
+    ) -> None:
         self.first: BaseException | None = None
         self.fatal: BaseException | None = None
         self._names = names
         self._max_errors = max_errors
         self._redact = redact
         self._counts: Counter[int] = Counter()
-        self._ran: set[int] = set()
-        self._in_a_row = 0
+        self._ran = set(ran)
 
     def note_success(self, example: int) -> None:
         """A call on the example ended with an answer."""
         self._ran.add(example)
-        self._in_a_row = 0
 
     def note(self, failure: BaseException, example: int) -> None:
         """A call on the example failed; the first time that is logged."""
@@ -55,17 +59,15 @@ class Failures:
                 "%s was not scored: %s: %s", name, type(failure).__name__, self.first_line(failure)
             )
         self._counts[example] += 1
-        self._in_a_row += 1
         self.first = self.first or failure
         if self.fatal is not None:
             return
-        count = sum(count if example in self._ran else 1 for example, count in self._counts.items())
+        dead = not self._ran
+        count = sum(count if dead or e in self._ran else 1 for e, count in self._counts.items())
         if isinstance(failure, HOPELESS):
             self.fatal = self._noted(failure, f"{name}: every further call would fail like this")
-        elif max(count, self._in_a_row) >= self._max_errors:
-            reason = (
-                f"{name}: the last of {max(count, self._in_a_row)} failures (max_errors={self._max_errors})"
-            )
+        elif count >= self._max_errors:
+            reason = f"{name}: the last of {count} failures (max_errors={self._max_errors})"
             self.fatal = self._noted(failure, reason)
 
     def first_line(self, error: BaseException) -> str:

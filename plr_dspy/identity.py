@@ -61,7 +61,7 @@ def _modules(program: dspy.Module) -> dict[str, Any]:
         if isinstance(module, dspy.Predict):
             facts[f"the signature of {name}"] = digest(module.signature)
             facts[f"the demos of {name}"] = digest(list(module.demos))
-            facts[f"the settings of {name}"] = digest(module.config)
+            facts[f"the settings of {name}"] = digest([module.config, module.lm])
             continue
         for attribute, value in vars(module).items():
             if is_part(attribute, value):

@@ -40,6 +40,7 @@ class Ledger:
     Attributes:
         cells: What has been paid.
         num_resumed: Program calls that the file held.
+        num_lost: Program calls that it should have held as well.
     """
 
     def __init__(self, path: Path | None = None, *, least: int = 0) -> None:
@@ -55,10 +56,10 @@ class Ledger:
             self._file = os.open(
                 path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
             )
-        self._lost = max(0, least - self._calls.total())
-        if self._lost:
+        self.num_lost = max(0, least - self._calls.total())
+        if self.num_lost:
             logger.warning(
-                "%s lacks %d calls that were paid: they count, and may be made again", path, self._lost
+                "%s lacks %d calls that were paid: they count, and may be made again", path, self.num_lost
             )
         self.num_resumed = self.calls()
 
@@ -73,7 +74,7 @@ class Ledger:
     def calls(self, examples: Iterable[int] | None = None) -> int:
         """Program calls paid for, on these examples or on all; a failed call that was made again counts twice."""
         if examples is None:
-            return self._calls.total() + self._lost
+            return self._calls.total() + self.num_lost
         return sum(self._calls[example] for example in examples)
 
     def add(self, key: CellKey, cell: Cell, tokens: Tokens) -> bool:
@@ -85,6 +86,10 @@ class Ledger:
             self._enter(key, cell)
             self._write(_cell_record(key, cell, counts))
             return True
+
+    def examples_that_ran(self) -> set[int]:
+        """Those on which some call ended with an answer."""
+        return {example for (_, example), cell in self.cells.items() if cell.outcome != FAILED}
 
     def settle(self) -> None:
         """Say that decisions were made on the cells added so far: those that failed stay failed."""
@@ -193,6 +198,9 @@ class Ledger:
             key = (sys.intern(fingerprint), int(example))
             score = None if record["score"] is None else 1.0 * record["score"]
             cell = Cell(score, record.get("outcome", ""), record.get("error", ""), record.get("message", ""))
+            known = self.cells.get(key)
+            if known is not None and known.outcome != FAILED:
+                raise ValueError(f"it repeats {key}")
             self._enter(key, cell)
             names = list(self._tokens)
             for number, count in record.get("tokens", {}).items():

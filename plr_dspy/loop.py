@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -139,8 +140,9 @@ def run(
 
 
 def _affordable(orderings: list[Ordering], objective: Objective, limit: int | None) -> list[Ordering]:
-    """The first orderings: as many as the calls left pay for."""
-    count = len(orderings)
-    while limit is not None and count and objective.program_calls + objective.cost(orderings[:count]) > limit:
-        count -= 1
+    """The first orderings: as many as the calls left pay for; what is known costs nothing."""
+    if limit is None:
+        return orderings
+    left = max(0, limit - objective.program_calls)
+    count = bisect_right(range(1, len(orderings) + 1), left, key=lambda n: objective.cost(orderings[:n]))
     return orderings[:count]

@@ -110,10 +110,6 @@ class CellScorer:
                     rows[favoured][column] = max(row[column] for row in rows)
         return rows
 
-    def examples_that_ran(self) -> set[int]:
-        """Those on which some call ended with an answer."""
-        return {example for (_, example), cell in self.ledger.cells.items() if cell.outcome != FAILED}
-
     def cell(self, ordering: Ordering, example: int) -> Cell:
         """The outcome of a cell that has been paid.
 
@@ -140,6 +136,7 @@ class CellScorer:
         cells = self._complete(orderings, examples)
         columns = [i for i in range(len(examples)) if any(row[i].outcome != FAILED for row in cells)]
         if cells and not columns:
+            self.ledger.retry()
             first = cells[0][0]
             raise RuntimeError(
                 f"no call ended with an answer, for {len(cells)} orderings of the demos on "

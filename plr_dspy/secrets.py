@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 HIDDEN = "[hidden]"
 
-SECRET_NAME = re.compile(r"key|secret|passw|credential|authorization|(^|_)token$", re.I)
-
-SHAPES = (
-    re.compile(r"(?i)(?<=bearer )[^\s\"',;]+"),
-    re.compile(r"(?i)(?<=[?&]key=)[^\s\"'&]+"),
-    re.compile(r"(?i)((?<=api_key=)|(?<=apikey=)|(?<=api-key=)|(?<=token=))[^\s\"'&]+"),
-    re.compile(r"\b(?:sk|pk|gsk|hf|xai|key)[-_][\w*-]{4,}|\bAIza[\w-]{10,}"),
+SECRET_NAME = re.compile(
+    r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I
 )
 
+SHAPES = (
+    # "api_key": "...", token=..., Authorization: Basic ...
+    re.compile(
+        r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
+        r"[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"'&,;]{6,}"
+    ),
+    re.compile(r"(?i)(\b(?:bearer|basic)\s+)[^\s\"',;]{6,}"),
+    re.compile(r"(://[^\s/:@]+:)[^\s/@]+(?=@)"),
+    re.compile(r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}"),
+    re.compile(r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})"),
+)
+"""What looks like a secret, after what is kept of it."""
+
 SHORTEST = 6
-"""Shorter values are no keys, and could be any word."""
+"""Shorter values of arguments are no keys; those of the environment need twice as many characters."""
 
 
 class Redactor:
@@ -30,18 +38,31 @@ class Redactor:
     """
 
     def __init__(self, models: Iterable[Any]) -> None:
-        values = [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
-        for model in models:
-            arguments = getattr(model, "kwargs", {})
-            values += [v for name, v in arguments.items() if SECRET_NAME.search(name) and isinstance(v, str)]
-            headers = arguments.get("extra_headers") or arguments.get("headers") or {}
-            values += [str(value) for value in dict(headers).values()]
-        self._values = sorted({v for v in values if len(v) >= SHORTEST}, key=len, reverse=True)
+        values = {v for name, v in os.environ.items() if SECRET_NAME.search(name) and len(v) >= 2 * SHORTEST}
+        values |= {value for model in models for value in _secrets(model) if len(value) >= SHORTEST}
+        self._values = sorted(values, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         """The text without them."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
         for shape in SHAPES:
-            text = shape.sub(HIDDEN, text)
+            text = shape.sub(rf"\g<1>{HIDDEN}", text)
         return text
+
+
+def _secrets(model: Any) -> Iterator[str]:
+    """Of an LM's arguments, its headers, and the engines that it holds."""
+    arguments = dict(getattr(model, "kwargs", {}))
+    for headers in (arguments.get("headers"), arguments.get("extra_headers")):
+        if isinstance(headers, Mapping):
+            arguments.update(headers)
+    for owner in (getattr(model, "_engine_spec", None), getattr(model, "_async_engine_spec", None)):
+        arguments.update(getattr(owner, "__dict__", {}))
+    for name, value in arguments.items():
+        if name == "api_key_env" and isinstance(value, str):
+            value = os.environ.get(value)
+        elif not SECRET_NAME.search(name):
+            continue
+        if isinstance(value, str):
+            yield value

@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import dspy
 import numpy as np
 import pydantic
 import pytest
+import torch
 
 from plr_dspy.identity import digest
 
@@ -70,7 +72,54 @@ def limited(limit):
     return metric
 
 
+class Slotted:
+    __slots__ = ("limit",)
+
+    def __init__(self, limit):
+        self.limit = limit
+
+
+class Base:
+    def __call__(self, example, prediction):
+        return 1.0
+
+
+class OtherBase:
+    def __call__(self, example, prediction):
+        return 2.0
+
+
+def inheriting(base, **attributes):
+    return type("Metric", (base,), attributes)()
+
+
+def with_attributes(**attributes):
+    metric = Weighted(1)
+    vars(metric).update(attributes)
+    return metric
+
+
 DIFFERENT = {
+    "slots": (Slotted(1), Slotted(2)),
+    "inherited method": (inheriting(Base), inheriting(OtherBase)),
+    "class attribute": (inheriting(Base, limit=1), inheriting(Base, limit=2)),
+    "static method": (
+        inheriting(Base, rule=staticmethod(lambda: 1)),
+        inheriting(Base, rule=staticmethod(lambda: 2)),
+    ),
+    "property": (inheriting(Base, rule=property(lambda s: 1)), inheriting(Base, rule=property(lambda s: 2))),
+    "names that only look like access": (
+        with_attributes(keywords=1, knowledge_base=1, base_prompt=1, max_retries=1, author=1),
+        with_attributes(keywords=1, knowledge_base=1, base_prompt=1, max_retries=1, author=2),
+    ),
+    "model in an attribute": (
+        with_attributes(judge=dspy.LM("openai/a")),
+        with_attributes(judge=dspy.LM("openai/b")),
+    ),
+    "tensor": (torch.tensor([1.0]), torch.tensor([2.0])),
+    "bound built-in": ({"a": 1}.get, {"a": 2}.get),
+    "cached function": (functools.lru_cache(lambda e, p: 1), functools.lru_cache(lambda e, p: 2)),
+    "object array": (np.array([{1}] * 2000), np.array([{1}] * 1999 + [{2}])),
     "state": (Weighted(1), Weighted(2)),
     "method": (Weighted(1).score, Weighted(2).score),
     "instructions of a judge": (Judge(), Judge("Judge harshly.")),
@@ -105,11 +154,28 @@ def test_different_things_differ(one, other):
     assert digest(one) != digest(other)
 
 
+class Unreadable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+    def __iter__(self):
+        raise NotImplementedError
+
+
+def cyclic():
+    tree = {"children": []}
+    tree["children"].append({"parent": tree})
+    return tree
+
+
 SAME = {
     "state that is private": lambda: Weighted(1),
     "nan": lambda: float("nan"),
     "objects without a repr": lambda: dspy.Example(a=object()),
-    "keys and addresses": lambda: None,
+    "what cannot be read": lambda: with_attributes(
+        session=Unreadable(), huge=10**5000, log=logging.getLogger("x")
+    ),
+    "what holds itself": cyclic,
     "judge": Judge,
     "closure": lambda: closing_over({"b": {1, 2}, "a": object()}),
     "literal": lambda: dspy.Signature("a -> b: Literal['x', 'y']"),

@@ -146,7 +146,11 @@ class TestKilled:
         reorder = optimizer(tmp_path)
         reorder.compile(student(), trainset=EXAMPLES)
         assert engine.num_calls - before == 1
-        assert same(json.loads(json.dumps(reorder.report.to_dict()))) == same(uninterrupted)
+        report = same(json.loads(json.dumps(reorder.report.to_dict())))
+        assert report.pop("program_calls")["total"] == uninterrupted["program_calls"]["total"] + 1
+        assert report == {
+            name: value for name, value in same(uninterrupted).items() if name != "program_calls"
+        }
         assert all(orjson.loads(line) for line in lines(path))
 
     @pytest.mark.parametrize(
@@ -174,6 +178,16 @@ def ring_at(engine, calls, number=signal.SIGINT):
     while engine.num_calls < calls:
         time.sleep(0.001)
     os.kill(os.getpid(), number)
+
+
+class Metric:
+    """A metric whose public state is the same whatever the function does."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, example, prediction):
+        return self._function(example, prediction)
 
 
 class Weighted:
@@ -532,6 +546,55 @@ class TestFailed:
         assert reorder.report.program_calls["total"] == engine.num_calls
         assert Counter(engine.requests.values())[2] == failed
         assert set(engine.requests.values()) == {1, 2}
+
+    @pytest.mark.parametrize("first", [1, 120])
+    def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, first):
+        down = True
+
+        def metric(example, prediction):
+            if down and engine.num_calls >= first:
+                raise ConnectionError("down")
+            return exact_match(example, prediction)
+
+        reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=10_000)
+        with pytest.raises(
+            RuntimeError, match=r"no call ended with an answer|train examples ran for any order"
+        ):
+            reorder.compile(student(), trainset=EXAMPLES)
+        down = False
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.comparison is not None
+        left = sum(error.count for error in reorder.report.errors)
+        assert left <= NUM_THREADS  # the first ones may have been of a round that was whole
+
+    def test_broken_examples_do_not_keep_a_compile_from_going_on(self, tmp_path, engine):
+        """They are few, and one failure each, however often they are met again."""
+        state = {"down": False}
+        broken = ("question 20", "question 30", "question 40")
+
+        def metric(example, prediction):
+            state["down"] = state["down"] or (not state.get("mended") and engine.num_calls >= 90)
+            if state["down"] or example.question in broken:
+                raise ConnectionError("down")
+            return exact_match(example, prediction)
+
+        reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=4)
+        with pytest.raises(ConnectionError):
+            reorder.compile(student(), trainset=EXAMPLES)
+        state.update(down=False, mended=True)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.comparison is not None
+
+    @pytest.mark.parametrize("limit", [200, 333, 800])
+    def test_a_compile_that_its_budget_ended_stays_as_it_is(self, tmp_path, engine, limit):
+        options = {"auto": "paper", "num_samples": 5, "num_final_draws": 2, "max_metric_calls": limit}
+        first = optimizer(tmp_path, **options)
+        first.compile(student(), trainset=EXAMPLES[:40])
+        calls = engine.num_calls
+        second = optimizer(tmp_path, **options)
+        second.compile(student(), trainset=EXAMPLES[:40])
+        assert engine.num_calls == calls
+        assert same(second.report.to_dict()) == same(first.report.to_dict())
 
     def test_failures_that_were_decided_on_stay(self, tmp_path, engine):
         def metric(example, prediction):

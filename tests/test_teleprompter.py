@@ -173,23 +173,25 @@ class TestCompile:
             reports.append(report)
         assert reports[0] == reports[1] == reports[2]
 
-    def test_a_tool_that_is_down_at_first_does_not_flatter_the_first_round(self, engine, caplog):
+    @pytest.mark.parametrize(("share", "enough"), [(0.2, True), (0.4, False)])
+    def test_a_tool_that_is_down_at_first_does_not_flatter_the_first_round(
+        self, engine, caplog, share, enough
+    ):
         def metric(example, prediction):
-            hard = digest(example.question[::-1]) < 0.4
+            hard = digest(example.question[::-1]) < share
             if hard and engine.num_calls < 260:
                 raise ConnectionError("down")
             return exact_match(example, prediction) and not hard
 
         reorder = PLReorder(
-            metric,
-            num_threads=1,
-            max_errors=10_000,
-            num_iterations=4,
-            display_progress=False,
+            metric, num_threads=1, max_errors=10_000, num_iterations=4, display_progress=False
         )
+        if not enough:
+            with pytest.raises(RuntimeError, match="only 5 of 14 train examples ran for any order"):
+                reorder.compile(student(), trainset=EXAMPLES)
+            return
         reorder.compile(student(), trainset=EXAMPLES)
-        history = reorder.report.history
-        means = [iteration.mean_score for iteration in history]
+        means = [iteration.mean_score for iteration in reorder.report.history]
         assert len(means) == 4
         assert max(means) - min(means) < 0.25, "rounds are scored on the same examples"
         assert "ran for no order and are left out" in caplog.text
