@@ -181,7 +181,7 @@ class TestCompile:
             hard = digest(example.question[::-1]) < share
             if hard and engine.num_calls < 260:
                 raise ConnectionError("down")
-            return exact_match(example, prediction) and not hard
+            return not hard
 
         reorder = PLReorder(
             metric, num_threads=1, max_errors=10_000, num_iterations=4, display_progress=False
@@ -191,9 +191,7 @@ class TestCompile:
                 reorder.compile(student(), trainset=EXAMPLES)
             return
         reorder.compile(student(), trainset=EXAMPLES)
-        means = [iteration.mean_score for iteration in reorder.report.history]
-        assert len(means) == 4
-        assert max(means) - min(means) < 0.25, "rounds are scored on the same examples"
+        assert [iteration.mean_score for iteration in reorder.report.history] == [1.0] * 4
         assert "ran for no order and are left out" in caplog.text
 
     def test_compile_seed_wins(self, engine):
