@@ -259,5 +259,9 @@ def distribution_from_state(state: dict[str, Any]) -> OrderingDistribution:
     """Inverse of `distribution_state`."""
     logits = torch.tensor(state["logits"], dtype=torch.float64)
     if "weights" in state:
-        return plackett_luce_mixture(torch.tensor(state["weights"], dtype=torch.float64), logits)
+        weights = torch.tensor(state["weights"], dtype=torch.float64)
+        mixture = plackett_luce_mixture(weights, logits)
+        # They sum to one already; to scale them once more would change their last digits.
+        mixture.mixture_distribution.probs = weights
+        return mixture
     return PlackettLuce(logits)

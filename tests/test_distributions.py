@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 
 import pytest
@@ -239,3 +240,13 @@ class TestMixture:
         loaded = distribution_from_state(distribution_state(distribution))
         orderings = PlackettLuce(torch.zeros(4)).enumerate_support()
         torch.testing.assert_close(loaded.log_prob(orderings), distribution.log_prob(orderings))
+
+
+def test_states_come_back_to_the_last_digit():
+    """A search that goes on from its state must go on the same."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        weights = torch.rand(3, dtype=torch.float64, generator=generator)
+        logits = torch.randn(3, 5, dtype=torch.float64, generator=generator)
+        state = distribution_state(plackett_luce_mixture(weights / weights.sum(), logits))
+        assert distribution_state(distribution_from_state(json.loads(json.dumps(state)))) == state
