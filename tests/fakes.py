@@ -7,9 +7,13 @@ and answers in the same format, so that adapters, parsing and errors are DSPy's 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import dspy
@@ -109,3 +113,24 @@ def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine
 
 def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bool:
     return bool(example.answer == prediction.answer)
+
+
+def printed_whatever_the_hashes(code: str) -> str:
+    """What code prints in new processes, which must not depend on how they hash strings."""
+    printed = {
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"import sys; sys.path.insert(0, sys.argv[1]); {code}",
+                str(Path(__file__).parent),
+            ],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+    return printed.pop()
