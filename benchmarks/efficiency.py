@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from landscapes import KINDS, Landscape, LandscapePayer, RecordedLandscape, SyntheticLandscape
 
-from plr_dspy import CrossEntropySearch, ExhaustiveSearch, OrderingSpace
+from plr_dspy import OrderingSpace
 from plr_dspy.checkpoint import Checkpoint
-from plr_dspy.compilation import Compilation
+from plr_dspy.compilation import Compilation, new_search
 from plr_dspy.plan import Overrides, Plan, make_plan
 from plr_dspy.progress import ProgressBar
 from plr_dspy.scoring import CellScorer
@@ -49,17 +49,7 @@ Method = Callable[[Pool, int], tuple[tuple[int, ...], int]]
 def compiled(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, ...], int]:
     """Run what `PLReorder` runs."""
     space = OrderingSpace.of_sizes(pool.landscape.num_demos)
-    shape = {
-        "update": update,
-        "num_samples": plan.num_samples,
-        "elite_fraction": plan.elite_fraction,
-        "seed": seed,
-    }
-    search = (
-        ExhaustiveSearch(space, **shape)
-        if plan.exhaustive
-        else CrossEntropySearch(space, archive=plan.archive, **shape)
-    )
+    search = new_search(plan, space, update=update, seed=seed)
     scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=plan.call_limit)
     with Checkpoint(None, {}) as checkpoint, ProgressBar(0, display=False) as bar:
         outcome = Compilation(

@@ -12,15 +12,16 @@ from typing import Any
 from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.finals import Finalist, compare, finalists, winner
-from plr_dspy.loop import TIME_LIMIT, Progress, run
+from plr_dspy.loop import TIME_LIMIT, Progress, num_affordable, run
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
-from plr_dspy.search import Search
-from plr_dspy.space import Ordering
+from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch, Search
+from plr_dspy.space import Ordering, OrderingSpace
 from plr_dspy.stopping import Stopper
+from plr_dspy.updates import UpdateRule
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,21 @@ class Outcome:
     candidates: list[tuple[Finalist, Trial]]
     history: list[Iteration]
     stopped: str
+
+
+def new_search(
+    plan: Plan, space: OrderingSpace, *, update: str | UpdateRule, seed: int
+) -> CrossEntropySearch:
+    """The search that a plan asks for."""
+    shape: dict[str, Any] = {
+        "update": update,
+        "num_samples": plan.num_samples,
+        "elite_fraction": plan.elite_fraction,
+        "seed": seed,
+    }
+    if plan.exhaustive:
+        return ExhaustiveSearch(space, **shape)
+    return CrossEntropySearch(space, archive=plan.archive, **shape)
 
 
 class TrainObjective:
@@ -227,20 +243,19 @@ class Compilation:
         plan, progress, scorer = self._plan, self._progress, self._scorer
         entries = finalists(self._search, progress.best(plan.num_best_seen), num_draws=plan.num_final_draws)
         examples = range(len(self._train), len(self._train) + plan.num_selection_examples)
-        affordable = _affordable(entries, scorer, examples, plan.call_limit)
-        rows = scorer.table(
-            [entry.ordering for entry in affordable], examples, favoured=0, deadline=self._deadline()
-        )
+        orderings = [entry.ordering for entry in entries]
+        left = plan.call_limit - scorer.program_calls
+        count = num_affordable(orderings, lambda some: scorer.cost(some, examples), left)
+        rows = scorer.table(orderings[:count], examples, favoured=0, deadline=self._deadline())
         stopped = progress.stopped
+        if len(rows) == count:
+            scorer.ledger.settle()
+        else:
+            stopped = TIME_LIMIT
         if len(rows) < len(entries):
-            stopped = TIME_LIMIT if len(rows) < len(affordable) else stopped
-            if len(rows) == len(affordable):
-                scorer.ledger.settle()
             logger.warning("%d of %d orders could be compared before the end", len(rows), len(entries))
             if len(rows) < 2:
                 return replace(self._original(), stopped=f"{stopped}, nothing compared")
-        else:
-            scorer.ledger.settle()
         results = [
             Trial(entry.ordering, math.fsum(row) / len(row), len(row))
             for entry, row in zip(entries, rows, strict=False)
@@ -258,14 +273,3 @@ class Compilation:
             candidates=list(zip(entries, results, strict=False)),
             stopped=stopped,
         )
-
-
-def _affordable(
-    entries: list[Finalist], scorer: CellScorer, examples: range, max_program_calls: int
-) -> list[Finalist]:
-    """The first finalists: as many as the calls left pay for, after calls that failed and were made again."""
-    for count in range(len(entries), 0, -1):
-        cost = scorer.cost([entry.ordering for entry in entries[:count]], examples)
-        if scorer.program_calls + cost <= max_program_calls:
-            return entries[:count]
-    return []

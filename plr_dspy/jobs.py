@@ -10,6 +10,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.compilation import new_search
 from plr_dspy.evaluation import program_scorer
 from plr_dspy.inputs import (
     check_demos,
@@ -24,7 +25,7 @@ from plr_dspy.metrics import Metric
 from plr_dspy.plan import NOTHING_TO_DO, Overrides, Plan, make_plan
 from plr_dspy.programs import ProgramFactory
 from plr_dspy.scoring import CellScorer
-from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
+from plr_dspy.search import CrossEntropySearch
 from plr_dspy.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.splits import Splits, make_splits
 from plr_dspy.stopping import Converged, Patience, Stopper, TargetScore
@@ -102,15 +103,7 @@ class Job:
 
     def new_search(self) -> CrossEntropySearch:
         """The search that the plan asks for."""
-        shape: dict[str, Any] = {
-            "update": self.options.update,
-            "num_samples": self.plan.num_samples,
-            "elite_fraction": self.plan.elite_fraction,
-            "seed": self.options.seed,
-        }
-        if self.plan.exhaustive:
-            return ExhaustiveSearch(self.slots.space, **shape)
-        return CrossEntropySearch(self.slots.space, archive=self.plan.archive, **shape)
+        return new_search(self.plan, self.slots.space, update=self.options.update, seed=self.options.seed)
 
     def new_scorer(
         self,

@@ -122,7 +122,10 @@ def run(
                 return "all iterations done"
             if not (orderings := search.ask()):
                 return "no new ordering left"
-            affordable = _affordable(orderings, objective, max_program_calls)
+            affordable = orderings
+            if max_program_calls is not None:
+                left = max_program_calls - objective.program_calls
+                affordable = orderings[: num_affordable(orderings, objective.cost, left)]
             if len(affordable) < MIN_SHARE * len(orderings):
                 return BUDGET
             trials = objective(affordable)
@@ -139,10 +142,14 @@ def run(
     return progress
 
 
-def _affordable(orderings: list[Ordering], objective: Objective, limit: int | None) -> list[Ordering]:
-    """The first orderings: as many as the calls left pay for; what is known costs nothing."""
-    if limit is None:
-        return orderings
-    left = max(0, limit - objective.program_calls)
-    count = bisect_right(range(1, len(orderings) + 1), left, key=lambda n: objective.cost(orderings[:n]))
-    return orderings[:count]
+def num_affordable(
+    orderings: Sequence[Ordering], cost: Callable[[Sequence[Ordering]], int], left: int
+) -> int:
+    """How many of the first orderings the calls left pay for; what is known costs nothing.
+
+    Args:
+        orderings: In the order wanted.
+        cost: Program calls of some of them.
+        left: Program calls left; none if negative.
+    """
+    return bisect_right(range(1, len(orderings) + 1), max(0, left), key=lambda n: cost(orderings[:n]))

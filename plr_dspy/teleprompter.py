@@ -147,6 +147,7 @@ class PLReorder(Teleprompter):
 
         Raises:
             TypeError, ValueError: for bad arguments, before any program call.
+            RuntimeError: when another compile is using `log_dir`, or too few examples run for any order.
             Exception: of the program or the metric, see `max_errors`.
         """
         started = time.monotonic()
