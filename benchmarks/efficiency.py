@@ -1,167 +1,166 @@
 """Held-out accuracy against program calls, for the searches of this package and what they must beat.
 
-python benchmarks/efficiency.py --demos 8 16 --landscapes 48
-python benchmarks/efficiency.py --recorded DATA/mr_k5_seed1.npz DATA/subj_k5_seed1.npz --budgets 500 1000 2000
+python benchmarks/efficiency.py                              # table, 48 landscapes of each kind
+python benchmarks/efficiency.py --curve --plot curve.png     # 250 to 10,000 calls
+python benchmarks/efficiency.py --ablation                   # the default with one part taken out
+python benchmarks/efficiency.py --pool 1000 --budgets 18200
+python benchmarks/efficiency.py --recorded DATA/mr_k5_seed1.npz --budgets 500 1000 2000
 
 Every method runs on the same landscapes with the same splits: 160 train, 40 selection and 1,000 held-out
-examples; of recorded ones a half are the pool. Differences are paired, with 95 % intervals over landscapes.
+examples, or as `--pool` says; of recorded ones a half are the pool. Differences are paired, with 95 %
+intervals over landscapes. Landscapes with seeds below 10,000 were used to make the search; these begin there.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from landscapes import KINDS, Landscape, LandscapePayer, RecordedLandscape, SyntheticLandscape
+from landscapes import KINDS, RecordedLandscape, SyntheticLandscape
+from methods import Method, Pool, ablation, default, halving, paper, paper_within, top_k
 
-from plr_dspy import OrderingSpace
-from plr_dspy.checkpoint import Checkpoint
-from plr_dspy.compilation import Compilation, new_search
-from plr_dspy.plan import Overrides, Plan, make_plan
-from plr_dspy.progress import ProgressBar
-from plr_dspy.scoring import CellScorer
 from plr_dspy.statistics import mean_interval
 
-REFERENCE = "paper mle"
+FIRST_SEED = 10_000
+CURVE = (250, 500, 1_000, 3_000, 10_000)
+HELD_OUT, ORIGINAL, CALLS, SECONDS = range(4)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """A landscape and how many of its examples are for what: train, selection, and the rest held out."""
-
-    landscape: Landscape
-    num_train: int
-    num_selection: int
-
-    def held_out(self, order: tuple[int, ...]) -> float:
-        return float(self.landscape.answers(order)[self.num_train + self.num_selection :].mean())
-
-
-Method = Callable[[Pool, int], tuple[tuple[int, ...], int]]
-"""A pool and a seed to the chosen order and the program calls."""
-
-
-def compiled(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, ...], int]:
-    """Run what `PLReorder` runs."""
-    space = OrderingSpace.of_sizes(pool.landscape.num_demos)
-    search = new_search(plan, space, update=update, seed=seed)
-    scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=plan.call_limit)
-    with Checkpoint(None, {}) as checkpoint, ProgressBar(0, display=False) as bar:
-        outcome = Compilation(
-            search,
-            scorer,
-            plan=plan,
-            num_train=pool.num_train,
-            stoppers=[],
-            max_seconds=None,
-            checkpoint=checkpoint,
-            bar=bar,
-        ).run()
-    return outcome.ordering[0], scorer.program_calls
-
-
-def plan_of(pool: Pool, auto: str, budget: int | None = None) -> Plan:
-    return make_plan(
-        auto,
-        Overrides(max_metric_calls=budget),
-        num_train=pool.num_train,
-        num_selection=pool.num_selection,
-        num_distinct=OrderingSpace.of_sizes(pool.landscape.num_demos).num_distinct,
-    )
-
-
-def paper(update: str) -> Method:
-    """PLR Algorithm 1 with the paper's values; cells are memoised, so it pays for distinct ones only."""
-    return lambda pool, seed: compiled(pool, plan_of(pool, "paper"), update, seed)
-
-
-def default(budget: int) -> Method:
-    """`PLReorder` with ``max_metric_calls``."""
-    return lambda pool, seed: compiled(pool, plan_of(pool, "light", budget), "mle", seed)
-
-
-def top_k(num_orders: int = 225) -> Method:
-    """Random search: every order on the whole train split, the best 10 on the selection split."""
-
-    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-        plan = replace(
-            plan_of(pool, "paper"),
-            num_iterations=1,
-            num_samples=num_orders,
-            num_final_draws=0,
-            num_best_seen=10,
-            archive=True,
-        )
-        return compiled(pool, plan, "mle", seed)
-
-    return method
-
-
-def halving(budget: int, num_orders: int = 225, keep: float = 0.4) -> Method:
-    """Sequential halving of random orders over the whole pool: the least that a search must beat."""
-
-    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-        rng = np.random.default_rng(seed)
-        alive = [tuple(int(i) for i in rng.permutation(pool.landscape.num_demos)) for _ in range(num_orders)]
-        scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=budget)
-        rungs = int(np.ceil(np.log(num_orders) / np.log(1 / keep)))
-        examples = 0
-        for rung in range(rungs):
-            left = budget - scorer.program_calls
-            more = max(1, left // (rungs - rung) // len(alive))
-            examples = min(examples + more, pool.num_train + pool.num_selection)
-            orderings = [(order,) for order in alive]
-            if scorer.program_calls + scorer.cost(orderings, range(examples)) > budget:
-                break
-            trials = scorer.score(orderings, range(examples))
-            best = sorted(range(len(alive)), key=lambda i: -trials[i].score)
-            alive = [alive[i] for i in best[: max(1, int(np.ceil(keep * len(alive))))]]
-        return alive[0], scorer.program_calls
-
-    return method
-
-
-def run(pools: list[Pool], methods: dict[str, Method]) -> dict[str, np.ndarray]:
-    """Held-out accuracy, calls and seconds ``[landscapes, 3]`` of each method."""
-    results = {name: np.zeros((len(pools), 3)) for name in methods}
-    for index, pool in enumerate(pools):
-        for name, method in methods.items():
-            start = time.perf_counter()
-            order, calls = method(pool, index)
-            results[name][index] = pool.held_out(order), calls, time.perf_counter() - start
-    return results
-
-
-def table(title: str, results: dict[str, np.ndarray], reference: str) -> str:
-    """Lines of Markdown."""
-    lines = [f"\n{title}, {len(next(iter(results.values())))} landscapes", ""]
-    lines += [f"| method | held-out | calls | against {reference} | s |", "|---|---|---|---|---|"]
-    for name, rows in results.items():
-        gains = rows[:, 0] - results[reference][:, 0]
-        low, high = mean_interval(list(gains), 0.95)
-        lines.append(
-            f"| {name} | {rows[:, 0].mean():.3f} | {rows[:, 1].mean():,.0f} | "
-            f"{gains.mean():+.3f} [{low:+.3f}, {high:+.3f}] | {rows[:, 2].mean():.1f} |"
-        )
-    return "\n".join(lines)
-
-
-def methods_for(budgets: list[int], *, all_updates: bool) -> dict[str, Method]:
-    updates = ("mle", "ema", "mixture") if all_updates else ("mle",)
+def methods_for(arguments: argparse.Namespace, num_train: int) -> dict[str, Method]:
+    """What to run, the reference first."""
+    if arguments.ablation:
+        return ablation(arguments.budgets[0])
+    updates = ("mle", "ema", "mixture") if arguments.all_updates else ("mle",)
     methods: dict[str, Method] = {f"paper {update}": paper(update) for update in updates}
     methods["top-k"] = top_k()
-    for budget in budgets:
+    for budget in CURVE if arguments.curve else arguments.budgets:
+        if arguments.curve or arguments.recorded:
+            methods[f"paper mle {budget:,}"] = paper_within(budget)
+            methods[f"top-k {budget:,}"] = top_k(budget)
         methods[f"halving {budget:,}"] = halving(budget)
         methods[f"default {budget:,}"] = default(budget)
     return methods
 
 
-def main() -> None:
+def landscape_rows(
+    seed: int, arguments: argparse.Namespace, *, num_demos: int = 0, kind: str = "", path: Path | None = None
+) -> tuple[dict[str, list[float]], float]:
+    """What each method got on one landscape, and the best held-out accuracy of any order where it is known."""
+    torch.set_num_threads(1)
+    if path is not None:
+        recorded = RecordedLandscape(path, seed)
+        size = recorded.num_examples // 2
+        pool, best = (
+            Pool(recorded, round(0.8 * size), size - round(0.8 * size)),
+            recorded.best(range(size, recorded.num_examples)),
+        )
+    else:
+        size, best = arguments.pool, float("nan")
+        landscape = SyntheticLandscape(kind, num_demos, seed, num_examples=size + 1_000)
+        pool = Pool(landscape, round(0.8 * size), size - round(0.8 * size))
+    original = pool.held_out(tuple(range(pool.landscape.num_demos)))
+    rows = {}
+    for name, method in methods_for(arguments, pool.num_train).items():
+        start = time.perf_counter()
+        order, calls = method(pool, seed)
+        rows[name] = [pool.held_out(order), original, float(calls), time.perf_counter() - start]
+    return rows, best
+
+
+def run(arguments: argparse.Namespace, **landscape: object) -> tuple[dict[str, np.ndarray], float]:
+    """Held-out accuracy, that of the original order, calls and seconds ``[landscapes, 4]`` of each method."""
+    seeds = range(FIRST_SEED, FIRST_SEED + arguments.landscapes)
+    work = partial(landscape_rows, arguments=arguments, **landscape)
+    if arguments.jobs == 1:
+        results = list(map(work, seeds))
+    else:
+        with ProcessPoolExecutor(arguments.jobs) as executor:
+            results = list(executor.map(work, seeds))
+    rows = {name: np.array([row[name] for row, _ in results]) for name in results[0][0]}
+    return rows, float(np.mean([best for _, best in results]))
+
+
+def table(title: str, results: dict[str, np.ndarray], best: float = float("nan")) -> str:
+    """Lines of Markdown; "worse" is the share of landscapes on which the original order was better."""
+    reference, base = next(iter(results.items()))
+    known = not np.isnan(best)
+    lines = [f"\n{title}, {len(base)} landscapes" + (f"; best of all orders {best:.3f}" if known else ""), ""]
+    lines += [f"| method | held-out | calls | against {reference} | worse than the original | s |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for name, rows in results.items():
+        gains = rows[:, HELD_OUT] - base[:, HELD_OUT]
+        low, high = mean_interval(list(gains), 0.95)
+        worse = np.mean(rows[:, HELD_OUT] < rows[:, ORIGINAL])
+        lines.append(
+            f"| {name} | {rows[:, HELD_OUT].mean():.3f} | {rows[:, CALLS].mean():,.0f} | "
+            f"{gains.mean():+.3f} [{low:+.3f}, {high:+.3f}] | {100 * worse:.0f} % | {rows[:, SECONDS].mean():.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(panels: dict[str, dict[str, np.ndarray]], path: Path) -> None:
+    """Accuracy by calls, a panel each, with 95 % intervals; the paper's own budget is the last point of its line."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.4 * len(panels), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    styles = {"default": ("C0", "o"), "halving": ("C1", "s"), "top-k": ("C2", "^"), "paper mle": ("C3", "D")}
+    for axis, (title, results) in zip(axes, panels.items(), strict=True):
+        for method, (colour, marker) in styles.items():
+            lines = [rows for name, rows in results.items() if name.startswith(method)]
+            lines.sort(key=lambda rows: rows[:, CALLS].mean())
+            accuracy = [rows[:, HELD_OUT] for rows in lines]
+            errors = [np.mean(a) - mean_interval(list(a), 0.95)[0] for a in accuracy]
+            axis.errorbar(
+                [rows[:, CALLS].mean() for rows in lines],
+                [a.mean() for a in accuracy],
+                yerr=errors,
+                color=colour,
+                marker=marker,
+                markersize=4,
+                capsize=2,
+                label=method,
+            )
+        first = next(iter(results.values()))
+        axis.axhline(first[:, ORIGINAL].mean(), color="grey", linestyle=":", label="original order")
+        axis.set(title=title, xlabel="program calls", xscale="log")
+    axes[0].set_ylabel("held-out accuracy")
+    axes[-1].legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=110)
+
+
+def synthetic(arguments: argparse.Namespace) -> None:
+    panels = {}
+    for num_demos in arguments.demos:
+        everything: dict[str, list[np.ndarray]] = {}
+        for kind in arguments.kinds:
+            results, _ = run(arguments, num_demos=num_demos, kind=kind)
+            print(table(f"{num_demos} demos, {kind}", results), flush=True)
+            for name, rows in results.items():
+                everything.setdefault(name, []).append(rows)
+        panels[f"{num_demos} demos"] = {name: np.concatenate(rows) for name, rows in everything.items()}
+        print(table(f"{num_demos} demos, all kinds", panels[f"{num_demos} demos"]), flush=True)
+    if arguments.plot:
+        plot(panels, arguments.plot)
+
+
+def recorded(arguments: argparse.Namespace) -> None:
+    panels = {}
+    for path in arguments.recorded:
+        results, best = run(arguments, path=path)
+        panels[path.stem] = results
+        print(table(path.stem, results, best), flush=True)
+    if arguments.plot:
+        plot(panels, arguments.plot)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -170,32 +169,16 @@ def main() -> None:
     parser.add_argument(
         "--landscapes", type=int, default=48, help="of each kind, or splits of a recorded one"
     )
-    parser.add_argument("--budgets", type=int, nargs="+", default=[1_000, 3_640])
+    parser.add_argument("--pool", type=int, default=200, help="train and selection examples")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[3_640])
+    parser.add_argument("--curve", action="store_true", help=f"budgets {CURVE}")
+    parser.add_argument("--ablation", action="store_true", help="parts taken out, at the first budget")
     parser.add_argument("--all-updates", action="store_true", help="the paper's EMA and mixture as well")
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="recorded landscapes instead")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    methods = methods_for(arguments.budgets, all_updates=arguments.all_updates)
-    for path in arguments.recorded:
-        landscapes = [RecordedLandscape(path, seed) for seed in range(arguments.landscapes)]
-        half = landscapes[0].num_examples // 2
-        pools = [Pool(landscape, round(0.8 * half), half - round(0.8 * half)) for landscape in landscapes]
-        results = run(pools, methods)
-        best = np.mean([landscape.best(range(half, landscape.num_examples)) for landscape in landscapes])
-        print(table(f"{path.stem} (best of all orders {best:.3f})", results, REFERENCE), flush=True)
-    for num_demos in [] if arguments.recorded else arguments.demos:
-        everything: dict[str, list[np.ndarray]] = {name: [] for name in methods}
-        for kind in arguments.kinds:
-            pools = [
-                Pool(SyntheticLandscape(kind, num_demos, seed), 160, 40)
-                for seed in range(arguments.landscapes)
-            ]
-            results = run(pools, methods)
-            print(table(f"{num_demos} demos, {kind}", results, REFERENCE), flush=True)
-            for name, rows in results.items():
-                everything[name].append(rows)
-        joined = {name: np.concatenate(rows) for name, rows in everything.items()}
-        print(table(f"{num_demos} demos, all kinds", joined, REFERENCE), flush=True)
+    parser.add_argument("--plot", type=Path, help="where to write a picture")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    options = parser.parse_args(arguments)
+    (recorded if options.recorded else synthetic)(options)
 
 
 if __name__ == "__main__":

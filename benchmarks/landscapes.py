@@ -29,6 +29,7 @@ class Landscape(Protocol):
 
     num_demos: int
     num_examples: int
+    classes: list[int]
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:
         """Whether each example is answered right: bool ``[num_examples]``."""
@@ -57,6 +58,7 @@ class SyntheticLandscape:
         rng = np.random.default_rng([seed, num_demos, KINDS.index(kind)])
         self.num_demos, self.num_examples, self._seed = num_demos, num_examples, seed
         self._labels = rng.permutation(np.arange(num_demos) % 2) * 2 - 1
+        self.classes = [int(label) for label in self._labels]
         kinds = KINDS[:-1] if kind == "mixed" else (kind,)
         sample = np.array([rng.permutation(num_demos) for _ in range(1_000)])
         self._effects = {
@@ -137,6 +139,7 @@ class RecordedLandscape:
             tuple(int(item) for item in order): row[shuffled]
             for order, row in zip(data["orders"], right, strict=True)
         }
+        self.classes = [int(label) for label in data["demo_labels"]]
         self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:

@@ -9,10 +9,13 @@ import argparse
 import statistics
 import time
 
+import numpy as np
 import torch
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA
 from plr_dspy.records import Trial
+from plr_dspy.space import Ordering
+from plr_dspy.thompson import ThompsonSearch
 
 
 def milliseconds(function) -> float:
@@ -27,6 +30,31 @@ def iteration(rule, num_demos: int, rounds: int) -> float:
 
     def one_round() -> None:
         search.tell([Trial(ordering, i / 100, 1) for i, ordering in enumerate(search.ask())])
+
+    one_round()
+    return statistics.median(milliseconds(one_round) for _ in range(rounds))
+
+
+def modelled(num_demos: int, num_cells: int, rounds: int) -> float:
+    """Median time of ask + tell of the default search that knows so many scores, 8 to 40 an ordering."""
+    rng = np.random.default_rng(0)
+    search = ThompsonSearch(
+        OrderingSpace.of_sizes(num_demos), num_examples=160, classes=[[i % 2 for i in range(num_demos)]]
+    )
+    known: dict[Ordering, dict[int, float]] = {}
+
+    def trials(orderings: list[Ordering]) -> list[Trial]:
+        for ordering in orderings:
+            scores = known.setdefault(ordering, {})
+            more = rng.permutation(160)[: 16 if scores else 8]
+            scores |= {int(example): float(rng.random() < 0.6) for example in more}
+        return [Trial(o, 0.0, len(known[o]), tuple(known[o].items())) for o in orderings]
+
+    search.tell(trials(search.draw(num_cells // 24)))
+    search.tell(trials(list(known)))
+
+    def one_round() -> None:
+        search.tell(trials(search.ask()))
 
     one_round()
     return statistics.median(milliseconds(one_round) for _ in range(rounds))
@@ -53,6 +81,9 @@ def main() -> None:
         times = [iteration(rule, num_demos, rounds) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
         alone = fit(num_demos, rounds)
         print(f"{num_demos:5d}   {times[0]:8.1f}   {times[1]:8.1f}   {times[2]:12.1f}   {alone:18.1f}")
+    print("\nthe default search: demos, cells known, ms")
+    for num_demos, num_cells in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
+        print(f"{num_demos:5d}   {num_cells:6,d}   {modelled(num_demos, num_cells, rounds):6.1f}")
 
 
 if __name__ == "__main__":

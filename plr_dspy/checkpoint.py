@@ -16,7 +16,7 @@ from plr_dspy.records import write_atomically
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Checkpoint:

@@ -13,14 +13,17 @@ from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.finals import Finalist, compare, finalists, winner
 from plr_dspy.loop import TIME_LIMIT, Progress, num_affordable, run
+from plr_dspy.objectives import CommonExamples, RacingExamples
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
+from plr_dspy.race import race
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch, Search
 from plr_dspy.space import Ordering, OrderingSpace
 from plr_dspy.stopping import Stopper
+from plr_dspy.thompson import ThompsonSearch
 from plr_dspy.updates import UpdateRule
 
 logger = logging.getLogger(__name__)
@@ -34,23 +37,30 @@ class Outcome:
         ordering: The chosen one.
         distributions: The final distribution of each block.
         comparison: Chosen against original; None if nothing was compared.
-        candidates: The finalists and their trials.
+        candidates: The finalists, their trials, and what chose among them.
         history: Rounds of the search.
+        program_calls: Program calls by phase, as in `Report`.
         stopped: Why the search ended.
     """
 
     ordering: Ordering
     distributions: list[OrderingDistribution]
     comparison: Comparison | None
-    candidates: list[tuple[Finalist, Trial]]
+    candidates: list[tuple[Finalist, Trial, float]]
     history: list[Iteration]
+    program_calls: dict[str, int]
     stopped: str
 
 
 def new_search(
-    plan: Plan, space: OrderingSpace, *, update: str | UpdateRule, seed: int
+    plan: Plan,
+    space: OrderingSpace,
+    *,
+    update: str | UpdateRule,
+    seed: int,
+    classes: Sequence[Sequence[int]] | None = None,
 ) -> CrossEntropySearch:
-    """The search that a plan asks for."""
+    """The search that a plan asks for; `classes` are those of `ThompsonSearch`."""
     shape: dict[str, Any] = {
         "update": update,
         "num_samples": plan.num_samples,
@@ -59,50 +69,18 @@ def new_search(
     }
     if plan.exhaustive:
         return ExhaustiveSearch(space, **shape)
-    return CrossEntropySearch(space, archive=plan.archive, **shape)
+    if plan.racing:
+        racing: dict[str, Any] = {"num_examples": plan.num_train_examples, "num_initial": plan.num_initial}
+        return ThompsonSearch(space, classes=classes, **racing, **shape)
+    return CrossEntropySearch(space, **shape)
 
 
-class TrainObjective:
-    """Mean score on a fixed prefix of the train split, the same for all orderings.
-
-    Examples that ran for no ordering when they were first met leave it: later rounds would else be
-    scored on other examples than the first.
-
-    Attributes:
-        examples: Those that score orderings.
-        deadline: When to stop, by `time.monotonic`.
-    """
-
-    def __init__(self, scorer: CellScorer, *, num_examples: int, num_train: int) -> None:
-        self.examples = list(range(num_examples))
-        self.deadline: float | None = None
-        self._train = range(num_train)
-        self._scorer = scorer
-
-    @property
-    def program_calls(self) -> int:
-        return self._scorer.ledger.calls(self._train)
-
-    def cost(self, orderings: Sequence[Ordering]) -> int:
-        return self._scorer.cost(orderings, self.examples)
-
-    def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
-        trials = self._scorer.score(orderings, self.examples, deadline=self.deadline)
-        known = self._scorer.ledger.examples_that_ran()
-        ran = [example for example in self.examples if example in known]
-        if trials and len(ran) < len(self.examples):
-            lost = len(self.examples) - len(ran)
-            if lost > len(ran):
-                self._scorer.ledger.retry()
-                raise RuntimeError(
-                    f"only {len(ran)} of {len(self.examples)} train examples ran for any order: mend the program, the "
-                    "metric or what they call, and compile again (with log_dir, from here)"
-                )
-            logger.warning(
-                "%d of %d train examples ran for no order and are left out", lost, len(self.examples)
-            )
-            self.examples = ran
-        return trials
+def new_objective(plan: Plan, scorer: CellScorer, *, num_train: int) -> CommonExamples | RacingExamples:
+    """The objective that a plan asks for, on a scorer of the train split followed by others."""
+    if plan.racing:
+        first, more = plan.num_first_examples, plan.num_more_examples
+        return RacingExamples(scorer, num_train=num_train, num_first=first, num_more=more)
+    return CommonExamples(scorer, num_examples=plan.num_train_examples, num_train=num_train)
 
 
 class Compilation:
@@ -110,7 +88,8 @@ class Compilation:
 
     Args:
         search: Proposes orderings.
-        scorer: Scores them, on the train split followed by the selection split.
+        objective: Scores them for it.
+        scorer: Of the objective, on the train split followed by the selection split.
         plan: The shape of the compile.
         num_train: Examples of the train split.
         stoppers: What ends the search early.
@@ -122,6 +101,7 @@ class Compilation:
     def __init__(
         self,
         search: Search,
+        objective: CommonExamples | RacingExamples,
         scorer: CellScorer,
         *,
         plan: Plan,
@@ -135,6 +115,7 @@ class Compilation:
         self._scorer = scorer
         self._plan = plan
         self._train = range(num_train)
+        self._selection = range(num_train, num_train + plan.num_selection_examples)
         self._stoppers = stoppers
         self._max_seconds = max_seconds
         self._checkpoint = checkpoint
@@ -142,7 +123,9 @@ class Compilation:
         self._started = time.monotonic()
         self._progress = Progress()
         self._earlier_finals = 0
-        self._objective = TrainObjective(scorer, num_examples=plan.num_train_examples, num_train=num_train)
+        self._searched = False
+        self._search_calls = 0
+        self._objective = objective
         if checkpoint.state is not None:
             self._restore(checkpoint.state)
         bar.advance(checkpoint.ledger.num_resumed)
@@ -153,26 +136,33 @@ class Compilation:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
             return replace(self._original(), stopped="all orders give the same prompt")
         plan = self._plan
-        self._objective.deadline = self._deadline(plan.search_calls / (plan.search_calls + plan.final_calls))
-        run(
-            self._search,
-            self._objective,
-            num_iterations=plan.num_iterations,
-            max_program_calls=plan.call_limit
-            - plan.final_calls
-            - self._earlier_finals
-            - self._scorer.ledger.num_lost,
-            stoppers=self._stoppers,
-            on_iteration=self._on_iteration,
-            progress=self._progress,
-        )
+        if not self._searched:
+            self._objective.deadline = self._search_deadline()
+            run(
+                self._search,
+                self._objective,
+                num_iterations=plan.num_iterations,
+                max_program_calls=self._train_limit - plan.race_calls,
+                stoppers=self._stoppers,
+                on_iteration=self._on_iteration,
+                progress=self._progress,
+            )
+            self._search_calls = self._objective.program_calls
+            if self._progress.stopped != TIME_LIMIT:
+                self._save(searched=True)
         outcome = self._choose()
         self._note_end()
         return outcome
 
+    @property
+    def _train_limit(self) -> int:
+        """Program calls that the search and the race may make."""
+        ends = self._plan.final_calls + self._earlier_finals + self._scorer.ledger.num_lost
+        return self._plan.call_limit - ends
+
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
-        best = self._progress.best(1)
+        best = self._progress.best(self._search, 1)
         searching = self._progress.stopped == "interrupted"
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         return replace(
@@ -186,7 +176,10 @@ class Compilation:
             if "search" in state:
                 self._search.load_state_dict(state["search"])
                 self._progress = Progress.from_state(state["progress"])
-                self._objective.examples = [int(example) for example in state["examples"]]
+                self._objective.load_state_dict(state["objective"])
+                self._progress.stopped = state["stopped"]
+                self._searched = bool(state["searched"])
+                self._search_calls = int(state["search_calls"])
             self._earlier_finals = int(state["earlier_finals"])
         except Exception as error:  # of whatever somebody wrote there
             raise ValueError(
@@ -201,9 +194,26 @@ class Compilation:
         state = {"earlier_finals": self._earlier_finals, "program_calls": ledger.calls()}
         self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
-    def _deadline(self, share: float = 1.0) -> float | None:
-        """When so large a share of the time is over, by `time.monotonic`."""
-        return None if self._max_seconds is None else self._started + share * self._max_seconds
+    def _deadline(self) -> float | None:
+        """When the time is over, by `time.monotonic`."""
+        return None if self._max_seconds is None else self._started + self._max_seconds
+
+    def _train_deadline(self) -> float | None:
+        """When the final comparison must begin to end in time, at the pace of the calls made so far."""
+        if self._max_seconds is None:
+            return None
+        made = self._scorer.ledger.calls() - self._scorer.ledger.num_resumed
+        elapsed = time.monotonic() - self._started
+        pace = elapsed / made if made else self._max_seconds / self._plan.planned_calls
+        return self._started + self._max_seconds - min(self._plan.final_calls * pace, self._max_seconds / 2)
+
+    def _search_deadline(self) -> float | None:
+        """When the race must begin to have its share of the time before the final comparison."""
+        deadline = self._train_deadline()
+        if deadline is None:
+            return None
+        share = self._plan.search_calls / (self._plan.search_calls + self._plan.race_calls)
+        return self._started + share * (deadline - self._started)
 
     def _original(self) -> Outcome:
         """The outcome that keeps the original order, with nothing compared."""
@@ -213,20 +223,44 @@ class Compilation:
             comparison=None,
             candidates=[],
             history=self._progress.history,
+            program_calls=self._program_calls(),
             stopped=self._progress.stopped,
         )
 
-    def _on_iteration(self, iteration: Iteration) -> None:
+    def _program_calls(self) -> dict[str, int]:
+        """Program calls by phase."""
+        ledger, selection = self._scorer.ledger, self._selection
+        total, train = ledger.calls(), ledger.calls(self._train)
+        search = train if self._progress.stopped == "interrupted" else self._search_calls
+        original = len(selection) - self._scorer.cost([self._search.space.identity], selection)
+        return {
+            "search": search,
+            "race": train - search,
+            "final": total - train - original,
+            "original": original,
+            "total": total,
+            "resumed": ledger.num_resumed,
+        }
+
+    def _save(self, *, searched: bool) -> None:
+        """Keep the state of the search; what failed so far stays failed."""
         self._scorer.ledger.settle()
         self._checkpoint.save(
             {
                 "search": self._search.state_dict(),
                 "progress": self._progress.state_dict(),
-                "examples": self._objective.examples,
+                "objective": self._objective.state_dict(),
+                "stopped": self._progress.stopped,
+                "searched": searched,
+                "search_calls": self._search_calls,
                 "earlier_finals": self._earlier_finals,
                 "program_calls": self._scorer.program_calls,
             }
         )
+
+    def _on_iteration(self, iteration: Iteration) -> None:
+        self._save(searched=False)
+        self._objective.deadline = self._search_deadline()
         self._bar.show(f"best on train={iteration.best_score_so_far:.3f}")
         logger.info(
             "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, best so far %.3f; %d program calls",
@@ -239,10 +273,52 @@ class Compilation:
             iteration.program_calls,
         )
 
+    def _race(self) -> list[Ordering]:
+        """The winners of the race that ends a racing search; the original has its place in the final comparison."""
+        plan, objective = self._plan, self._objective
+        assert isinstance(objective, RacingExamples)
+        objective.deadline = self._train_deadline()
+        objective.max_program_calls = plan.call_limit - plan.final_calls
+        best = self._progress.best(self._search, plan.num_entrants)
+        entrants = [trial.ordering for trial in best]
+        if entrants:
+            entrants += [self._search.mode(), *self._search.draw(plan.num_final_draws)]
+        return race(
+            objective,
+            [entrant for entrant in dict.fromkeys(entrants) if entrant != self._search.space.identity],
+            num_examples=plan.num_train_examples,
+            num_calls=self._train_limit - self._search_calls,
+            num_winners=plan.num_best_seen,
+            on_heat=self._scorer.ledger.settle,
+        )
+
+    def _entries(self) -> list[Finalist]:
+        """The orderings of the final comparison, the original first."""
+        plan = self._plan
+        if not plan.racing:
+            best = self._progress.best(self._search, plan.num_best_seen)
+            return finalists(self._search, best, num_draws=plan.num_final_draws)
+        winners = [Finalist("best seen", ordering) for ordering in self._race()]
+        return [Finalist("original", self._search.space.identity), *winners]
+
+    def _estimates(self, results: Sequence[Trial], rows: Sequence[Sequence[float]]) -> list[float]:
+        """What chooses among the entries: the scores of the final comparison, or in a racing plan all scores."""
+        if not isinstance(self._objective, RacingExamples):
+            return [trial.score for trial in results]
+        known = self._objective.scores()
+        told = [Trial(o, 0.0, len(scores), tuple(scores.items())) for o, scores in known.items()]
+        told += [
+            Trial(trial.ordering, trial.score, len(row), tuple(zip(self._selection, row, strict=False)))
+            for trial, row in zip(results, rows, strict=True)
+        ]
+        self._search.tell(told)
+        estimates = {t.ordering: t.score for t in self._search.ranked(results)}
+        return [estimates.get(trial.ordering, -math.inf) for trial in results]
+
     def _choose(self) -> Outcome:
         plan, progress, scorer = self._plan, self._progress, self._scorer
-        entries = finalists(self._search, progress.best(plan.num_best_seen), num_draws=plan.num_final_draws)
-        examples = range(len(self._train), len(self._train) + plan.num_selection_examples)
+        entries = self._entries()
+        examples = self._selection
         orderings = [entry.ordering for entry in entries]
         left = plan.call_limit - scorer.program_calls
         count = num_affordable(orderings, lambda some: scorer.cost(some, examples), left)
@@ -260,7 +336,8 @@ class Compilation:
             Trial(entry.ordering, math.fsum(row) / len(row), len(row))
             for entry, row in zip(entries, rows, strict=False)
         ]
-        best = winner(results)
+        estimates = self._estimates(results, rows)
+        best = winner(estimates)
         scores = {trial.score for trial in [*progress.trials.values(), *results]}
         if len(results) > 1 and len(scores) == 1:
             logger.warning(
@@ -270,6 +347,6 @@ class Compilation:
             self._original(),
             ordering=entries[best].ordering,
             comparison=compare(rows[0], rows[best], num_candidates=len(rows)),
-            candidates=list(zip(entries, results, strict=False)),
+            candidates=list(zip(entries, results, estimates, strict=False)),
             stopped=stopped,
         )

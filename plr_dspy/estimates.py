@@ -25,9 +25,11 @@ class Estimate:
         orders: Orders of its demos that give different prompts, for each predictor that has demos.
         distinct_prompts: Over all predictors together.
         num_train, num_selection: Examples of the two splits, demo examples left out.
-        num_orders, num_train_examples: Orders that the search scores, at most, and examples that score one.
+        num_orders, num_train_examples: Orders that the search scores, and examples that score one, at most.
+        num_first_examples: Examples that score an order at first; the good ones go on to more.
         num_finalists, num_selection_examples: The same of the final comparison.
-        search_calls, final_calls: Program calls of the search and of the final comparison, at most.
+        search_calls, race_calls, final_calls: Program calls of the search, of the race of its best orders, and
+            of the final comparison, at most.
         program_calls: Of both, at most; a compile never makes more.
         prompt_tokens: Tokens of all prompts, about, by litellm's count; None where the prompts cannot
             be told from the examples, as with predictors that read each other's outputs.
@@ -39,20 +41,29 @@ class Estimate:
     num_selection: int
     num_orders: int
     num_train_examples: int
+    num_first_examples: int
     num_finalists: int
     num_selection_examples: int
     search_calls: int
+    race_calls: int
     final_calls: int
     program_calls: int
     prompt_tokens: int | None
+
+    @property
+    def _scored_on(self) -> str:
+        if self.num_first_examples == self.num_train_examples:
+            return str(self.num_train_examples)
+        return f"{self.num_first_examples} to {self.num_train_examples}"
 
     def __str__(self) -> str:
         tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
         orders = ", ".join(f"{name}: {readable(count)}" for name, count in self.orders.items())
         return (
             f"at most {self.program_calls:,} program calls, prompt tokens {tokens}\n"
-            f"  search: {self.search_calls:,} calls, {self.num_orders:,} orders on {self.num_train_examples} of "
+            f"  search: {self.search_calls:,} calls, {self.num_orders:,} orders on {self._scored_on} of "
             f"{self.num_train} train examples\n"
+            f"  race: {self.race_calls:,} calls\n"
             f"  final comparison: {self.final_calls:,} calls, {self.num_finalists} orders on "
             f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
             f"  {readable(self.distinct_prompts)} distinct prompts ({orders})"
@@ -64,17 +75,20 @@ def estimate(job: Job) -> Estimate:
     tokens = _tokens_a_call(job)
     plan, num_distinct = job.plan, job.slots.space.num_distinct
     calls = plan.program_calls
-    asked = plan.num_iterations * plan.num_samples
+    first = plan.num_first_examples if plan.racing else plan.num_train_examples
+    asked = plan.search_calls // first if first else 0
     return Estimate(
         orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
         distinct_prompts=num_distinct,
         num_train=len(job.splits.train),
         num_selection=len(job.splits.selection),
-        num_orders=min(asked, num_distinct) if plan.archive else asked,
+        num_orders=min(asked, num_distinct),
         num_train_examples=plan.num_train_examples,
+        num_first_examples=first,
         num_finalists=min(plan.num_finalists, num_distinct),
         num_selection_examples=plan.num_selection_examples,
-        search_calls=calls - min(plan.final_calls, calls),
+        search_calls=calls - min(plan.race_calls + plan.final_calls, calls),
+        race_calls=min(plan.race_calls, calls),
         final_calls=min(plan.final_calls, calls),
         program_calls=calls,
         prompt_tokens=None if tokens is None else round(tokens * calls),

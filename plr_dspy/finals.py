@@ -19,7 +19,7 @@ class Finalist:
     """An ordering that meets the others on the selection split.
 
     Attributes:
-        origin: "original", "best seen", "mode" or "draw".
+        origin: "original", "best seen" (in a racing plan, in the race), "mode" or "draw".
     """
 
     origin: str
@@ -49,9 +49,9 @@ def finalists(search: Search, best_seen: Sequence[Trial], *, num_draws: int) -> 
     return list(distinct.values())
 
 
-def winner(trials: Sequence[Trial]) -> int:
-    """Index of the best trial; among equals the first, and the original comes first."""
-    return max(range(len(trials)), key=lambda i: (trials[i].score, -i))
+def winner(scores: Sequence[float]) -> int:
+    """Index of the best score; among equals the first, and the original comes first."""
+    return max(range(len(scores)), key=lambda i: (scores[i], -i))
 
 
 def compare(original: Sequence[float], chosen: Sequence[float], *, num_candidates: int) -> Comparison:

@@ -103,7 +103,13 @@ class Job:
 
     def new_search(self) -> CrossEntropySearch:
         """The search that the plan asks for."""
-        return new_search(self.plan, self.slots.space, update=self.options.update, seed=self.options.seed)
+        return new_search(
+            self.plan,
+            self.slots.space,
+            update=self.options.update,
+            seed=self.options.seed,
+            classes=self.slots.classes,
+        )
 
     def new_scorer(
         self,

@@ -47,9 +47,9 @@ class Progress:
     history: list[Iteration] = field(default_factory=list)
     stopped: str = "interrupted"
 
-    def best(self, count: int) -> list[Trial]:
-        """The best trials, best first; the earlier of equals comes first."""
-        return sorted(self.trials.values(), key=lambda trial: -trial.score)[:count]
+    def best(self, search: Search, count: int) -> list[Trial]:
+        """The best trials by the search's estimates, best first; the earlier of equals comes first."""
+        return search.ranked(list(self.trials.values()))[:count]
 
     def note(self, search: Search, trials: Sequence[Trial], elites: Sequence[Trial], calls: int) -> None:
         """Add a round that the search has been told."""
@@ -64,7 +64,7 @@ class Progress:
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
                 elite_score=elites[-1].score,
-                best_score_so_far=max(trial.score for trial in self.trials.values()),
+                best_score_so_far=self.best(search, 1)[0].score,
                 program_calls=calls,
                 mode_probability=[mode_probability(d) for d in search.distributions],
             )

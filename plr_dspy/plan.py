@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
 """Program calls of each `auto` setting."""
 
 MIN_EXAMPLES = 2
-"""Fewest examples a sample, or a finalist, is scored on."""
+"""Fewest examples a finalist is compared on."""
 
-MAX_ITERATIONS = 30
-"""Rounds that a budget left over by a small train split may add up to."""
+MIN_ORDERS = 4
+"""Fewest orders that the first round scores."""
+
+MIN_FIRST = 8
+"""Fewest examples that an order is scored on at first."""
+
+NUM_LOOKS = 360
+"""First looks that the search's calls would pay for; larger budgets look more closely, not at more orders."""
+
+MORE_THAN_FIRST = 2
+"""Examples each time that the search comes back to an order, over those of its first look."""
+
+FINAL_SHARE, RACE_SHARE = 0.15, 0.15
+"""Of the budget for the final comparison, at most, and of the rest for the race."""
+
+MAX_ROUNDS = 1_000
+"""A search ends with its calls, not its rounds, unless the user says so."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +47,16 @@ class Plan:
     Attributes:
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1.
         num_best_seen: Best orderings of the search that join the final comparison.
-        num_train_examples: Examples that score a sample; the same ones for all samples.
+        num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
         num_selection_examples: Examples of the final comparison.
-        archive: Whether orderings are never sampled twice and elites come from all iterations.
         exhaustive: Whether every distinct ordering is scored, in batches of `num_samples`.
+        racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
         max_metric_calls: Hard limit on program calls; None for none.
+        num_initial: Orderings of the first round; of an exhaustive plan, all.
+        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is
+            asked for again; this and all below of racing plans only.
+        num_entrants: Of the race that ends the search.
+        race_calls: Program calls kept for it.
     """
 
     num_iterations: int
@@ -47,14 +66,22 @@ class Plan:
     num_best_seen: int
     num_train_examples: int
     num_selection_examples: int
-    archive: bool
     exhaustive: bool
+    racing: bool
     max_metric_calls: int | None
+    num_initial: int = 0
+    num_first_examples: int = 0
+    num_more_examples: int = 0
+    num_entrants: int = 0
+    race_calls: int = 0
 
     @property
     def num_finalists(self) -> int:
-        """Orderings of the final comparison, at most: the original, the mode, the best seen, the draws."""
-        return 2 + self.num_best_seen + self.num_final_draws
+        """Orderings of the final comparison, at most: the original, the best seen, the mode, the draws.
+
+        In a racing plan the mode and the draws run in the race.
+        """
+        return 1 + self.num_best_seen + (0 if self.racing else 1 + self.num_final_draws)
 
     @property
     def final_calls(self) -> int:
@@ -63,13 +90,22 @@ class Plan:
 
     @property
     def search_calls(self) -> int:
-        """Program calls of the search, at most."""
+        """Program calls of the search before the race, at most."""
+        if self.racing and self.max_metric_calls is not None:
+            return self.max_metric_calls - self.final_calls - self.race_calls
+        if self.exhaustive:
+            return self.num_initial * self.num_train_examples
         return self.num_iterations * self.num_samples * self.num_train_examples
+
+    @property
+    def planned_calls(self) -> int:
+        """Program calls of search, race and final comparison, at most."""
+        return self.search_calls + self.race_calls + self.final_calls
 
     @property
     def program_calls(self) -> int:
         """Program calls of the compile, at most."""
-        planned = self.search_calls + self.final_calls
+        planned = self.planned_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
     @property
@@ -86,8 +122,8 @@ NOTHING_TO_DO = Plan(
     num_best_seen=0,
     num_train_examples=0,
     num_selection_examples=0,
-    archive=True,
     exhaustive=True,
+    racing=False,
     max_metric_calls=0,
 )
 """The plan where all orders give the same prompt."""
@@ -127,25 +163,63 @@ def make_plan(
 def _budget_plan(
     budget: int, overrides: Overrides, num_train: int, num_selection: int, num_distinct: int
 ) -> Plan | None:
-    """The plan for a budget, or None if that does not score each sample on `MIN_EXAMPLES` examples."""
-    plan = _with_overrides(_shape(budget), overrides)
-    for_each_finalist = max(budget // 3 // plan.num_finalists, MIN_EXAMPLES)
-    plan = replace(plan, num_selection_examples=min(num_selection, for_each_finalist))
-    search_budget = budget - plan.final_calls
-    num_samples = min(plan.num_iterations * plan.num_samples, num_distinct)
-    num_train_examples = min(num_train, search_budget // num_samples)
-    if num_train_examples < min(num_train, MIN_EXAMPLES):
-        return None
-    plan = replace(plan, num_train_examples=num_train_examples)
-    if overrides.num_iterations is None:
-        # A small train split leaves budget: more rounds are the best use of it.
-        affordable = search_budget // (plan.num_samples * num_train_examples)
-        more = max(plan.num_iterations, min(affordable, MAX_ITERATIONS))
-        plan = replace(plan, num_iterations=more)
-    if num_distinct <= plan.num_iterations * plan.num_samples:
-        num_iterations = math.ceil(num_distinct / plan.num_samples)
-        return replace(plan, exhaustive=True, num_iterations=num_iterations)
-    return plan
+    """The plan for a budget, or None if that is too small."""
+    exhaustive = _with_overrides(_exhaustive_plan(budget, num_train, num_selection, num_distinct), overrides)
+    enough = exhaustive.num_iterations * exhaustive.num_samples >= num_distinct
+    if enough and num_distinct * num_train + exhaustive.final_calls <= budget:
+        return exhaustive
+    plan = _with_overrides(_racing_plan(budget, num_train, num_selection), overrides)
+    if overrides.num_samples is None:
+        affordable = plan.search_calls // (2 * plan.num_first_examples)
+        random = round(2.5 * plan.num_samples) if num_distinct > affordable else num_distinct
+        plan = replace(plan, num_initial=max(MIN_ORDERS, min(random, affordable)))
+    else:
+        plan = replace(plan, num_initial=plan.num_samples)
+    plan = replace(plan, num_initial=min(plan.num_initial, num_distinct))
+    return plan if plan.search_calls >= plan.num_initial * plan.num_first_examples else None
+
+
+def _racing_plan(budget: int, num_train: int, num_selection: int) -> Plan:
+    """Rounds, samples and entrants that a budget affords."""
+    num_best_seen = 2
+    num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
+    left = budget - (1 + num_best_seen) * num_compared
+    race_calls = max(0, int(RACE_SHARE * left))
+    num_first = min(max((left - race_calls) // NUM_LOOKS, MIN_FIRST), num_train)
+    return Plan(
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(max((left - race_calls) // 120, 6), 24),
+        elite_fraction=0.125,
+        num_final_draws=0,
+        num_best_seen=num_best_seen,
+        num_train_examples=num_train,
+        num_selection_examples=num_compared,
+        exhaustive=False,
+        racing=True,
+        max_metric_calls=budget,
+        num_first_examples=num_first,
+        num_more_examples=MORE_THAN_FIRST * num_first,
+        num_entrants=min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
+        race_calls=race_calls,
+    )
+
+
+def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    """Every order on every train example."""
+    num_samples = min(24, num_distinct)
+    return Plan(
+        num_iterations=-(-num_distinct // num_samples),
+        num_samples=num_samples,
+        elite_fraction=0.125,
+        num_final_draws=0,
+        num_best_seen=2,
+        num_train_examples=num_train,
+        num_selection_examples=num_selection,
+        exhaustive=True,
+        racing=False,
+        max_metric_calls=budget,
+        num_initial=num_distinct,
+    )
 
 
 def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Plan:
@@ -157,8 +231,8 @@ def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Pla
         num_best_seen=1,
         num_train_examples=num_train,
         num_selection_examples=num_selection,
-        archive=False,
         exhaustive=False,
+        racing=False,
         max_metric_calls=overrides.max_metric_calls,
     )
     plan = _with_overrides(paper, overrides)
@@ -169,30 +243,6 @@ def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Pla
             f"the finalists; got {plan.max_metric_calls}: raise it, pass fewer examples, or use auto='light'"
         )
     return plan
-
-
-def _shape(budget: int) -> Plan:
-    """Rounds, samples and finalists that a budget affords; example counts are set later."""
-    if budget < 500:
-        rounds, samples, draws, best_seen = 2, 8, 1, 2
-    elif budget < 2_000:
-        rounds, samples, draws, best_seen = 3, 14, 2, 4
-    elif budget < 6_000:
-        rounds, samples, draws, best_seen = 5, 16, 4, 6
-    else:
-        rounds, samples, draws, best_seen = 8, 24, 6, 8
-    return Plan(
-        num_iterations=rounds,
-        num_samples=samples,
-        elite_fraction=0.2,
-        num_final_draws=draws,
-        num_best_seen=best_seen,
-        num_train_examples=0,
-        num_selection_examples=0,
-        archive=True,
-        exhaustive=False,
-        max_metric_calls=budget,
-    )
 
 
 def _with_overrides(plan: Plan, overrides: Overrides) -> Plan:

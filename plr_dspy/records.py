@@ -40,11 +40,13 @@ class Trial:
         ordering: One permutation for each block.
         score: Mean score over the examples that count, as a fraction.
         num_examples: Number of those examples.
+        scores: By example, where not all orderings are scored on the same ones.
     """
 
     ordering: tuple[tuple[int, ...], ...]
     score: float
     num_examples: int = 1
+    scores: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Iteration:
         num_new: How many of those had not been scored before.
         mean_score, best_score: Over this round's orderings.
         elite_score: Score of the last ordering that became an elite.
-        best_score_so_far: Over all rounds.
+        best_score_so_far: Over all rounds; as the search estimates it, where it has a model.
         program_calls: Distinct program calls made since the start.
         mode_probability: Probability of each block's most probable ordering after the round.
     """

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from plr_dspy.records import Iteration, write_atomically
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,14 @@ class Candidate:
         origin: "original", "mode", "best seen" or "draw".
         ordering: Demo indices by position, for each slot.
         score: Mean score on the selection split.
+        estimate: What chose among the candidates: the model's estimate of the score from all calls on the
+            train and the selection split, or where there is no model, `score`.
     """
 
     origin: str
     ordering: dict[str, list[int]]
     score: float
+    estimate: float
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,9 @@ class Report:
         comparison: Chosen against original order; None if there was nothing to order, or no time for it.
         candidates: Orderings of the final comparison.
         history: Rounds of the search.
-        program_calls: Program calls made, by phase: "search", "final", "total"; and those of the total
-            that `log_dir` held from before: "resumed".
+        program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
+            comparison ("final") beside those of the "original" order there, and in "total"; and those of
+            the total that `log_dir` held from before: "resumed".
         tokens: Billed tokens by model, as the provider reports them.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
         errors: Cells that raised, by type.
@@ -174,7 +178,8 @@ class Report:
         lines = [
             f"PLReorder: {len(self.slots)} predictor(s) with demos, "
             f"{readable(self.distinct_prompts)} distinct prompts, "
-            f"{self.program_calls['total']:,} program calls{earlier}, {self.seconds:.0f} s; {self.stopped}"
+            f"{self.program_calls['total']:,} program calls{earlier}, {self.seconds:.0f} s; {self.stopped}",
+            f"  calls: {self._calls()}",
         ]
         if (c := self.comparison) is not None:
             lines.append(
@@ -189,7 +194,7 @@ class Report:
         elif self.history:
             lines += [
                 f"  not compared with the original order; the best order scored "
-                f"{self.history[-1].best_score_so_far:.3f} on {self.settings.get('num_train_examples')} train examples",
+                f"{self.history[-1].best_score_so_far:.3f} on train examples",
                 "  with log_dir, the same compile goes on from here",
             ]
         lines += [f"  {slot.predictor}: demos in the order {slot.ordering}" for slot in self.slots]
@@ -203,9 +208,28 @@ class Report:
         ]
         return "\n".join(lines)
 
+    def _calls(self) -> str:
+        """What the calls were spent on."""
+        names = {
+            "search": "search",
+            "race": "race of its best orders",
+            "final": "final comparison",
+            "original": "original order there",
+        }
+        return ", ".join(
+            f"{what} {n:,}" for name, what in names.items() if (n := self.program_calls.get(name))
+        )
+
     def _advice(self, comparison: Comparison) -> list[str]:
-        if comparison.gain == 0:
+        chosen = {slot.predictor: slot.ordering for slot in self.slots}
+        if self.candidates and self.candidates[0].ordering == chosen:
             return ["  no order was better: the original one stays"]
+        if comparison.gain <= 0:
+            estimates = {str(c.ordering): c.estimate for c in self.candidates}
+            gain = estimates[str(chosen)] - self.candidates[0].estimate
+            return [
+                f"  these examples alone do not say so; by all calls the chosen order is {gain:+.3f} better"
+            ]
         if comparison.interval[0] > 0:
             return []
         all_used = comparison.num_examples >= self.settings.get("num_selection", 0)

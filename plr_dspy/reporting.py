@@ -23,7 +23,6 @@ def build_report(
 ) -> Report:
     """The report of a finished compile."""
     num_distinct = job.slots.space.num_distinct
-    total, search = ledger.calls(), ledger.calls(range(len(job.splits.train)))
     return Report(
         slots=_slot_reports(job, outcome),
         distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else _as_float(num_distinct),
@@ -36,16 +35,12 @@ def build_report(
                     for name, permutation in job.slots.permutations(finalist.ordering).items()
                 },
                 score=trial.score,
+                estimate=estimate,
             )
-            for finalist, trial in outcome.candidates
+            for finalist, trial, estimate in outcome.candidates
         ],
         history=outcome.history,
-        program_calls={
-            "search": search,
-            "final": total - search,
-            "total": total,
-            "resumed": ledger.num_resumed,
-        },
+        program_calls=outcome.program_calls,
         tokens=ledger.tokens,
         seconds=seconds,
         errors=ledger.errors(job.splits.names),

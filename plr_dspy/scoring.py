@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +11,9 @@ from typing import Protocol
 from plr_dspy.ledger import Ledger
 from plr_dspy.records import FAILED, Cell, CellKey, Trial
 from plr_dspy.space import Ordering
+
+MIN_FAILURES = 8
+"""So many calls in one go, all of them failed, say that something is down."""
 
 
 class Payer(Protocol):
@@ -64,7 +68,22 @@ class CellScorer:
 
     def cost(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> int:
         """Program calls that scoring these orderings on these examples would make."""
-        return len(self._unpaid(orderings, examples))
+        return self.cost_each(dict.fromkeys(orderings, examples))
+
+    def cost_each(self, wanted: Mapping[Ordering, Sequence[int]]) -> int:
+        """Program calls that scoring each of these orderings on its own examples would make."""
+        return len(self._unpaid(wanted))
+
+    def cells_each(
+        self, wanted: Mapping[Ordering, Sequence[int]], *, deadline: float | None = None
+    ) -> list[dict[int, Cell]]:
+        """Cells by example of each ordering on examples of its own; arguments and errors are those of `table`."""
+        new = self._unpaid(wanted)
+        self._pay(wanted, deadline)
+        cells = [self.ledger.cells[key] for key in new if key in self.ledger.cells]
+        if len(cells) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in cells):
+            raise self._nothing_ran(cells, len(wanted))
+        return self._complete(wanted)
 
     def score(
         self, orderings: Sequence[Ordering], examples: Sequence[int], *, deadline: float | None = None
@@ -118,38 +137,46 @@ class CellScorer:
         """
         return self.ledger.cells[self._fingerprint(ordering), example]
 
+    def is_paid(self, ordering: Ordering, example: int) -> bool:
+        """Whether the cell's call has been made."""
+        return (self._fingerprint(ordering), example) in self.ledger.cells
+
     def _fingerprint(self, ordering: Ordering) -> str:
         if ordering not in self._fingerprints:
             self._fingerprints[ordering] = self._payer.fingerprint(ordering)
         return self._fingerprints[ordering]
 
-    def _unpaid(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> list[CellKey]:
+    def _unpaid(self, wanted: Mapping[Ordering, Sequence[int]]) -> list[CellKey]:
         """Cells still to be paid, ordering by ordering: a server keeps the prefix they share in its cache."""
-        wanted = dict.fromkeys((self._fingerprint(ordering), e) for ordering in orderings for e in examples)
-        return [key for key in wanted if key not in self.ledger.cells]
+        keys = dict.fromkeys((self._fingerprint(o), e) for o, examples in wanted.items() for e in examples)
+        return [key for key in keys if key not in self.ledger.cells]
 
     def _rows(
         self, orderings: Sequence[Ordering], examples: Sequence[int], deadline: float | None
     ) -> tuple[list[int], list[list[float]]]:
         """The examples that ran for any of the orderings scored whole, and a row of their scores for each."""
-        self._pay(orderings, examples, deadline)
-        cells = self._complete(orderings, examples)
-        columns = [i for i in range(len(examples)) if any(row[i].outcome != FAILED for row in cells)]
+        wanted = dict.fromkeys(orderings, examples)
+        self._pay(wanted, deadline)
+        known = dict(zip(wanted, self._complete(wanted), strict=False))
+        cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
+        columns = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
         if cells and not columns:
-            self.ledger.retry()
-            first = cells[0][0]
-            raise RuntimeError(
-                f"no call ended with an answer, for {len(cells)} orderings of the demos on "
-                f"{len(examples)} examples; one failure was: {first.error}: {first.message}"
-            )
-        worst = self._worst_score(examples)
-        rows = [[worst if (score := row[i].score) is None else score for i in columns] for row in cells]
-        return [examples[i] for i in columns], rows
+            raise self._nothing_ran([cell for row in cells for cell in row.values()], len(cells))
+        worst = self._worst_score(set(examples))
+        rows = [[worst if (score := row[e].score) is None else score for e in columns] for row in cells]
+        return columns, rows
 
-    def _worst_score(self, examples: Sequence[int]) -> float:
+    def _nothing_ran(self, cells: Sequence[Cell], num_orderings: int) -> RuntimeError:
+        self.ledger.retry()
+        first = cells[0]
+        return RuntimeError(
+            f"no call ended with an answer, for {num_orderings} orderings of the demos and {len(cells)} calls; "
+            f"one failure was: {first.error}: {first.message}"
+        )
+
+    def _worst_score(self, examples: Collection[int]) -> float:
         """The worst seen on these examples, and 0 at most."""
-        asked = set(examples)
-        seen = (cell.score for (_, example), cell in self.ledger.cells.items() if example in asked)
+        seen = (cell.score for (_, example), cell in self.ledger.cells.items() if example in examples)
         return min([0.0, *(score for score in seen if score is not None)])
 
     def _means(self, examples: Collection[int]) -> list[float]:
@@ -160,32 +187,25 @@ class CellScorer:
                 seen[example].append(cell.score)
         return [math.fsum(scores) / len(scores) for _, scores in sorted(seen.items())]
 
-    def _complete(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> list[list[Cell]]:
-        """The cells of the orderings up to the first that lacks one."""
+    def _complete(self, wanted: Mapping[Ordering, Sequence[int]]) -> list[dict[int, Cell]]:
+        """The cells by example of the orderings up to the first that lacks one."""
         rows = []
-        for ordering in orderings:
+        for ordering, examples in wanted.items():
             keys = [(self._fingerprint(ordering), example) for example in examples]
             if any(key not in self.ledger.cells for key in keys):
                 break
-            rows.append([self.ledger.cells[key] for key in keys])
+            rows.append({key[1]: self.ledger.cells[key] for key in keys})
         return rows
 
-    def _pay(self, orderings: Sequence[Ordering], examples: Sequence[int], deadline: float | None) -> None:
-        keys = self._unpaid(orderings, examples)
-        if (
-            keys
-            and self._max_metric_calls is not None
-            and self.program_calls + len(keys) > self._max_metric_calls
-        ):
+    def _pay(self, wanted: Mapping[Ordering, Sequence[int]], deadline: float | None) -> None:
+        keys = self._unpaid(wanted)
+        if not keys:
+            return
+        limit = self._max_metric_calls
+        if limit is not None and self.program_calls + len(keys) > limit:
             raise RuntimeError(
-                f"{len(keys)} program calls more would exceed max_metric_calls={self._max_metric_calls} "
-                f"({self.program_calls} made)"
+                f"{len(keys)} program calls more would exceed max_metric_calls={limit} ({self.program_calls} made)"
             )
-        wanted = {fingerprint for fingerprint, _ in keys}
-        by_fingerprint = {
-            fingerprint: ordering
-            for ordering in orderings
-            if (fingerprint := self._fingerprint(ordering)) in wanted
-        }
-        if keys:
-            self._payer.pay(keys, by_fingerprint, deadline=deadline)
+        orderings = {self._fingerprint(ordering): ordering for ordering in wanted}
+        unpaid = dict.fromkeys(fingerprint for fingerprint, _ in keys)
+        self._payer.pay(keys, {f: orderings[f] for f in unpaid}, deadline=deadline)

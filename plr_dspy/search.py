@@ -41,6 +41,9 @@ class Search(Protocol):
     def tell(self, trials: Sequence[Trial]) -> list[Trial]:
         """Learn from scored orderings; returns the elites, best first."""
 
+    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Trials that it was told, best first, with its own estimates of their scores where it has a model."""
+
     def mode(self) -> Ordering:
         """The most probable ordering."""
 
@@ -149,6 +152,10 @@ class CrossEntropySearch:
             orderings = torch.tensor([elite.ordering[block] for elite in elites])
             self.distributions[block] = self.update.update(self.distributions[block], orderings, weights)
 
+    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Trials, best first; the earlier of equals comes first."""
+        return sorted(trials, key=lambda trial: -trial.score)
+
     def mode(self) -> Ordering:
         """The most probable ordering."""
         return self.space.canonical([most_probable_ordering(d).tolist() for d in self.distributions])
@@ -158,6 +165,8 @@ class CrossEntropySearch:
         return self._draw(num_draws, 1.0)
 
     def _draw(self, num_draws: int, sharpness: float) -> list[Ordering]:
+        if not num_draws:
+            return []
         distributions = [sharpened(d, sharpness) for d in self.distributions]
         draws = [draw_orderings(d, num_draws, self._generator).tolist() for d in distributions]
         return [self.space.canonical(ordering) for ordering in zip(*draws, strict=True)]
@@ -184,8 +193,8 @@ class CrossEntropySearch:
         self.distributions = distributions
         generator = bytearray(base64.b64decode(state["generator"]))
         self._generator.set_state(torch.frombuffer(generator, dtype=torch.uint8))
-        self._told = [Trial(_as_ordering(o), score, n) for o, score, n in state["told"]]
-        self._asked = {_as_ordering(ordering): None for ordering in state["asked"]}
+        self._told = [Trial(as_ordering(o), score, n) for o, score, n in state["told"]]
+        self._asked = {as_ordering(ordering): None for ordering in state["asked"]}
 
 
 class ExhaustiveSearch(CrossEntropySearch):
@@ -239,5 +248,6 @@ def elite_weights(elites: Sequence[Trial]) -> torch.Tensor | None:
     return scores / scores.mean()
 
 
-def _as_ordering(data: Sequence[Sequence[int]]) -> Ordering:
+def as_ordering(data: Sequence[Sequence[int]]) -> Ordering:
+    """The ordering that JSON made lists of."""
     return tuple(tuple(permutation) for permutation in data)

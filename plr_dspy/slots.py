@@ -13,6 +13,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.space import Ordering, OrderingSpace
+from plr_dspy.splits import value_key
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,14 @@ class Slot:
             complete ones, so that only orders within either group are seen. Demos that the adapter
             drops are in no block.
         kinds: For each block, the kind of each of its demos; demos of one kind render alike.
+        classes: For each block, the class of each of its demos; demos of one class give the same answer.
     """
 
     predictor: str
     demos: tuple[Any, ...]
     blocks: tuple[tuple[int, ...], ...]
     kinds: tuple[tuple[int, ...], ...]
+    classes: tuple[tuple[int, ...], ...]
 
     @property
     def space(self) -> OrderingSpace:
@@ -79,6 +82,7 @@ class ProgramSlots:
             if (slot := _read_slot(name, predictor, self._renderer)).demos
         )
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.kinds))
+        self.classes = tuple(classes for slot in self.slots for classes in slot.classes)
 
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Demo indices by position, for each slot.
@@ -134,7 +138,27 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
     names = sorted(set(block_of.values()))
     blocks = [tuple(i for i in shown if block_of[i] == block) for block in names]
     blocks = [block for block in blocks if len({kind[i] for i in block}) > 1]
-    return Slot(name, demos, tuple(blocks), tuple(tuple(kind[i] for i in block) for block in blocks))
+    classes = demo_classes(demos, list(predictor.signature.output_fields))
+    return Slot(
+        name,
+        demos,
+        blocks=tuple(blocks),
+        kinds=tuple(tuple(kind[i] for i in block) for block in blocks),
+        classes=tuple(tuple(classes[i] for i in block) for block in blocks),
+    )
+
+
+def demo_classes(demos: Sequence[Any], outputs: Sequence[str]) -> list[int]:
+    """Numbers the answers of demos: equal for demos that give the same one.
+
+    An output that hardly any two demos share, such as a reasoning, says nothing about classes and is ignored.
+    """
+    fields = [dict(demo.items()) for demo in demos]
+    columns = [[value_key(demo.get(name)) for demo in fields] for name in outputs]
+    telling = [column for column in columns if 3 * len(set(column)) <= 2 * len(demos)]
+    answers = list(zip(*telling, strict=True)) or [()] * len(demos)
+    numbers = {answer: i for i, answer in enumerate(dict.fromkeys(answers))}
+    return [numbers[answer] for answer in answers]
 
 
 def add_labelled_demos(

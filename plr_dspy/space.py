@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -69,8 +69,12 @@ class OrderingSpace:
 def _canonical(permutation: Sequence[int], kinds: tuple[int, ...]) -> Permutation:
     if sorted(permutation) != list(range(len(kinds))):
         raise ValueError(f"expected a permutation of 0..{len(kinds) - 1}; got {tuple(permutation)!r}")
-    waiting = {kind: iter([i for i, k in enumerate(kinds) if k == kind]) for kind in set(kinds)}
-    return tuple(next(waiting[kinds[item]]) for item in permutation)
+    if len(set(kinds)) == len(kinds):
+        return tuple(permutation)
+    waiting: dict[int, deque[int]] = {}
+    for item, kind in enumerate(kinds):
+        waiting.setdefault(kind, deque()).append(item)
+    return tuple(waiting[kinds[item]].popleft() for item in permutation)
 
 
 def _distinct_permutations(kinds: tuple[int, ...]) -> Iterator[Permutation]:

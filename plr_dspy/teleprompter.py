@@ -11,7 +11,7 @@ import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
 from plr_dspy.checkpoint import Checkpoint
-from plr_dspy.compilation import Compilation, Outcome
+from plr_dspy.compilation import Compilation, Outcome, new_objective
 from plr_dspy.estimates import Estimate, estimate
 from plr_dspy.identity import identity
 from plr_dspy.inputs import as_folder, check_log_dir, fraction, number, whole_number
@@ -169,6 +169,7 @@ class PLReorder(Teleprompter):
             )
             compilation = Compilation(
                 job.new_search(),
+                new_objective(job.plan, scorer, num_train=len(job.splits.train)),
                 scorer,
                 plan=job.plan,
                 num_train=len(job.splits.train),

@@ -11,12 +11,25 @@ import plr_dspy
 
 PACKAGE = Path(plr_dspy.__file__).parent
 LAYERS = [
-    {"_version", "space", "records", "statistics", "data", "weights", "llama_child", "interrupts", "secrets"},
+    {
+        "_version",
+        "space",
+        "records",
+        "statistics",
+        "data",
+        "weights",
+        "llama_child",
+        "interrupts",
+        "secrets",
+        "surrogate",
+    },
     {"distributions", "report", "stopping"},
-    {"fitting", "ledger"},
+    {"fitting", "ledger", "features"},
     {"updates", "checkpoint", "scoring"},
     {"search", "plan"},
-    {"loop", "finals", "progress"},
+    {"loop", "finals", "progress", "thompson"},
+    {"objectives"},
+    {"race"},
     {"compilation"},
     {"engines", "plaintext", "splits", "programs", "metrics", "failures"},
     {"slots", "completion", "inputs", "cells", "description"},
@@ -27,7 +40,7 @@ LAYERS = [
     {"__init__"},
 ]
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
-WITHOUT_DSPY = {m for layer in LAYERS[:7] for m in layer} - {"data"}
+WITHOUT_DSPY = {m for layer in LAYERS[:9] for m in layer} - {"data"}
 
 
 def imports(path):

@@ -53,12 +53,12 @@ class TestTime:
         reorder.compile(student(), trainset=EXAMPLES)
         report, plan = reorder.report, reorder.estimate(student(), trainset=EXAMPLES)
         assert report.program_calls["total"] == clock.num_calls <= seconds
-        assert report.program_calls["search"] == pytest.approx(
-            seconds * plan.search_calls / plan.program_calls, abs=1
-        )
+        assert report.program_calls["final"] + report.program_calls["original"] == plan.final_calls
+        assert report.program_calls["search"] > 0.5 * (seconds - plan.final_calls)
         assert report.stopped == "time limit"
-        assert report.comparison.num_candidates >= 2
-        assert report.comparison.chosen >= report.comparison.original
+        assert report.comparison.num_candidates == plan.num_finalists
+        (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
+        assert chosen.estimate == max(candidate.estimate for candidate in report.candidates)
 
     def test_no_time_for_a_comparison_keeps_the_original_order(self, clock, caplog):
         reorder = optimizer(max_seconds=20, num_threads=1)
@@ -103,10 +103,10 @@ class TestTime:
             assert clock.num_calls - before == calls["total"] - calls["resumed"] <= 300
         assert len(parts) > 2
         last = parts[-1]
-        assert last.comparison.num_candidates == len(last.candidates) > 4
+        assert last.comparison.num_candidates == len(last.candidates) == 3
         assert last.comparison.chosen >= whole.report.comparison.original
         assert last.program_calls["total"] <= 1000
-        assert len(last.history) >= len(whole.report.history) - 1  # each part compared, at a cost
+        assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
 
 
 class TestScores:
@@ -114,7 +114,7 @@ class TestScores:
         ("options", "stopped"),
         [
             ({"stop_at_score": 0.3}, "stop_at_score=0.3 reached"),
-            ({"patience": 1, "num_iterations": 12}, "patience=1: no better order"),
+            ({"patience": 1, "max_metric_calls": 3000}, "patience=1: no better order"),
             (
                 {"stop_at_mode_probability": 0.02, "num_iterations": 12, "update": "ema"},
                 "stop_at_mode_probability=0.02 reached",
@@ -122,18 +122,19 @@ class TestScores:
         ],
     )
     def test_ends_the_search_but_not_the_comparison(self, engine, options, stopped):
-        whole, early = optimizer(**{**dict.fromkeys(options), "update": "ema"}), optimizer(**options)
+        kept = {"update": "ema", "max_metric_calls": options.get("max_metric_calls")}
+        whole, early = optimizer(**{**dict.fromkeys(options), **kept}), optimizer(**options)
         whole.compile(student(), trainset=EXAMPLES)
         early.compile(student(), trainset=EXAMPLES)
         assert early.report.stopped == stopped
         assert stopped in str(early.report)
         assert early.report.program_calls["total"] < whole.report.program_calls["total"]
-        assert early.report.comparison.num_candidates > 2
+        assert early.report.comparison.num_candidates == 3
 
     def test_a_score_out_of_reach_changes_nothing(self, engine):
         reorder = optimizer(stop_at_score=2.0)
         reorder.compile(student(), trainset=EXAMPLES)
-        assert reorder.report.stopped == "all iterations done"
+        assert reorder.report.stopped == "budget"
 
 
 class TestCalls:

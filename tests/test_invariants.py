@@ -111,7 +111,8 @@ def test_invariants(predictors, program_fails, metric_fails, update, budget, num
     # The budget is kept, and the log has every call.
     total = report.program_calls["total"]
     assert total <= planned <= budget
-    assert total == report.program_calls["search"] + report.program_calls["final"] == ledger.calls()
+    phases = ("search", "race", "final", "original")
+    assert total == sum(report.program_calls[phase] for phase in phases) == ledger.calls()
     in_program = sum(error.count for error in report.errors if error.type == "ConnectionError")
     assert len(calls) == total - in_program
 

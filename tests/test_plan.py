@@ -35,13 +35,17 @@ def test_a_plan_keeps_its_budget(
         assert "max_metric_calls must be at least" in str(error)
         return
     budget = max_metric_calls or BUDGETS[auto]
-    trials = min(num_distinct, plan.num_iterations * plan.num_samples)
-    assert trials * plan.num_train_examples + plan.final_calls <= budget
-    assert plan.program_calls <= budget
+    assert plan.program_calls <= plan.planned_calls <= budget
     assert 1 <= plan.num_train_examples <= num_train
     assert 1 <= plan.num_selection_examples <= num_selection
-    assert plan.exhaustive == (num_distinct <= plan.num_iterations * plan.num_samples)
-    if num_samples is not None and not plan.exhaustive:
+    assert plan.exhaustive != plan.racing
+    everything = num_distinct * num_train + 4 * num_selection
+    if num_samples is None and num_final_draws is None:
+        assert plan.exhaustive == (everything <= budget)
+    if plan.racing:
+        assert plan.num_initial * plan.num_first_examples <= plan.search_calls
+        assert plan.num_initial <= num_distinct
+    if num_samples is not None and plan.racing:
         assert plan.num_samples == num_samples
     if num_final_draws is not None:
         assert plan.num_final_draws == num_final_draws
@@ -50,7 +54,8 @@ def test_a_plan_keeps_its_budget(
 @pytest.mark.parametrize("auto", sorted(BUDGETS))
 def test_most_of_the_budget_is_used_on_an_ordinary_problem(auto):
     plan = make_plan(auto, Overrides(), num_train=800, num_selection=200, num_distinct=MANY)
-    assert plan.search_calls + plan.final_calls > 0.9 * BUDGETS[auto]
+    assert plan.planned_calls > 0.98 * BUDGETS[auto]
+    assert plan.search_calls > 0.7 * BUDGETS[auto]
 
 
 def test_paper_values():
@@ -62,7 +67,7 @@ def test_paper_values():
         10,
     )
     assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
-    assert not plan.archive
+    assert not plan.racing
     assert not plan.exhaustive
     assert plan.max_metric_calls is None
 

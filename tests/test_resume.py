@@ -315,7 +315,7 @@ class TestIdentity:
         for broken, message in [
             ("{", "state.json cannot be read"),
             ("[]", "state.json cannot be read"),
-            (content.replace('"schema_version": 1', '"schema_version": 99'), "schema version 99"),
+            (content.replace('"schema_version": 2', '"schema_version": 99'), "schema version 99"),
             (content.replace('"identity": {', '"identity": [], "other": {'), "belongs to another compile"),
             (json.dumps({**json.loads(content), "state": []}), "state.json cannot be read"),
             (json.dumps({**json.loads(content), "state": {}}), "state.json in log_dir cannot be read"),
@@ -534,7 +534,7 @@ class TestFailed:
         assert Counter(engine.requests.values())[2] == failed
         assert set(engine.requests.values()) == {1, 2}
 
-    @pytest.mark.parametrize("first", [1, 120])
+    @pytest.mark.parametrize("first", [1, 112])
     def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, first):
         down = True
 

@@ -1,0 +1,211 @@
+"""Ways to choose an order of demos within a number of program calls, run on landscapes by the package's own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from landscapes import Landscape, LandscapePayer
+
+from plr_dspy import CrossEntropySearch, OrderingSpace
+from plr_dspy.checkpoint import Checkpoint
+from plr_dspy.compilation import Compilation, new_objective, new_search
+from plr_dspy.features import FAMILIES
+from plr_dspy.objectives import CommonExamples, RacingExamples
+from plr_dspy.plan import Overrides, Plan, make_plan
+from plr_dspy.progress import ProgressBar
+from plr_dspy.scoring import CellScorer
+from plr_dspy.search import Search
+from plr_dspy.thompson import ThompsonSearch
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A landscape and how many of its examples are for what: train, selection, and the rest held out."""
+
+    landscape: Landscape
+    num_train: int
+    num_selection: int
+
+    @property
+    def space(self) -> OrderingSpace:
+        return OrderingSpace.of_sizes(self.landscape.num_demos)
+
+    def held_out(self, order: tuple[int, ...]) -> float:
+        return float(self.landscape.answers(order)[self.num_train + self.num_selection :].mean())
+
+    def plan(self, auto: str, budget: int | None = None, **overrides: int) -> Plan:
+        return make_plan(
+            auto,
+            Overrides(max_metric_calls=budget, **overrides),
+            num_train=self.num_train,
+            num_selection=self.num_selection,
+            num_distinct=self.space.num_distinct,
+        )
+
+
+Method = Callable[[Pool, int], tuple[tuple[int, ...], int]]
+"""A pool and a seed to the chosen order and the program calls."""
+
+
+def compiled(
+    pool: Pool,
+    plan: Plan,
+    search: Search,
+    objective: Callable[[CellScorer], CommonExamples | RacingExamples] | None = None,
+) -> tuple[tuple[int, ...], int]:
+    """Run what `PLReorder` runs."""
+    scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=plan.call_limit)
+    with Checkpoint(None, {}) as checkpoint, ProgressBar(0, display=False) as bar:
+        outcome = Compilation(
+            search,
+            objective(scorer) if objective else new_objective(plan, scorer, num_train=pool.num_train),
+            scorer,
+            plan=plan,
+            num_train=pool.num_train,
+            stoppers=[],
+            max_seconds=None,
+            checkpoint=checkpoint,
+            bar=bar,
+        ).run()
+    return outcome.ordering[0], scorer.program_calls
+
+
+def planned(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, ...], int]:
+    search = new_search(plan, pool.space, update=update, seed=seed, classes=[pool.landscape.classes])
+    return compiled(pool, plan, search)
+
+
+def paper(update: str) -> Method:
+    """PLR Algorithm 1 with the paper's values; cells are memoised, so it pays for distinct ones only."""
+    return lambda pool, seed: planned(pool, pool.plan("paper"), update, seed)
+
+
+def paper_within(budget: int, update: str = "mle") -> Method:
+    """PLR Algorithm 1 with the largest B and K for which a third of its rounds are sure to fit a budget."""
+
+    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
+        for size in range(15, 1, -1):
+            shape = {"num_samples": size, "num_final_draws": max(1, round(size * 2 / 3))}
+            try:
+                plan = pool.plan("paper", budget, **shape)
+            except ValueError:
+                continue
+            if size == 2 or plan.final_calls + 5 * size * pool.num_train <= budget:
+                return planned(pool, plan, update, seed)
+        return tuple(range(pool.landscape.num_demos)), 0
+
+    return method
+
+
+def top_k(budget: int | None = None) -> Method:
+    """Random search: orders on the whole train split, the best of them on the selection split.
+
+    Without a budget the paper's 225 orders and 10 finalists.
+    """
+
+    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
+        num_orders, num_best = 225, 10
+        if budget is not None:
+            num_best = min(10, max(1, budget // 5 // pool.num_selection - 1))
+            num_orders = max(1, (budget - (num_best + 1) * pool.num_selection) // pool.num_train)
+        plan = replace(
+            pool.plan("paper"),
+            num_iterations=1,
+            num_samples=min(num_orders, pool.space.num_distinct),
+            num_final_draws=0,
+            num_best_seen=num_best,
+        )
+        search = CrossEntropySearch(pool.space, num_samples=plan.num_samples, archive=True, seed=seed)
+        return compiled(pool, plan, search)
+
+    return method
+
+
+def halving(budget: int, num_orders: int = 225, keep: float = 0.4) -> Method:
+    """Sequential halving of random orders over the whole pool: the least that a search must beat."""
+
+    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
+        rng = np.random.default_rng(seed)
+        drawn = (tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(num_orders))
+        alive = list(dict.fromkeys(drawn))
+        scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=budget)
+        rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / keep)))
+        examples = 0
+        for rung in range(rungs):
+            left = budget - scorer.program_calls
+            more = max(1, left // (rungs - rung) // len(alive))
+            examples = min(examples + more, pool.num_train + pool.num_selection)
+            orderings = [(order,) for order in alive]
+            if scorer.program_calls + scorer.cost(orderings, range(examples)) > budget:
+                break
+            trials = scorer.score(orderings, range(examples))
+            best = sorted(range(len(alive)), key=lambda i: -trials[i].score)
+            alive = [alive[i] for i in best[: max(1, int(np.ceil(keep * len(alive))))]]
+        return alive[0], scorer.program_calls
+
+    return method
+
+
+def default(budget: int) -> Method:
+    """`PLReorder` with ``max_metric_calls``."""
+    return lambda pool, seed: planned(pool, pool.plan("light", budget), "mle", seed)
+
+
+class SameExamples(RacingExamples):
+    """All orderings begin at the first example."""
+
+    def _standing(self, orderings: Any) -> Any:
+        return [(ordering, asked, 0) for ordering, asked, _ in super()._standing(orderings)]
+
+
+def ablation(budget: int) -> dict[str, Method]:
+    """The default search with one part taken out."""
+
+    def without(
+        *,
+        model: bool = True,
+        race: bool = True,
+        objective: type[RacingExamples] = RacingExamples,
+        classes: bool = True,
+        **settings: Any,
+    ) -> Method:
+        def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
+            plan = pool.plan("light", budget)
+            if not race:
+                plan = replace(plan, race_calls=0, num_entrants=plan.num_best_seen)
+            shape: dict[str, Any] = {"num_samples": plan.num_samples, "seed": seed}
+            if model:
+                search: Search = ThompsonSearch(
+                    pool.space,
+                    num_examples=plan.num_train_examples,
+                    num_initial=plan.num_initial,
+                    elite_fraction=plan.elite_fraction,
+                    classes=[pool.landscape.classes] if classes else None,
+                    **shape,
+                    **settings,
+                )
+            else:
+                search = CrossEntropySearch(pool.space, archive=True, **shape)
+            num_first, num_more = plan.num_first_examples, plan.num_more_examples
+
+            def racing(scorer: CellScorer) -> RacingExamples:
+                return objective(scorer, num_train=pool.num_train, num_first=num_first, num_more=num_more)
+
+            return compiled(pool, plan, search, racing)
+
+        return method
+
+    places = [name for name in FAMILIES if "adjacency" not in name]
+    return {
+        "default": without(),
+        "no model (cross-entropy)": without(model=False),
+        "no second looks": without(propose_known=False),
+        "no race": without(race=False),
+        "all on the same examples": without(objective=SameExamples),
+        "no classes": without(classes=False),
+        "no adjacency": without(families=places),
+        "one score an item": without(families=["rank"]),
+    }

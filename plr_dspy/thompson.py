@@ -1,0 +1,258 @@
+"""A search that learns from scores on few examples each, by a model of what makes an order good."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from plr_dspy.features import FAMILIES, OrderingFeatures
+from plr_dspy.records import Trial
+from plr_dspy.search import MAX_REDRAWS, CrossEntropySearch, as_ordering
+from plr_dspy.space import Ordering, OrderingSpace
+from plr_dspy.surrogate import Array, Surrogate, score_table, shrunk_means
+from plr_dspy.updates import UpdateRule
+
+NUM_CANDIDATES = 300
+"""New orderings that each round chooses from, and those that climbing finds; of small spaces, all."""
+
+NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20
+"""Steps of hill climbing on the model's mean, orderings that climb, and moves tried from each."""
+
+MAX_MODELLED = 256
+"""Orderings that the model is fitted to: the most promising. Bounds a round's time."""
+
+MIN_ELITES = 5
+
+SMALL_MATRICES = ThreadpoolController()
+"""Threads of the linear algebra library: for matrices of some hundred rows they cost more than they bring."""
+
+
+class ThompsonSearch(CrossEntropySearch):
+    """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
+
+    Each round fits the process (`plr_dspy.surrogate`) to all scores, and the distributions to the orderings
+    that it deems best. Candidates are draws of the distributions, insertions of an item elsewhere in a good
+    ordering, the tops of short climbs on the process' mean, and random orderings. The orderings known
+    compete with them: of each joint draw from the posterior the best ordering is asked for, be it new or to
+    be scored on more examples. So good orderings are looked at ever more closely (a race), and no call is
+    spent on those that a few examples have ruled out.
+
+    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
+    sampling", NIPS 2011.
+
+    Args:
+        space: What to order.
+        num_examples: Examples there are; an ordering that has been scored on all, or that asking for again
+            brought nothing new of, is not asked for again.
+        classes: For each block the class of each of its items, such as demos of one answer; None for none.
+        update: As in `CrossEntropySearch`; fitted from the uniform distribution in every round.
+        num_samples: Orderings asked for in each round, at most.
+        num_initial: Random orderings of the first round, the identity among them.
+        elite_fraction: Share of the orderings known that the distributions are fitted to.
+        families: Of features (`plr_dspy.features.FAMILIES`).
+        propose_known: Off, no ordering is asked for twice.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        space: OrderingSpace,
+        *,
+        num_examples: int,
+        classes: Sequence[Sequence[int]] | None = None,
+        update: str | UpdateRule = "mle",
+        num_samples: int = 24,
+        num_initial: int = 60,
+        elite_fraction: float = 0.125,
+        families: Sequence[str] = FAMILIES,
+        propose_known: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            space,
+            update=update,
+            num_samples=num_samples,
+            elite_fraction=elite_fraction,
+            archive=True,
+            seed=seed,
+        )
+        self._num_examples = num_examples
+        self._num_initial = num_initial
+        self._propose_known = propose_known
+        self._seed = seed
+        self._features = OrderingFeatures(space, classes=classes, families=families)
+        self._scores: dict[Ordering, dict[int, float]] = {}
+        self._finished: set[Ordering] = set()  # those that further examples could not be had for
+        self._surrogate = Surrogate()
+        self._modelled: list[Ordering] = []
+        self._earlier: Array | None = None  # the variances before the last fit, which begins with them
+        self._num_rounds = 0
+
+    def ask(self) -> list[Ordering]:
+        """Orderings to score on further examples; empty when all there are have been scored on all."""
+        with SMALL_MATRICES.limit(limits=1, user_api="blas"):
+            return self._sampled() if self._scores else self._initial()
+
+    def tell(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Fit the process to all scores, and the distributions to the orderings it deems best.
+
+        Returns:
+            These elites with the process' estimates of their scores, best first.
+
+        Raises:
+            ValueError: when there are no trials, or one has no finite scores by example.
+        """
+        if not trials:
+            raise ValueError("tell needs at least one trial; got none")
+        for trial in trials:
+            self.space.canonical(trial.ordering)
+            if not trial.scores or not all(math.isfinite(score) for _, score in trial.scores):
+                raise ValueError(f"trials must have finite scores by example; got {trial}")
+        for trial in trials:
+            known = self._scores.setdefault(trial.ordering, {})
+            if len(known) == len(known | dict(trial.scores)):
+                self._finished.add(trial.ordering)
+            known.update(trial.scores)
+        self._num_rounds += 1
+        self._fit()
+        best = self._estimates()
+        elites = best[: max(MIN_ELITES, self._num_elites(len(best)))]
+        self.distributions = [self.update.initial(size) for size in self.space.sizes]
+        self._refit(elites)
+        return elites
+
+    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Trials with the process' estimates of their scores, best first; without those it has ruled out."""
+        estimates = {trial.ordering: trial for trial in self._estimates()}
+        known = [estimates[trial.ordering] for trial in trials if trial.ordering in estimates]
+        return sorted(known, key=lambda trial: -trial.score)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "scores": [[ordering, list(scores.items())] for ordering, scores in self._scores.items()],
+            "finished": sorted(self._finished),
+            "seed": self._seed,
+            "variances": None if self._earlier is None else self._earlier.tolist(),
+            "num_rounds": self._num_rounds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._scores = {as_ordering(o): {int(e): s for e, s in scores} for o, scores in state["scores"]}
+        self._finished = {as_ordering(ordering) for ordering in state["finished"]}
+        self._num_rounds, self._seed = int(state["num_rounds"]), int(state["seed"])
+        self._surrogate, self._modelled, self._earlier = Surrogate(), [], None
+        if state["variances"] is not None:
+            self._surrogate.variances = np.array(state["variances"])
+        if self._scores:
+            self._fit()
+
+    def _sampled(self) -> list[Ordering]:
+        """The best candidates of posterior draws."""
+        rng = np.random.default_rng([self._seed, self._num_rounds])
+        candidates = self._candidates(rng)
+        pool = [*self._modelled, *candidates]
+        eligible = [self._may_be_asked(ordering) for ordering in pool]
+        if not any(eligible):
+            return []
+        draws = self._surrogate.sample(self._features_of(candidates), 3 * self.num_samples, rng)
+        draws[:, ~np.array(eligible)] = -np.inf
+        chosen: dict[int, None] = {}
+        for draw in draws:
+            for index in np.argsort(-draw, kind="stable"):
+                if draw[index] == -np.inf or index not in chosen:
+                    break
+            if draw[index] > -np.inf:
+                chosen[int(index)] = None
+            if len(chosen) == self.num_samples:
+                break
+        return [pool[index] for index in chosen]
+
+    def _initial(self) -> list[Ordering]:
+        asked = dict.fromkeys([self.space.identity])
+        number = min(self._num_initial, self.space.num_distinct)
+        for _ in range(MAX_REDRAWS):
+            asked |= dict.fromkeys(self._draw(number, 0.0))
+            if len(asked) >= number:
+                break
+        return list(asked)[:number]
+
+    def _may_be_asked(self, ordering: Ordering) -> bool:
+        known = self._scores.get(ordering)
+        if known is None:
+            return True
+        return self._propose_known and len(known) < self._num_examples and ordering not in self._finished
+
+    def _fit(self) -> None:
+        """Fit the process to the orderings that promise most, and the identity."""
+        orderings = list(self._scores)
+        if len(orderings) > MAX_MODELLED:
+            means = shrunk_means(self._table(orderings))
+            means[[ordering == self.space.identity for ordering in orderings]] = np.inf
+            kept = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED])
+            orderings = [orderings[index] for index in kept]
+        self._modelled = orderings
+        self._earlier = self._surrogate.variances
+        with SMALL_MATRICES.limit(limits=1, user_api="blas"):
+            self._surrogate.fit(self._features(orderings), self._table(orderings))
+
+    def _estimates(self) -> list[Trial]:
+        """The orderings modelled with the process' estimates of their scores, best first."""
+        if not self._modelled:
+            return []
+        estimates = [
+            Trial(ordering, float(mean), len(self._scores[ordering]))
+            for ordering, mean in zip(self._modelled, self._surrogate.mean, strict=True)
+        ]
+        return sorted(estimates, key=lambda trial: -trial.score)
+
+    def _table(self, orderings: Sequence[Ordering]) -> Array:
+        """Scores ``[m, E]`` with NaN where there is none."""
+        return score_table([self._scores[ordering] for ordering in orderings])
+
+    def _features_of(self, orderings: Sequence[Ordering]) -> list[Array]:
+        if orderings:
+            return self._features(orderings)
+        return [family[:0] for family in self._features([self.space.identity])]
+
+    def _candidates(self, rng: np.random.Generator) -> list[Ordering]:
+        """New orderings."""
+        if self.space.num_distinct <= NUM_CANDIDATES:
+            found = dict.fromkeys(itertools.islice(self.space.enumerate(), NUM_CANDIDATES))
+        else:
+            best = [trial.ordering for trial in self._estimates()]
+            parents = best[: max(MIN_ELITES, self._num_elites(len(best)))]
+            found = dict.fromkeys(self._draw(NUM_CANDIDATES // 3, 1.0))
+            for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
+                found[self._moved(parents[index], rng)] = None
+            found |= dict.fromkeys(self._draw(NUM_CANDIDATES // 6, 0.0))
+            found |= dict.fromkeys(self._climb(best[:NUM_CLIMBERS], rng))
+        return [ordering for ordering in found if ordering not in self._scores]
+
+    def _climb(self, orderings: list[Ordering], rng: np.random.Generator) -> list[Ordering]:
+        """What a beam of orderings meets on its way up the process' mean."""
+        met: dict[Ordering, None] = {}
+        for _ in range(NUM_CLIMBS):
+            around = dict.fromkeys(orderings)
+            for ordering in orderings:
+                around |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
+            reached = list(around)
+            means = self._surrogate.predict(self._features(reached))
+            orderings = [reached[index] for index in np.argsort(-means, kind="stable")[:NUM_CLIMBERS]]
+            met |= dict.fromkeys(orderings)
+        return list(met)
+
+    def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
+        """The ordering with one item put elsewhere in its block."""
+        sizes = np.array(self.space.sizes)
+        block = int(rng.choice(len(sizes), p=sizes / sizes.sum()))
+        items = list(ordering[block])
+        item = items.pop(int(rng.integers(len(items))))
+        items.insert(int(rng.integers(len(items) + 1)), item)
+        return self.space.canonical([*ordering[:block], items, *ordering[block + 1 :]])

@@ -1,0 +1,80 @@
+"""Scores of orderings that are known without a program or a model."""
+
+import zlib
+
+import numpy as np
+
+from plr_dspy import OrderingSpace
+from plr_dspy.ledger import Ledger
+from plr_dspy.records import FAILED, Cell, Trial
+
+ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
+
+
+class TablePayer:
+    """Pays cells from a table of scores, NaN for calls that fail; a call takes a second of its clock."""
+
+    def __init__(self, table):
+        self.ledger, self.table, self.paid = Ledger(), table, []
+
+    def fingerprint(self, ordering):
+        return str(ORDERINGS.index(ordering))
+
+    def pay(self, keys, orderings, *, deadline):
+        for fingerprint, example in keys:
+            if deadline is not None and len(self.paid) >= deadline:
+                return
+            self.paid.append((int(fingerprint), example))
+            score = float(self.table[int(fingerprint), example])
+            failed = Cell(None, FAILED, "TimeoutError", "late")
+            self.ledger.add((fingerprint, example), failed if np.isnan(score) else Cell(score), {})
+
+
+def table(*, seed=0, num_examples=40, broken=()):
+    """0 and 1 with chances that rise from one ordering to the next."""
+    chances = np.linspace(0.1, 0.9, len(ORDERINGS))[:, None]
+    scores = (np.random.default_rng(seed).random((len(ORDERINGS), num_examples)) < chances).astype(float)
+    scores[:, list(broken)] = np.nan
+    return scores
+
+
+class World:
+    """Scores that are linear in which item stands where, under the effects of examples and noise.
+
+    An ordering is scored on 8 examples at first, and on 16 more each time it comes again.
+    """
+
+    def __init__(self, *sizes, seed=0, num_examples=40):
+        rng = np.random.default_rng(seed)
+        self.space = OrderingSpace.of_sizes(*sizes)
+        self.tables = [rng.normal(size=(size, size)) / size**0.5 for size in sizes]
+        self.easiness = rng.normal(size=num_examples)
+        self.known, self.calls, self.seed = {}, 0, seed
+
+    def truth(self, ordering):
+        return sum(float(t[list(o), range(len(o))].sum()) for t, o in zip(self.tables, ordering, strict=True))
+
+    def height(self, ordering):
+        """Standard deviations above the mean of random orderings."""
+        truths = [self.truth(o) for o in random_orderings(self.space, 200)]
+        return (self.truth(ordering) - np.mean(truths)) / np.std(truths)
+
+    def __call__(self, orderings):
+        return [self._trial(ordering) for ordering in orderings]
+
+    def _trial(self, ordering):
+        known = self.known.setdefault(ordering, {})
+        turn = np.roll(np.arange(len(self.easiness)), -8 * len(self.known)).tolist()
+        more = [example for example in turn if example not in known][: 16 if known else 8]
+        known |= {example: self._score(ordering, example) for example in more}
+        self.calls += len(more)
+        return Trial(ordering, sum(known.values()) / len(known), len(known), tuple(known.items()))
+
+    def _score(self, ordering, example):
+        noise = np.random.default_rng([self.seed, example, zlib.crc32(repr(ordering).encode())]).normal()
+        return float(0.1 * (self.truth(ordering) + 4 * self.easiness[example] + 2 * noise))
+
+
+def random_orderings(space, count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [space.canonical([rng.permutation(size).tolist() for size in space.sizes]) for _ in range(count)]
