@@ -250,9 +250,10 @@ class ThompsonSearch(CrossEntropySearch):
 
     def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """The ordering with one item put elsewhere in its block."""
-        sizes = np.array(self.space.sizes)
-        block = int(rng.choice(len(sizes), p=sizes / sizes.sum()))
+        place, block = int(rng.integers(sum(self.space.sizes))), 0
+        while place >= len(ordering[block]):
+            place, block = place - len(ordering[block]), block + 1
         items = list(ordering[block])
-        item = items.pop(int(rng.integers(len(items))))
+        item = items.pop(place)
         items.insert(int(rng.integers(len(items) + 1)), item)
         return self.space.canonical([*ordering[:block], items, *ordering[block + 1 :]])
