@@ -10,8 +10,9 @@ import numpy as np
 from landscapes import Landscape, LandscapePayer
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
+from plr_dspy.assembly import new_objective, new_search
 from plr_dspy.checkpoint import Checkpoint
-from plr_dspy.compilation import Compilation, new_objective, new_search
+from plr_dspy.compilation import Compilation
 from plr_dspy.features import FAMILIES
 from plr_dspy.objectives import CommonExamples, RacingExamples
 from plr_dspy.plan import Overrides, Plan, make_plan

@@ -16,6 +16,7 @@ from plr_dspy.report import Report
 from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
 from plr_dspy.space import OrderingSpace
 from plr_dspy.teleprompter import PLReorder
+from plr_dspy.thompson import ThompsonSearch
 from plr_dspy.updates import MaximumLikelihood, MixtureEM, RankEMA
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "PlainTextAdapter",
     "RankEMA",
     "Report",
+    "ThompsonSearch",
     "Trial",
     "__version__",
     "completion_lm",

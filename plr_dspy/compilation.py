@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plr_dspy.checkpoint import Checkpoint
+from plr_dspy.deadlines import Deadlines
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.finals import Finalist, compare, finalists, winner
 from plr_dspy.loop import TIME_LIMIT, Progress, num_affordable, run
@@ -20,11 +20,9 @@ from plr_dspy.race import race
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
-from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch, Search
-from plr_dspy.space import Ordering, OrderingSpace
+from plr_dspy.search import Search
+from plr_dspy.space import Ordering
 from plr_dspy.stopping import Stopper
-from plr_dspy.thompson import ThompsonSearch
-from plr_dspy.updates import UpdateRule
 
 logger = logging.getLogger(__name__)
 
@@ -50,37 +48,6 @@ class Outcome:
     history: list[Iteration]
     program_calls: dict[str, int]
     stopped: str
-
-
-def new_search(
-    plan: Plan,
-    space: OrderingSpace,
-    *,
-    update: str | UpdateRule,
-    seed: int,
-    classes: Sequence[Sequence[int]] | None = None,
-) -> CrossEntropySearch:
-    """The search that a plan asks for; `classes` are those of `ThompsonSearch`."""
-    shape: dict[str, Any] = {
-        "update": update,
-        "num_samples": plan.num_samples,
-        "elite_fraction": plan.elite_fraction,
-        "seed": seed,
-    }
-    if plan.exhaustive:
-        return ExhaustiveSearch(space, **shape)
-    if plan.racing:
-        racing: dict[str, Any] = {"num_examples": plan.num_train_examples, "num_initial": plan.num_initial}
-        return ThompsonSearch(space, classes=classes, **racing, **shape)
-    return CrossEntropySearch(space, **shape)
-
-
-def new_objective(plan: Plan, scorer: CellScorer, *, num_train: int) -> CommonExamples | RacingExamples:
-    """The objective that a plan asks for, on a scorer of the train split followed by others."""
-    if plan.racing:
-        first, more = plan.num_first_examples, plan.num_more_examples
-        return RacingExamples(scorer, num_train=num_train, num_first=first, num_more=more)
-    return CommonExamples(scorer, num_examples=plan.num_train_examples, num_train=num_train)
 
 
 class Compilation:
@@ -117,10 +84,9 @@ class Compilation:
         self._train = range(num_train)
         self._selection = range(num_train, num_train + plan.num_selection_examples)
         self._stoppers = stoppers
-        self._max_seconds = max_seconds
         self._checkpoint = checkpoint
         self._bar = bar
-        self._started = time.monotonic()
+        self._deadlines = Deadlines(max_seconds, plan, scorer.ledger)
         self._progress = Progress()
         self._earlier_finals = 0
         self._searched = False
@@ -137,7 +103,7 @@ class Compilation:
             return replace(self._original(), stopped="all orders give the same prompt")
         plan = self._plan
         if not self._searched:
-            self._objective.deadline = self._search_deadline()
+            self._objective.deadline = self._deadlines.search()
             run(
                 self._search,
                 self._objective,
@@ -194,27 +160,6 @@ class Compilation:
         state = {"earlier_finals": self._earlier_finals, "program_calls": ledger.calls()}
         self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
-    def _deadline(self) -> float | None:
-        """When the time is over, by `time.monotonic`."""
-        return None if self._max_seconds is None else self._started + self._max_seconds
-
-    def _train_deadline(self) -> float | None:
-        """When the final comparison must begin to end in time, at the pace of the calls made so far."""
-        if self._max_seconds is None:
-            return None
-        made = self._scorer.ledger.calls() - self._scorer.ledger.num_resumed
-        elapsed = time.monotonic() - self._started
-        pace = elapsed / made if made else self._max_seconds / self._plan.planned_calls
-        return self._started + self._max_seconds - min(self._plan.final_calls * pace, self._max_seconds / 2)
-
-    def _search_deadline(self) -> float | None:
-        """When the race must begin to have its share of the time before the final comparison."""
-        deadline = self._train_deadline()
-        if deadline is None:
-            return None
-        share = self._plan.search_calls / (self._plan.search_calls + self._plan.race_calls)
-        return self._started + share * (deadline - self._started)
-
     def _original(self) -> Outcome:
         """The outcome that keeps the original order, with nothing compared."""
         return Outcome(
@@ -260,7 +205,7 @@ class Compilation:
 
     def _on_iteration(self, iteration: Iteration) -> None:
         self._save(searched=False)
-        self._objective.deadline = self._search_deadline()
+        self._objective.deadline = self._deadlines.search()
         self._bar.show(f"best on train={iteration.best_score_so_far:.3f}")
         logger.info(
             "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, best so far %.3f; %d program calls",
@@ -277,7 +222,7 @@ class Compilation:
         """The winners of the race that ends a racing search; the original has its place in the final comparison."""
         plan, objective = self._plan, self._objective
         assert isinstance(objective, RacingExamples)
-        objective.deadline = self._train_deadline()
+        objective.deadline = self._deadlines.race()
         objective.max_program_calls = plan.call_limit - plan.final_calls
         best = self._progress.best(self._search, plan.num_entrants)
         entrants = [trial.ordering for trial in best]
@@ -322,7 +267,7 @@ class Compilation:
         orderings = [entry.ordering for entry in entries]
         left = plan.call_limit - scorer.program_calls
         count = num_affordable(orderings, lambda some: scorer.cost(some, examples), left)
-        rows = scorer.table(orderings[:count], examples, favoured=0, deadline=self._deadline())
+        rows = scorer.table(orderings[:count], examples, favoured=0, deadline=self._deadlines.end())
         stopped = progress.stopped
         if len(rows) == count:
             scorer.ledger.settle()

@@ -10,7 +10,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.compilation import new_search
+from plr_dspy.assembly import new_search
 from plr_dspy.evaluation import program_scorer
 from plr_dspy.inputs import (
     check_demos,

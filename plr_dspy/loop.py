@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from plr_dspy.distributions import mode_probability
 from plr_dspy.records import Iteration, Trial
-from plr_dspy.search import Search
+from plr_dspy.search import Search, as_ordering
 from plr_dspy.space import Ordering
 from plr_dspy.stopping import Stopper
 
@@ -56,6 +56,7 @@ class Progress:
         num_new = len({trial.ordering for trial in trials} - self.trials.keys())
         self.trials.update({trial.ordering: trial for trial in trials})
         scores = [trial.score for trial in trials]
+        best = self.best(search, 1)[0]
         self.history.append(
             Iteration(
                 index=len(self.history),
@@ -64,7 +65,8 @@ class Progress:
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
                 elite_score=elites[-1].score,
-                best_score_so_far=self.best(search, 1)[0].score,
+                best_score_so_far=best.score,
+                best_ordering=best.ordering,
                 program_calls=calls,
                 mode_probability=[mode_probability(d) for d in search.distributions],
             )
@@ -80,10 +82,11 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
         """What `state_dict` was taken of."""
-        trials = [
-            Trial(tuple(map(tuple, ordering)), score, count) for ordering, score, count in state["trials"]
+        trials = [Trial(as_ordering(ordering), score, count) for ordering, score, count in state["trials"]]
+        history = [
+            Iteration(**{**iteration, "best_ordering": as_ordering(iteration["best_ordering"])})
+            for iteration in state["history"]
         ]
-        history = [Iteration(**iteration) for iteration in state["history"]]
         return cls({trial.ordering: trial for trial in trials}, history)
 
 

@@ -60,6 +60,7 @@ class Iteration:
         mean_score, best_score: Over this round's orderings.
         elite_score: Score of the last ordering that became an elite.
         best_score_so_far: Over all rounds; as the search estimates it, where it has a model.
+        best_ordering: The ordering with that score, one permutation for each block.
         program_calls: Distinct program calls made since the start.
         mode_probability: Probability of each block's most probable ordering after the round.
     """
@@ -71,6 +72,7 @@ class Iteration:
     best_score: float
     elite_score: float
     best_score_so_far: float
+    best_ordering: tuple[tuple[int, ...], ...]
     program_calls: int
     mode_probability: list[float]
 

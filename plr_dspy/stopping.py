@@ -25,15 +25,14 @@ class TargetScore:
 
 @dataclass(frozen=True)
 class Patience:
-    """Stops when the best score has not risen for `num_iterations` rounds."""
+    """Stops when the best ordering has stayed the same for `num_iterations` rounds."""
 
     num_iterations: int
 
     def __call__(self, history: Sequence[Iteration]) -> str | None:
         if len(history) <= self.num_iterations:
             return None
-        before = history[-1 - self.num_iterations].best_score_so_far
-        if history[-1].best_score_so_far > before:
+        if history[-1].best_ordering != history[-1 - self.num_iterations].best_ordering:
             return None
         return f"patience={self.num_iterations}: no better order"
 

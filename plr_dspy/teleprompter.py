@@ -10,8 +10,9 @@ from typing import Any
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
+from plr_dspy.assembly import new_objective
 from plr_dspy.checkpoint import Checkpoint
-from plr_dspy.compilation import Compilation, Outcome, new_objective
+from plr_dspy.compilation import Compilation, Outcome
 from plr_dspy.estimates import Estimate, estimate
 from plr_dspy.identity import identity
 from plr_dspy.inputs import as_folder, check_log_dir, fraction, number, whole_number
@@ -48,9 +49,9 @@ class PLReorder(Teleprompter):
         max_metric_calls: Budget in program calls instead; never exceeded.
         max_seconds: No program call begins later than this; those under way end. The search gives the
             final comparison its share of the time.
-        stop_at_score: The search ends after the round in which an order has this score on the train
-            examples that score an order; `estimate` says how many these are.
-        patience: The search ends when so many rounds in a row brought no better order.
+        stop_at_score: The search ends after the round in which an order has this score on the train split,
+            as the search estimates it.
+        patience: The search ends when so many rounds in a row left the best order what it was.
         stop_at_mode_probability: The search ends after the round in which the most probable order of
             every predictor's demos has at least this probability.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR

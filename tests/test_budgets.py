@@ -24,7 +24,7 @@ class TimedEngine(OrderSensitiveEngine):
 @pytest.fixture
 def clock(monkeypatch):
     engine = TimedEngine()
-    monkeypatch.setattr("plr_dspy.compilation.time.monotonic", lambda: engine.now)
+    monkeypatch.setattr("plr_dspy.deadlines.time.monotonic", lambda: engine.now)
     with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
         yield engine
 

@@ -428,7 +428,7 @@ class TestReport:
         ],
     )
     def test_advice_names_what_would_help(self, engine, interval, num_selection, advice):
-        reorder = optimizer(max_metric_calls=100)
+        reorder = optimizer(max_metric_calls=500)
         reorder.compile(student(), trainset=EXAMPLES)
         report = dataclasses.replace(
             reorder.report,

@@ -1,0 +1,45 @@
+"""The search and the objective that a plan asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plr_dspy.objectives import CommonExamples, RacingExamples
+from plr_dspy.plan import Plan
+from plr_dspy.scoring import CellScorer
+from plr_dspy.search import CrossEntropySearch, ExhaustiveSearch
+from plr_dspy.space import OrderingSpace
+from plr_dspy.thompson import ThompsonSearch
+from plr_dspy.updates import UpdateRule
+
+
+def new_search(
+    plan: Plan,
+    space: OrderingSpace,
+    *,
+    update: str | UpdateRule,
+    seed: int,
+    classes: Sequence[Sequence[int]] | None = None,
+) -> CrossEntropySearch:
+    """The search that a plan asks for; `classes` are those of `ThompsonSearch`."""
+    shape: dict[str, Any] = {
+        "update": update,
+        "num_samples": plan.num_samples,
+        "elite_fraction": plan.elite_fraction,
+        "seed": seed,
+    }
+    if plan.exhaustive:
+        return ExhaustiveSearch(space, **shape)
+    if plan.racing:
+        racing: dict[str, Any] = {"num_examples": plan.num_train_examples, "num_initial": plan.num_initial}
+        return ThompsonSearch(space, classes=classes, **racing, **shape)
+    return CrossEntropySearch(space, **shape)
+
+
+def new_objective(plan: Plan, scorer: CellScorer, *, num_train: int) -> CommonExamples | RacingExamples:
+    """The objective that a plan asks for, on a scorer of the train split followed by others."""
+    if plan.racing:
+        first, more = plan.num_first_examples, plan.num_more_examples
+        return RacingExamples(scorer, num_train=num_train, num_first=first, num_more=more)
+    return CommonExamples(scorer, num_examples=plan.num_train_examples, num_train=num_train)
