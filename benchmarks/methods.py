@@ -85,7 +85,7 @@ def paper(update: str) -> Method:
 
 
 def paper_within(budget: int, update: str = "mle") -> Method:
-    """PLR Algorithm 1 with the largest B and K for which a third of its rounds are sure to fit a budget."""
+    """PLR Algorithm 1 with the largest B and K for which at least two rounds fit a budget; as many as do."""
 
     def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
         for size in range(15, 1, -1):
@@ -94,7 +94,7 @@ def paper_within(budget: int, update: str = "mle") -> Method:
                 plan = pool.plan("paper", budget, **shape)
             except ValueError:
                 continue
-            if size == 2 or plan.final_calls + 5 * size * pool.num_train <= budget:
+            if size == 2 or plan.final_calls + 2 * size * pool.num_train <= budget:
                 return planned(pool, plan, update, seed)
         return tuple(range(pool.landscape.num_demos)), 0
 
