@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,6 +91,8 @@ class Compilation:
         self._progress = Progress()
         self._earlier_finals = 0
         self._searched = False
+        self._phase = "final comparison"
+        self._race_was_cut = False
         self._search_calls = 0
         self._objective = objective
         if checkpoint.state is not None:
@@ -134,7 +137,7 @@ class Compilation:
         return replace(
             self._original(),
             ordering=best[0].ordering if best else self._search.space.identity,
-            stopped=ended if searching else f"{ended} in the final comparison",
+            stopped=ended if searching else f"{ended} in the {self._phase}",
         )
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -176,12 +179,14 @@ class Compilation:
         """Program calls by phase."""
         ledger, selection = self._scorer.ledger, self._selection
         total, train = ledger.calls(), ledger.calls(self._train)
+        train += ledger.num_lost  # most likely: nobody knows
         search = train if self._progress.stopped == "interrupted" else self._search_calls
+        race = max(0, train - search)
         original = len(selection) - self._scorer.cost([self._search.space.identity], selection)
         return {
             "search": search,
-            "race": train - search,
-            "final": total - train - original,
+            "race": race,
+            "final": total - search - race - original,
             "original": original,
             "total": total,
             "resumed": ledger.num_resumed,
@@ -222,13 +227,14 @@ class Compilation:
         """The winners of the race that ends a racing search; the original has its place in the final comparison."""
         plan, objective = self._plan, self._objective
         assert isinstance(objective, RacingExamples)
+        self._phase = "race of the best orders"
         objective.deadline = self._deadlines.race()
         objective.max_program_calls = plan.call_limit - plan.final_calls
         best = self._progress.best(self._search, plan.num_entrants)
         entrants = [trial.ordering for trial in best]
         if entrants:
             entrants += [self._search.mode(), *self._search.draw(plan.num_final_draws)]
-        return race(
+        winners = race(
             objective,
             [entrant for entrant in dict.fromkeys(entrants) if entrant != self._search.space.identity],
             num_examples=plan.num_train_examples,
@@ -236,6 +242,9 @@ class Compilation:
             num_winners=plan.num_best_seen,
             on_heat=self._scorer.ledger.settle,
         )
+        self._race_was_cut = objective.deadline is not None and time.monotonic() >= objective.deadline
+        self._phase = "final comparison"
+        return winners
 
     def _entries(self) -> list[Finalist]:
         """The orderings of the final comparison, the original first."""
@@ -268,7 +277,7 @@ class Compilation:
         left = plan.call_limit - scorer.program_calls
         count = num_affordable(orderings, lambda some: scorer.cost(some, examples), left)
         rows = scorer.table(orderings[:count], examples, favoured=0, deadline=self._deadlines.end())
-        stopped = progress.stopped
+        stopped = TIME_LIMIT if self._race_was_cut else progress.stopped
         if len(rows) == count:
             scorer.ledger.settle()
         else:

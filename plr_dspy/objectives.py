@@ -17,6 +17,9 @@ from plr_dspy.space import Ordering
 
 logger = logging.getLogger(__name__)
 
+MIN_FAILURES = 8
+"""So many calls in one round of several orderings, all of them failed, say that something is down."""
+
 MIN_TRIES = 3
 """Failed calls, and no other, after which a racing search gives an example up."""
 
@@ -103,6 +106,11 @@ class RacingExamples:
         """Program calls made on the train split."""
         return self._scorer.ledger.calls(self._train)
 
+    @property
+    def num_first(self) -> int:
+        """Examples of an ordering's first score."""
+        return self._num_first
+
     def num_asked(self, ordering: Ordering) -> int:
         """Examples that the ordering has been scored on."""
         return len(self._asked.get(ordering, []))
@@ -170,6 +178,7 @@ class RacingExamples:
 
     def _score(self, wanted: Mapping[Ordering, Sequence[int]]) -> list[Trial]:
         rows = dict(zip(wanted, self._scorer.cells_each(wanted, deadline=self.deadline), strict=False))
+        self._check_that_some_ran(rows)
         if rows and not self._asked:
             tried = {example for cells in rows.values() for example in cells}
             _never_ran(self._scorer, tried, {e for cells in rows.values() for e in _ran(cells)})
@@ -183,6 +192,14 @@ class RacingExamples:
             Trial(ordering, math.fsum(row.values()) / len(row), len(row), tuple(row.items()))
             for ordering, row in scores.items()
         ]
+
+    def _check_that_some_ran(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> None:
+        """Refuse a round of several orderings without an answer: something is down, and it is not the order."""
+        asked = {ordering: set(self._asked.get(ordering, ())) for ordering in rows}
+        new = [cell for o, cells in rows.items() for e, cell in cells.items() if e not in asked[o]]
+        several = len(rows) > 1 or not self._ran
+        if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
+            raise self._scorer.nothing_ran(new, len(rows))
 
     def _note(self, cells: Mapping[int, Cell]) -> None:
         self._ran |= _ran(cells)
@@ -225,5 +242,7 @@ def _never_ran(scorer: CellScorer, examples: Collection[int], ran: Collection[in
             "program, the metric or what they call, and compile again (with log_dir, from here)"
         )
     if lost:
-        logger.warning("%d of %d train examples ran for no order and are left out", len(lost), len(examples))
+        logger.warning(
+            "%d of %d train examples ran for no order so far: they are left out", len(lost), len(examples)
+        )
     return lost

@@ -168,7 +168,7 @@ def _budget_plan(
     enough = exhaustive.num_iterations * exhaustive.num_samples >= num_distinct
     if enough and num_distinct * num_train + exhaustive.final_calls <= budget:
         return exhaustive
-    plan = _with_overrides(_racing_plan(budget, num_train, num_selection), overrides)
+    plan = _with_overrides(_racing_plan(budget, num_train, num_selection, num_distinct), overrides)
     if overrides.num_samples is None:
         affordable = plan.search_calls // (2 * plan.num_first_examples)
         random = round(2.5 * plan.num_samples) if num_distinct > affordable else num_distinct
@@ -179,9 +179,9 @@ def _budget_plan(
     return plan if plan.search_calls >= plan.num_initial * plan.num_first_examples else None
 
 
-def _racing_plan(budget: int, num_train: int, num_selection: int) -> Plan:
+def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
     """Rounds, samples and entrants that a budget affords."""
-    num_best_seen = 2
+    num_best_seen = min(2, num_distinct - 1)
     num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
     left = budget - (1 + num_best_seen) * num_compared
     race_calls = max(0, int(RACE_SHARE * left))

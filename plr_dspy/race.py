@@ -39,9 +39,9 @@ def race(
     Returns:
         The winners, best first: fewer when there are fewer entrants. When the time is up, by what is known.
     """
-    least = min((count for entrant in entrants if (count := objective.num_asked(entrant))), default=0)
-    new = [entrant for entrant in entrants if not objective.num_asked(entrant)]
-    new = new[: num_calls // 2 // least] if least else []
+    known = [count for entrant in entrants if (count := objective.num_asked(entrant))]
+    least = min(known, default=objective.num_first)
+    new = [entrant for entrant in entrants if not objective.num_asked(entrant)][: num_calls // 2 // least]
     objective.extend(new, least)
     alive, spent, level = [e for e in entrants if objective.num_asked(e)], least * len(new), least
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))

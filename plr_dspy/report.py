@@ -232,7 +232,8 @@ class Report:
             ]
         if comparison.interval[0] > 0:
             return []
-        all_used = comparison.num_examples >= self.settings.get("num_selection", 0)
+        compared = self.settings.get("num_selection_examples", comparison.num_examples)
+        all_used = compared >= self.settings.get("num_selection", 0)
         cure = "more examples (in the trainset, or as a valset)" if all_used else "a larger budget"
         return [f"  the interval holds 0: this gain may be chance; {cure} would tell"]
 

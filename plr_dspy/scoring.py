@@ -12,9 +12,6 @@ from plr_dspy.ledger import Ledger
 from plr_dspy.records import FAILED, Cell, CellKey, Trial
 from plr_dspy.space import Ordering
 
-MIN_FAILURES = 8
-"""So many calls in one go, all of them failed, say that something is down."""
-
 
 class Payer(Protocol):
     """Makes program calls.
@@ -78,11 +75,7 @@ class CellScorer:
         self, wanted: Mapping[Ordering, Sequence[int]], *, deadline: float | None = None
     ) -> list[dict[int, Cell]]:
         """Cells by example of each ordering on examples of its own; arguments and errors are those of `table`."""
-        new = self._unpaid(wanted)
         self._pay(wanted, deadline)
-        cells = [self.ledger.cells[key] for key in new if key in self.ledger.cells]
-        if len(cells) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in cells):
-            raise self._nothing_ran(cells, len(wanted))
         return self._complete(wanted)
 
     def score(
@@ -161,12 +154,13 @@ class CellScorer:
         cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
         columns = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
         if cells and not columns:
-            raise self._nothing_ran([cell for row in cells for cell in row.values()], len(cells))
+            raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
         worst = self._worst_score(set(examples))
         rows = [[worst if (score := row[e].score) is None else score for e in columns] for row in cells]
         return columns, rows
 
-    def _nothing_ran(self, cells: Sequence[Cell], num_orderings: int) -> RuntimeError:
+    def nothing_ran(self, cells: Sequence[Cell], num_orderings: int) -> RuntimeError:
+        """The error that ends a compile whose calls all failed; they may be made again by a later part."""
         self.ledger.retry()
         first = cells[0]
         return RuntimeError(

@@ -93,14 +93,12 @@ class Surrogate:
 
     Attributes:
         variances: Of the families, and of an ordering's own effect, over the noise's; None before `fit`.
-        mean: Posterior mean of f at the orderings fitted, ``[m]``, plus `level`.
-        level: Mean score of all orderings on all examples, about.
+        mean: Posterior mean score of the orderings fitted, ``[m]``, on a mean example.
     """
 
     def __init__(self) -> None:
         self.variances: Array | None = None
         self.mean: Array
-        self.level = 0.0
 
     def fit(self, features: Sequence[Array], scores: Array) -> None:
         """Learn from orderings' scores on examples.
@@ -109,6 +107,8 @@ class Surrogate:
             features: ``[m, d]`` for each family.
             scores: ``[m, E]``, NaN where there is none; each row has one at least.
         """
+        self._unit = float(np.nanmax(np.abs(scores))) or 1.0
+        scores = scores / self._unit
         known = ~np.isnan(scores)
         counts = known.sum(axis=1).astype(np.float64)
         kernels = [family @ family.T for family in features] + [np.eye(len(scores))]
@@ -134,8 +134,8 @@ class Surrogate:
         self._solved = inverse @ (means - centre)
         self._weights = [v * (f.T @ self._solved) for v, f in zip(variances, features, strict=False)]
         examples = example_effects(scores, effects)
-        self.level = float(examples[known.any(axis=0)].mean() + centre)
-        self.mean = covariance @ self._solved + self.level
+        self._level = float(examples[known.any(axis=0)].mean() + centre)
+        self.mean = self._unit * (covariance @ self._solved + self._level)
 
     @staticmethod
     def _noise(scores: Array, known: NDArray[np.bool_], effects: Array, parameters: float) -> float:
@@ -152,8 +152,8 @@ class Surrogate:
     def predict(self, features: Sequence[Array]) -> Array:
         """Posterior mean score at other orderings."""
         pairs = zip(features, self._weights, strict=True)
-        mean: Array = sum((family @ weights for family, weights in pairs), np.zeros(1)) + self.level
-        return mean
+        mean: Array = sum((family @ weights for family, weights in pairs), np.zeros(1)) + self._level
+        return self._unit * mean
 
     def sample(self, features: Sequence[Array], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``."""
@@ -167,8 +167,8 @@ class Surrogate:
         posterior[np.diag_indices(len(posterior))] += 1e-5
         root = linalg.cholesky(posterior, lower=True, check_finite=False)
         draws = rng.normal(size=(num_draws, len(posterior))) @ root.T
-        sampled: Array = to_known @ self._solved + self.level + np.sqrt(self._noise_variance) * draws
-        return sampled
+        sampled: Array = to_known @ self._solved + self._level + np.sqrt(self._noise_variance) * draws
+        return self._unit * sampled
 
     def _cross(self, features: Sequence[Array]) -> Array:
         assert self.variances is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,28 @@ NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20
 MAX_MODELLED = 256
 """Orderings that the model is fitted to: the most promising. Bounds a round's time."""
 
+MOST_SCORED = 32
+"""As many of them are those with the most scores, whatever these are: the finalists are among them."""
+
 MIN_ELITES = 5
 
 SMALL_MATRICES = ThreadpoolController()
 """Threads of the linear algebra library: for matrices of some hundred rows they cost more than they bring."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The process as it was fitted last; replaced whole, so that an interrupt finds one that fits together.
+
+    Attributes:
+        orderings: Those that it was fitted to.
+        surrogate: The process.
+        earlier: The variances that the fit began with.
+    """
+
+    orderings: list[Ordering]
+    surrogate: Surrogate
+    earlier: Array | None
 
 
 class ThompsonSearch(CrossEntropySearch):
@@ -88,9 +107,7 @@ class ThompsonSearch(CrossEntropySearch):
         self._features = OrderingFeatures(space, classes=classes, families=families)
         self._scores: dict[Ordering, dict[int, float]] = {}
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
-        self._surrogate = Surrogate()
-        self._modelled: list[Ordering] = []
-        self._earlier: Array | None = None  # the variances before the last fit, which begins with them
+        self._model = _Model([], Surrogate(), None)
         self._num_rounds = 0
 
     def ask(self) -> list[Ordering]:
@@ -138,7 +155,7 @@ class ThompsonSearch(CrossEntropySearch):
             "scores": [[ordering, list(scores.items())] for ordering, scores in self._scores.items()],
             "finished": sorted(self._finished),
             "seed": self._seed,
-            "variances": None if self._earlier is None else self._earlier.tolist(),
+            "variances": None if self._model.earlier is None else self._model.earlier.tolist(),
             "num_rounds": self._num_rounds,
         }
 
@@ -147,9 +164,10 @@ class ThompsonSearch(CrossEntropySearch):
         self._scores = {as_ordering(o): {int(e): s for e, s in scores} for o, scores in state["scores"]}
         self._finished = {as_ordering(ordering) for ordering in state["finished"]}
         self._num_rounds, self._seed = int(state["num_rounds"]), int(state["seed"])
-        self._surrogate, self._modelled, self._earlier = Surrogate(), [], None
+        surrogate = Surrogate()
         if state["variances"] is not None:
-            self._surrogate.variances = np.array(state["variances"])
+            surrogate.variances = np.array(state["variances"])
+        self._model = _Model([], surrogate, None)
         if self._scores:
             self._fit()
 
@@ -157,11 +175,11 @@ class ThompsonSearch(CrossEntropySearch):
         """The best candidates of posterior draws."""
         rng = np.random.default_rng([self._seed, self._num_rounds])
         candidates = self._candidates(rng)
-        pool = [*self._modelled, *candidates]
+        pool = [*self._model.orderings, *candidates]
         eligible = [self._may_be_asked(ordering) for ordering in pool]
         if not any(eligible):
             return []
-        draws = self._surrogate.sample(self._features_of(candidates), 3 * self.num_samples, rng)
+        draws = self._model.surrogate.sample(self._features_of(candidates), 3 * self.num_samples, rng)
         draws[:, ~np.array(eligible)] = -np.inf
         chosen: dict[int, None] = {}
         for draw in draws:
@@ -190,25 +208,29 @@ class ThompsonSearch(CrossEntropySearch):
         return self._propose_known and len(known) < self._num_examples and ordering not in self._finished
 
     def _fit(self) -> None:
-        """Fit the process to the orderings that promise most, and the identity."""
+        """Fit the process to the identity, the orderings that were scored most, and those that promise most."""
         orderings = list(self._scores)
         if len(orderings) > MAX_MODELLED:
             means = shrunk_means(self._table(orderings))
+            counts = [len(self._scores[ordering]) for ordering in orderings]
+            means[np.argsort(counts, kind="stable")[-MOST_SCORED:]] = np.inf
             means[[ordering == self.space.identity for ordering in orderings]] = np.inf
             kept = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED])
             orderings = [orderings[index] for index in kept]
-        self._modelled = orderings
-        self._earlier = self._surrogate.variances
+        surrogate, earlier = Surrogate(), self._model.surrogate.variances
+        surrogate.variances = earlier
         with SMALL_MATRICES.limit(limits=1, user_api="blas"):
-            self._surrogate.fit(self._features(orderings), self._table(orderings))
+            surrogate.fit(self._features(orderings), self._table(orderings))
+        self._model = _Model(orderings, surrogate, earlier)
 
     def _estimates(self) -> list[Trial]:
         """The orderings modelled with the process' estimates of their scores, best first."""
-        if not self._modelled:
+        model = self._model
+        if not model.orderings:
             return []
         estimates = [
             Trial(ordering, float(mean), len(self._scores[ordering]))
-            for ordering, mean in zip(self._modelled, self._surrogate.mean, strict=True)
+            for ordering, mean in zip(model.orderings, model.surrogate.mean, strict=True)
         ]
         return sorted(estimates, key=lambda trial: -trial.score)
 
@@ -243,7 +265,7 @@ class ThompsonSearch(CrossEntropySearch):
             for ordering in orderings:
                 around |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
             reached = list(around)
-            means = self._surrogate.predict(self._features(reached))
+            means = self._model.surrogate.predict(self._features(reached))
             orderings = [reached[index] for index in np.argsort(-means, kind="stable")[:NUM_CLIMBERS]]
             met |= dict.fromkeys(orderings)
         return list(met)

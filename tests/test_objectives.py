@@ -158,3 +158,28 @@ class TestCommonExamples:
         objective = common(TablePayer(table()))
         objective.deadline = seconds
         assert [trial.ordering for trial in objective(ORDERINGS[:4])] == ORDERINGS[:count]
+
+
+class TestWhatIsDown:
+    def scores(self, *broken):
+        scores = table()
+        scores[list(broken)] = np.nan
+        return scores
+
+    @pytest.mark.parametrize("paid", [0, 1, 2])
+    def test_an_ordering_that_always_fails_ends_nothing_wherever_a_kill_came(self, paid):
+        payer = TablePayer(self.scores(2))
+        racing(payer, num_first=10)(ORDERINGS[:paid]) if paid else None
+        trials = racing(payer, num_first=10)(ORDERINGS[:3])
+        assert [trial.score for trial in trials][2] == 0.0
+
+    def test_nor_does_it_in_a_round_of_its_own(self):
+        objective = racing(TablePayer(self.scores(2)), num_first=10)
+        objective(ORDERINGS[:1])
+        assert objective(ORDERINGS[2:3])[0].score == 0.0
+
+    def test_a_round_of_several_without_an_answer_does(self):
+        objective = racing(TablePayer(self.scores(1, 2)), num_first=10)
+        objective(ORDERINGS[:1])
+        with pytest.raises(RuntimeError, match="no call ended with an answer, for 2 orderings"):
+            objective(ORDERINGS[1:3])

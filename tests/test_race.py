@@ -97,10 +97,11 @@ class TestRace:
             assert run(again, ORDERINGS[:8], num_calls=100) == winners
             assert len(payer.paid) == paid
 
-    def test_new_entrants_alone_have_nothing_to_meet(self):
+    def test_new_entrants_alone_are_scored_as_the_search_would(self):
         payer = TablePayer(table())
-        assert run(started(payer, ORDERINGS[:3]), ORDERINGS[5:9]) == []
-        assert len(payer.paid) == 12
+        objective = RacingExamples(CellScorer(payer), num_train=40, num_first=4, num_more=8)
+        assert run(objective, [ORDERINGS[20], ORDERINGS[2]]) == [ORDERINGS[20], ORDERINGS[2]]
+        assert objective.num_asked(ORDERINGS[2]) == 40
 
     def test_ever_fewer_orderings_on_ever_more_examples(self):
         objective, heats = started(TablePayer(table()), ORDERINGS[:20]), []

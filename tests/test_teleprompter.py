@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from fakes import digest, exact_match, fake_lm, questions
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
+from plr_dspy.surrogate import Surrogate
 
 EXAMPLES = questions(120)
 
@@ -193,7 +195,7 @@ class TestCompile:
         reorder.compile(student(), trainset=EXAMPLES)
         scores = [iteration.best_score_so_far for iteration in reorder.report.history]
         assert scores == pytest.approx([scores[0]] * 4, abs=0.1)
-        assert "ran for no order and are left out" in caplog.text
+        assert "ran for no order so far: they are left out" in caplog.text
 
     def test_compile_seed_wins(self, engine):
         first = optimizer(seed=5).compile(student(), trainset=EXAMPLES)
@@ -311,6 +313,35 @@ class TestInterrupts:
         compiled = optimizer().compile(student(), trainset=EXAMPLES)
         assert compiled.reorder_report["stopped"] == "budget"
 
+    @pytest.mark.parametrize("which", [1, 3])
+    def test_in_a_fit_too(self, engine, monkeypatch, which):
+        """What the search knew before the fit is what there is."""
+        fits, fit = [], Surrogate.fit
+
+        def interrupted(self, *args):
+            fits.append(self)
+            if len(fits) == which:
+                raise KeyboardInterrupt
+            fit(self, *args)
+
+        monkeypatch.setattr(Surrogate, "fit", interrupted)
+        reorder = optimizer()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.stopped == "interrupted"
+        assert reorder.report.program_calls["total"] > 0
+        assert len(reorder.report.history) == which - 1
+
+    def test_in_the_race(self, engine, monkeypatch):
+        def interrupted(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("plr_dspy.compilation.race", interrupted)
+        reorder = optimizer()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.stopped == "interrupted in the race of the best orders"
+
     def test_after_an_error_too(self, engine):
         def metric(example, prediction):
             if engine.num_calls > 130:
@@ -350,6 +381,11 @@ class TestEstimate:
         )
         assert "program calls" in str(before)
 
+    def test_two_orders_are_two_finalists(self, engine):
+        before = optimizer(max_metric_calls=150).estimate(student(2), trainset=EXAMPLES)
+        assert before.num_finalists == 2
+        assert before.final_calls == 2 * before.num_selection_examples
+
     def test_counts_prompt_tokens_where_it_can(self, engine):
         program = student()
         before = optimizer().estimate(program, trainset=EXAMPLES)
@@ -377,6 +413,25 @@ class TestEstimate:
 
 
 class TestReport:
+    def test_estimates_are_numbers_whatever_the_number_of_orders(self, engine):
+        """A model of 256 orders, and more of them known."""
+
+        class Shown(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = student(8)
+
+            def forward(self, question):
+                return dspy.Prediction(shown=[demo.question for demo in self.predict.demos])
+
+        def noise(example, prediction, trace=None):
+            return digest(f"{example.question} {prediction.shown}") < 0.5
+
+        reorder = PLReorder(noise, max_metric_calls=4000, num_threads=1, seed=6, display_progress=False)
+        reorder.compile(Shown(), trainset=EXAMPLES[8:16], valset=EXAMPLES[16:56])
+        assert sum(iteration.num_new for iteration in reorder.report.history) > 256
+        assert all(math.isfinite(candidate.estimate) for candidate in reorder.report.candidates)
+
     def test_holds_what_happened(self, engine):
         reorder = optimizer(seed=4)
         compiled = reorder.compile(student(), trainset=EXAMPLES)
