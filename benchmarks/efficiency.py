@@ -113,7 +113,9 @@ def plot(panels: dict[str, dict[str, np.ndarray]], path: Path) -> None:
     styles = {"default": ("C0", "o"), "halving": ("C1", "s"), "top-k": ("C2", "^"), "paper mle": ("C3", "D")}
     for axis, (title, results) in zip(axes, panels.items(), strict=True):
         for method, (colour, marker) in styles.items():
-            lines = [rows for name, rows in results.items() if name.startswith(method)]
+            lines = [
+                rows for name, rows in results.items() if name.startswith(method) and rows[:, CALLS].any()
+            ]
             lines.sort(key=lambda rows: rows[:, CALLS].mean())
             accuracy = [rows[:, HELD_OUT] for rows in lines]
             errors = [np.mean(a) - mean_interval(list(a), 0.95)[0] for a in accuracy]
