@@ -30,7 +30,7 @@ class Estimate:
         num_finalists, num_selection_examples: The same of the final comparison.
         search_calls, race_calls, final_calls: Program calls of the search, of the race of its best orders, and
             of the final comparison, at most.
-        program_calls: Of both, at most; a compile never makes more.
+        program_calls: Of all three, at most; a compile never makes more.
         prompt_tokens: Tokens of all prompts, about, by litellm's count; None where the prompts cannot
             be told from the examples, as with predictors that read each other's outputs.
     """

@@ -46,7 +46,7 @@ class Plan:
 
     Attributes:
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1.
-        num_best_seen: Best orderings of the search that join the final comparison.
+        num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
         num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
         num_selection_examples: Examples of the final comparison.
         exhaustive: Whether every distinct ordering is scored, in batches of `num_samples`.

@@ -77,14 +77,17 @@ def adjusted_means(scores: Array, *, num_rounds: int = 10) -> Array:
     effects = np.zeros(len(scores))
     for _ in range(num_rounds):
         means = ordering_effects(scores, effects)
-        effects = means * counts / (counts + 0.5 / PRIOR_VARIANCE)
+        effects = _shrunk(means, counts)
     return means
 
 
 def shrunk_means(scores: Array) -> Array:
     """`adjusted_means`, the nearer to 0 the fewer examples they come from."""
-    counts = (~np.isnan(scores)).sum(axis=1)
-    shrunk: Array = adjusted_means(scores) * counts / (counts + 0.5 / PRIOR_VARIANCE)
+    return _shrunk(adjusted_means(scores), (~np.isnan(scores)).sum(axis=1))
+
+
+def _shrunk(means: Array, counts: NDArray[np.int64]) -> Array:
+    shrunk: Array = means * counts / (counts + 0.5 / PRIOR_VARIANCE)
     return shrunk
 
 

@@ -138,7 +138,7 @@ class ThompsonSearch(CrossEntropySearch):
         self._num_rounds += 1
         self._fit()
         best = self._estimates()
-        elites = best[: max(MIN_ELITES, self._num_elites(len(best)))]
+        elites = best[: self._num_elites(len(best))]
         self.distributions = [self.update.initial(size) for size in self.space.sizes]
         self._refit(elites)
         return elites
@@ -170,6 +170,9 @@ class ThompsonSearch(CrossEntropySearch):
         self._model = _Model([], surrogate, None)
         if self._scores:
             self._fit()
+
+    def _num_elites(self, num_trials: int) -> int:
+        return max(MIN_ELITES, super()._num_elites(num_trials))
 
     def _sampled(self) -> list[Ordering]:
         """The best candidates of posterior draws."""
@@ -249,7 +252,7 @@ class ThompsonSearch(CrossEntropySearch):
             found = dict.fromkeys(itertools.islice(self.space.enumerate(), NUM_CANDIDATES))
         else:
             best = [trial.ordering for trial in self._estimates()]
-            parents = best[: max(MIN_ELITES, self._num_elites(len(best)))]
+            parents = best[: self._num_elites(len(best))]
             found = dict.fromkeys(self._draw(NUM_CANDIDATES // 3, 1.0))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self._moved(parents[index], rng)] = None
