@@ -25,11 +25,12 @@ KINDS = ("item", "item by position", "adjacency", "labels", "mixed")
 
 
 class Landscape(Protocol):
-    """Answers to every example under every order of one list of demos."""
+    """Answers to every example under every order of one list of demos; classes are right answers."""
 
     num_demos: int
     num_examples: int
     classes: list[int]
+    example_classes: list[int]
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:
         """Whether each example is answered right: bool ``[num_examples]``."""
@@ -67,6 +68,7 @@ class SyntheticLandscape:
         }
         self._margin = rng.normal(0.35, 0.9, num_examples)
         self._label = rng.permutation(np.arange(num_examples) % 2) * 2 - 1
+        self.example_classes = [int(label) for label in self._label]
         self._own = rng.normal(0.0, 0.35, (2, num_examples))
         self._known: dict[tuple[int, ...], np.ndarray] = {}
 
@@ -139,6 +141,7 @@ class RecordedLandscape:
             tuple(int(item) for item in order): row[shuffled]
             for order, row in zip(data["orders"], right, strict=True)
         }
+        self.example_classes = [int(answer) for answer in data["gold"][shuffled]]
         self.classes = [int(label) for label in data["demo_labels"]]
         self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
 

@@ -35,7 +35,7 @@ def held_out(program: dspy.Module, task: Task, test: list[dspy.Example], folder:
     folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "held_out.jsonl")
     scorer = program_scorer(program, slots, metric=task.metric, examples=test, num_threads=2, ledger=ledger)
-    (row,) = scorer.table([slots.space.identity], range(len(test)))
+    _, (row,) = scorer.table([slots.space.identity], range(len(test)))
     ledger.close()
     return row
 

@@ -75,7 +75,14 @@ def compiled(
 
 
 def planned(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, ...], int]:
-    search = new_search(plan, pool.space, update=update, seed=seed, classes=[pool.landscape.classes])
+    search = new_search(
+        plan,
+        pool.space,
+        update=update,
+        seed=seed,
+        classes=[pool.landscape.classes],
+        example_classes=pool.landscape.example_classes,
+    )
     return compiled(pool, plan, search)
 
 
@@ -171,6 +178,7 @@ def ablation(budget: int) -> dict[str, Method]:
         race: bool = True,
         objective: type[RacingExamples] = RacingExamples,
         classes: bool = True,
+        leaning: bool = True,
         **settings: Any,
     ) -> Method:
         def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
@@ -185,6 +193,7 @@ def ablation(budget: int) -> dict[str, Method]:
                     num_initial=plan.num_initial,
                     elite_fraction=plan.elite_fraction,
                     classes=[pool.landscape.classes] if classes else None,
+                    example_classes=pool.landscape.example_classes if leaning else None,
                     **shape,
                     **settings,
                 )
@@ -206,7 +215,8 @@ def ablation(budget: int) -> dict[str, Method]:
         "no second looks": without(propose_known=False),
         "no race": without(race=False),
         "all on the same examples": without(objective=SameExamples),
-        "no classes": without(classes=False),
+        "no classes of demos": without(classes=False),
+        "no leaning": without(leaning=False),
         "no adjacency": without(families=places),
         "one score an item": without(families=["rank"]),
     }

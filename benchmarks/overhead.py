@@ -39,7 +39,10 @@ def modelled(num_demos: int, num_cells: int, rounds: int) -> float:
     """Median time of ask + tell of the default search that knows so many scores, 8 to 40 an ordering."""
     rng = np.random.default_rng(0)
     search = ThompsonSearch(
-        OrderingSpace.of_sizes(num_demos), num_examples=160, classes=[[i % 2 for i in range(num_demos)]]
+        OrderingSpace.of_sizes(num_demos),
+        num_examples=160,
+        classes=[[i % 2 for i in range(num_demos)]],
+        example_classes=[i % 2 for i in range(160)],
     )
     known: dict[Ordering, dict[int, float]] = {}
 

@@ -21,8 +21,9 @@ def new_search(
     update: str | UpdateRule,
     seed: int,
     classes: Sequence[Sequence[int]] | None = None,
+    example_classes: Sequence[int] | None = None,
 ) -> CrossEntropySearch:
-    """The search that a plan asks for; `classes` are those of `ThompsonSearch`."""
+    """The search that a plan asks for; `classes` and `example_classes` are those of `ThompsonSearch`."""
     shape: dict[str, Any] = {
         "update": update,
         "num_samples": plan.num_samples,
@@ -32,8 +33,14 @@ def new_search(
     if plan.exhaustive:
         return ExhaustiveSearch(space, **shape)
     if plan.racing:
-        racing: dict[str, Any] = {"num_examples": plan.num_train_examples, "num_initial": plan.num_initial}
-        return ThompsonSearch(space, classes=classes, **racing, **shape)
+        return ThompsonSearch(
+            space,
+            num_examples=plan.num_train_examples,
+            num_initial=plan.num_initial,
+            classes=classes,
+            example_classes=example_classes,
+            **shape,
+        )
     return CrossEntropySearch(space, **shape)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.deadlines import Deadlines
 from plr_dspy.distributions import OrderingDistribution
-from plr_dspy.finals import Finalist, compare, finalists, winner
-from plr_dspy.loop import TIME_LIMIT, Progress, num_affordable, run
+from plr_dspy.finals import Finalist, affordable_examples, compare, finalists, winner
+from plr_dspy.loop import TIME_LIMIT, Progress, run
 from plr_dspy.objectives import CommonExamples, RacingExamples
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
-from plr_dspy.race import race
+from plr_dspy.race import Scores, race
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
@@ -240,6 +240,7 @@ class Compilation:
             num_examples=plan.num_train_examples,
             num_calls=self._train_limit - self._search_calls,
             num_winners=plan.num_best_seen,
+            estimate=self._estimated,
             on_heat=self._scorer.ledger.settle,
         )
         self._race_was_cut = objective.deadline is not None and time.monotonic() >= objective.deadline
@@ -255,42 +256,49 @@ class Compilation:
         winners = [Finalist("best seen", ordering) for ordering in self._race()]
         return [Finalist("original", self._search.space.identity), *winners]
 
-    def _estimates(self, results: Sequence[Trial], rows: Sequence[Sequence[float]]) -> list[float]:
+    def _estimates(
+        self, results: Sequence[Trial], examples: Sequence[int], rows: Sequence[Sequence[float]]
+    ) -> list[float]:
         """What chooses among the entries: the scores of the final comparison, or in a racing plan all scores."""
         if not isinstance(self._objective, RacingExamples):
             return [trial.score for trial in results]
         known = self._objective.scores()
-        told = [Trial(o, 0.0, len(scores), tuple(scores.items())) for o, scores in known.items()]
-        told += [
-            Trial(trial.ordering, trial.score, len(row), tuple(zip(self._selection, row, strict=False)))
-            for trial, row in zip(results, rows, strict=True)
-        ]
-        self._search.tell(told)
-        estimates = {t.ordering: t.score for t in self._search.ranked(results)}
+        for trial, row in zip(results, rows, strict=True):
+            known[trial.ordering] = known.get(trial.ordering, {}) | dict(zip(examples, row, strict=True))
+        estimates = self._estimated(known)
         return [estimates.get(trial.ordering, -math.inf) for trial in results]
+
+    def _estimated(self, scores: Scores) -> dict[Ordering, float]:
+        """What the search makes of scores by example, of those orderings that it has not ruled out."""
+        trials = [Trial(o, 0.0, len(known), tuple(known.items())) for o, known in scores.items()]
+        if trials:
+            self._search.tell(trials)
+        return {trial.ordering: trial.score for trial in self._search.ranked(trials)}
 
     def _choose(self) -> Outcome:
         plan, progress, scorer = self._plan, self._progress, self._scorer
         entries = self._entries()
-        examples = self._selection
         orderings = [entry.ordering for entry in entries]
         left = plan.call_limit - scorer.program_calls
-        count = num_affordable(orderings, lambda some: scorer.cost(some, examples), left)
-        rows = scorer.table(orderings[:count], examples, favoured=0, deadline=self._deadlines.end())
+        examples = affordable_examples(self._selection, lambda some: scorer.cost(orderings, some), left)
+        ran, rows = (
+            scorer.table(orderings, examples, favoured=0, deadline=self._deadlines.end())
+            if examples
+            else ([], [])
+        )
         stopped = TIME_LIMIT if self._race_was_cut else progress.stopped
-        if len(rows) == count:
+        if len(rows) == len(entries):
             scorer.ledger.settle()
         else:
             stopped = TIME_LIMIT
-        if len(rows) < len(entries):
             logger.warning("%d of %d orders could be compared before the end", len(rows), len(entries))
-            if len(rows) < 2:
-                return replace(self._original(), stopped=f"{stopped}, nothing compared")
+        if len(rows) < 2:
+            return replace(self._original(), stopped=f"{stopped}, nothing compared")
         results = [
             Trial(entry.ordering, math.fsum(row) / len(row), len(row))
             for entry, row in zip(entries, rows, strict=False)
         ]
-        estimates = self._estimates(results, rows)
+        estimates = self._estimates(results, ran, rows)
         best = winner(estimates)
         scores = {trial.score for trial in [*progress.trials.values(), *results]}
         if len(results) > 1 and len(scores) == 1:

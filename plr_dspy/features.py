@@ -69,7 +69,7 @@ class OrderingFeatures:
                 f"none of the families {list(families)} applies to blocks of {space.sizes} items"
             )
         self._families = [[block.get(name) for block in per_block] for name in self.names]
-        references = self._raw(_random_orderings(space))
+        references = self._raw(random_orderings(space, NUM_REFERENCES))
         self._means = [raw.mean(axis=0) for raw in references]
         self._scales = [
             1.0 / np.sqrt(((raw - mean) ** 2).sum(axis=1).mean() + 1e-12)
@@ -139,10 +139,10 @@ def _counts(codes: NDArray[np.int64], number: int) -> Array:
     return flat.reshape(len(codes), number).astype(np.float64)
 
 
-def _random_orderings(space: OrderingSpace) -> list[Ordering]:
+def random_orderings(space: OrderingSpace, number: int) -> list[Ordering]:
+    """So many, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
     blocks = [
-        draw_orderings(PlackettLuce(torch.zeros(size)), NUM_REFERENCES, generator).tolist()
-        for size in space.sizes
+        draw_orderings(PlackettLuce(torch.zeros(size)), number, generator).tolist() for size in space.sizes
     ]
     return [space.canonical(ordering) for ordering in zip(*blocks, strict=True)]

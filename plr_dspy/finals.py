@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from plr_dspy.records import Trial
@@ -47,6 +48,25 @@ def finalists(search: Search, best_seen: Sequence[Trial], *, num_draws: int) -> 
     for entry in entries:
         distinct.setdefault(entry.ordering, entry)
     return list(distinct.values())
+
+
+def affordable_examples(
+    examples: Sequence[int], cost: Callable[[Sequence[int]], int], left: int
+) -> list[int]:
+    """The examples that the calls left pay for, in their order; of too many, those that cost least.
+
+    Args:
+        examples: Of the comparison.
+        cost: Program calls that comparing all orderings on some of them would make.
+        left: Program calls left.
+    """
+    if cost(examples) <= left:
+        return list(examples)
+    costs = {example: cost([example]) for example in examples}
+    cheapest = sorted(examples, key=lambda example: costs[example])
+    total = itertools.accumulate(costs[example] for example in cheapest)
+    kept = {example for example, spent in zip(cheapest, total, strict=True) if spent <= left}
+    return [example for example in examples if example in kept]
 
 
 def winner(scores: Sequence[float]) -> int:

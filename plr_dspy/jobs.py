@@ -109,6 +109,7 @@ class Job:
             update=self.options.update,
             seed=self.options.seed,
             classes=self.slots.classes,
+            example_classes=self.splits.classes,
         )
 
     def new_scorer(

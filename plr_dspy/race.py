@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from plr_dspy.effects import adjusted_means, score_table
 from plr_dspy.objectives import RacingExamples
 from plr_dspy.space import Ordering
-from plr_dspy.surrogate import adjusted_means, score_table
 
 KEPT_SHARE = 0.4
 """Share of the orderings that go on to the next heat."""
+
+
+Scores = Mapping[Ordering, Mapping[int, float]]
+"""Scores by example of each ordering."""
+
+
+def adjusted_scores(scores: Scores) -> dict[Ordering, float]:
+    """Mean score of each ordering, adjusted for the examples that it was scored on (`adjusted_means`)."""
+    return dict(zip(scores, map(float, adjusted_means(score_table(list(scores.values())))), strict=True))
 
 
 def race(
@@ -20,6 +29,7 @@ def race(
     num_examples: int,
     num_calls: int,
     num_winners: int,
+    estimate: Callable[[Scores], Mapping[Ordering, float]] = adjusted_scores,
     on_heat: Callable[[], None] = lambda: None,
 ) -> list[Ordering]:
     """Sequential halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
@@ -34,6 +44,8 @@ def race(
         num_examples: That there are.
         num_calls: Program calls, at most.
         num_winners: How many to find.
+        estimate: What ranks them, from the scores of all orderings that the objective knows; an ordering that
+            it says nothing of has lost.
         on_heat: Called after each heat that was scored whole.
 
     Returns:
@@ -56,15 +68,10 @@ def race(
             level += 1
         spent += cost(level)
         finished = objective.extend(alive, level)
-        means = adjusted_scores(objective.scores())
+        means = estimate(objective.scores())
         alive = sorted((o for o in alive if o in means), key=lambda ordering: -means[ordering])
         if len(finished) < len(asked):
             break
         on_heat()
         alive = alive[: max(num_winners, math.ceil(KEPT_SHARE * len(alive)))]
     return alive[:num_winners]
-
-
-def adjusted_scores(scores: Mapping[Ordering, Mapping[int, float]]) -> dict[Ordering, float]:
-    """Mean score of each ordering, adjusted for the examples that it was scored on (`adjusted_means`)."""
-    return dict(zip(scores, map(float, adjusted_means(score_table(list(scores.values())))), strict=True))

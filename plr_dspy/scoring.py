@@ -100,8 +100,8 @@ class CellScorer:
         *,
         favoured: int | None = None,
         deadline: float | None = None,
-    ) -> list[list[float]]:
-        """Scores of orderings, a row each, on the examples that ran for any of them.
+    ) -> tuple[list[int], list[list[float]]]:
+        """The examples that ran for any of the orderings, and a row of scores on them for each ordering.
 
         Args:
             orderings: What to score; cells that are known cost nothing.
@@ -120,7 +120,7 @@ class CellScorer:
             for column, example in enumerate(ran):
                 if self.cell(orderings[favoured], example).outcome == FAILED:
                     rows[favoured][column] = max(row[column] for row in rows)
-        return rows
+        return ran, rows
 
     def cell(self, ordering: Ordering, example: int) -> Cell:
         """The outcome of a cell that has been paid.

@@ -13,7 +13,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.space import Ordering, OrderingSpace
-from plr_dspy.splits import value_key
+from plr_dspy.splits import answer_classes
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
     names = sorted(set(block_of.values()))
     blocks = [tuple(i for i in shown if block_of[i] == block) for block in names]
     blocks = [block for block in blocks if len({kind[i] for i in block}) > 1]
-    classes = demo_classes(demos, list(predictor.signature.output_fields))
+    classes = answer_classes([dict(demo.items()) for demo in demos], list(predictor.signature.output_fields))
     return Slot(
         name,
         demos,
@@ -146,19 +146,6 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
         kinds=tuple(tuple(kind[i] for i in block) for block in blocks),
         classes=tuple(tuple(classes[i] for i in block) for block in blocks),
     )
-
-
-def demo_classes(demos: Sequence[Any], outputs: Sequence[str]) -> list[int]:
-    """Numbers the answers of demos: equal for demos that give the same one.
-
-    An output that hardly any two demos share, such as a reasoning, says nothing about classes and is ignored.
-    """
-    fields = [dict(demo.items()) for demo in demos]
-    columns = [[value_key(demo.get(name)) for demo in fields] for name in outputs]
-    telling = [column for column in columns if 3 * len(set(column)) <= 2 * len(demos)]
-    answers = list(zip(*telling, strict=True)) or [()] * len(demos)
-    numbers = {answer: i for i, answer in enumerate(dict.fromkeys(answers))}
-    return [numbers[answer] for answer in answers]
 
 
 def add_labelled_demos(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,13 @@ class Splits:
     train: list[dspy.Example]
     selection: list[dspy.Example]
     names: list[str]
+
+    @property
+    def classes(self) -> list[int] | None:
+        """Number of the answer of each example of train, then of selection; None where answers are no classes."""
+        labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
+        classes = answer_classes(labels, sorted({name for fields in labels for name in fields}))
+        return classes if _are_classes(classes) else None
 
 
 def make_splits(
@@ -137,7 +144,7 @@ def mixed(
     """Shuffle; if `balanced`, spread each class evenly, so that every prefix has the classes' shares.
 
     A search scores orders on a prefix: an order that favours one class must not be favoured by
-    chance. Labels are classes when there are at most a quarter as many as examples.
+    chance.
 
     Args:
         indices: Of the examples.
@@ -150,7 +157,7 @@ def mixed(
     classes: dict[bytes, list[int]] = defaultdict(list)
     for index in shuffled:
         classes[labels[index]].append(index)
-    if not balanced or not 1 < len(classes) <= len(shuffled) / 4:
+    if not balanced or not _are_classes([labels[index] for index in shuffled]):
         return shuffled
     placed = [
         ((i + 0.5) / len(members), rank, index)
@@ -158,6 +165,27 @@ def mixed(
         for i, index in enumerate(members)
     ]
     return [index for *_, index in sorted(placed)]
+
+
+def _are_classes(labels: Sequence[Any]) -> bool:
+    """Whether labels are classes: several, and at most a quarter as many as there are examples."""
+    return 1 < len(set(labels)) <= len(labels) / 4
+
+
+def answer_classes(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[int]:
+    """Numbers the answers of demos or examples: equal for those that give the same one.
+
+    A field that hardly any two share, such as a reasoning, says nothing about classes and is ignored.
+
+    Args:
+        rows: Their fields.
+        names: Which of these are answers.
+    """
+    columns = [[value_key(fields.get(name)) for fields in rows] for name in names]
+    telling = [column for column in columns if 3 * len(set(column)) <= 2 * len(rows)]
+    answers = list(zip(*telling, strict=True)) or [()] * len(rows)
+    numbers = {answer: i for i, answer in enumerate(dict.fromkeys(answers))}
+    return [numbers[answer] for answer in answers]
 
 
 def label_keys(examples: Sequence[dspy.Example]) -> list[bytes]:

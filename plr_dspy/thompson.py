@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from plr_dspy.features import FAMILIES, OrderingFeatures
+from plr_dspy.effects import score_table, shrunk_means
+from plr_dspy.features import FAMILIES, NUM_REFERENCES, OrderingFeatures, random_orderings
 from plr_dspy.records import Trial
 from plr_dspy.search import MAX_REDRAWS, CrossEntropySearch, as_ordering
 from plr_dspy.space import Ordering, OrderingSpace
-from plr_dspy.surrogate import Array, Surrogate, score_table, shrunk_means
+from plr_dspy.surrogate import Array, Surrogate
 from plr_dspy.updates import UpdateRule
 
 NUM_CANDIDATES = 300
@@ -43,12 +45,12 @@ class _Model:
     Attributes:
         orderings: Those that it was fitted to.
         surrogate: The process.
-        earlier: The variances that the fit began with.
+        earlier: The state of the surrogate that the fit went on from.
     """
 
     orderings: list[Ordering]
     surrogate: Surrogate
-    earlier: Array | None
+    earlier: dict[str, Any]
 
 
 class ThompsonSearch(CrossEntropySearch):
@@ -69,6 +71,7 @@ class ThompsonSearch(CrossEntropySearch):
         num_examples: Examples there are; an ordering that has been scored on all, or that asking for again
             brought nothing new of, is not asked for again.
         classes: For each block the class of each of its items, such as demos of one answer; None for none.
+        example_classes: The class of each example, such as its answer; None for none.
         update: As in `CrossEntropySearch`; fitted from the uniform distribution in every round.
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
@@ -84,6 +87,7 @@ class ThompsonSearch(CrossEntropySearch):
         *,
         num_examples: int,
         classes: Sequence[Sequence[int]] | None = None,
+        example_classes: Sequence[int] | None = None,
         update: str | UpdateRule = "mle",
         num_samples: int = 24,
         num_initial: int = 60,
@@ -105,9 +109,11 @@ class ThompsonSearch(CrossEntropySearch):
         self._propose_known = propose_known
         self._seed = seed
         self._features = OrderingFeatures(space, classes=classes, families=families)
+        self._references = self._features(random_orderings(space, NUM_REFERENCES))
+        self._example_classes = example_classes
         self._scores: dict[Ordering, dict[int, float]] = {}
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
-        self._model = _Model([], Surrogate(), None)
+        self._model = _Model([], Surrogate(), {})
         self._num_rounds = 0
 
     def ask(self) -> list[Ordering]:
@@ -155,7 +161,7 @@ class ThompsonSearch(CrossEntropySearch):
             "scores": [[ordering, list(scores.items())] for ordering, scores in self._scores.items()],
             "finished": sorted(self._finished),
             "seed": self._seed,
-            "variances": None if self._model.earlier is None else self._model.earlier.tolist(),
+            "surrogate": self._model.earlier,
             "num_rounds": self._num_rounds,
         }
 
@@ -164,10 +170,7 @@ class ThompsonSearch(CrossEntropySearch):
         self._scores = {as_ordering(o): {int(e): s for e, s in scores} for o, scores in state["scores"]}
         self._finished = {as_ordering(ordering) for ordering in state["finished"]}
         self._num_rounds, self._seed = int(state["num_rounds"]), int(state["seed"])
-        surrogate = Surrogate()
-        if state["variances"] is not None:
-            surrogate.variances = np.array(state["variances"])
-        self._model = _Model([], surrogate, None)
+        self._model = _Model([], Surrogate(earlier=state["surrogate"]), {})
         if self._scores:
             self._fit()
 
@@ -220,10 +223,10 @@ class ThompsonSearch(CrossEntropySearch):
             means[[ordering == self.space.identity for ordering in orderings]] = np.inf
             kept = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED])
             orderings = [orderings[index] for index in kept]
-        surrogate, earlier = Surrogate(), self._model.surrogate.variances
-        surrogate.variances = earlier
+        earlier = self._model.surrogate.state_dict()
+        surrogate = Surrogate(self._references, earlier=earlier)
         with SMALL_MATRICES.limit(limits=1, user_api="blas"):
-            surrogate.fit(self._features(orderings), self._table(orderings))
+            surrogate.fit(self._features(orderings), self._table(orderings), self._classes_of(orderings))
         self._model = _Model(orderings, surrogate, earlier)
 
     def _estimates(self) -> list[Trial]:
@@ -240,6 +243,14 @@ class ThompsonSearch(CrossEntropySearch):
     def _table(self, orderings: Sequence[Ordering]) -> Array:
         """Scores ``[m, E]`` with NaN where there is none."""
         return score_table([self._scores[ordering] for ordering in orderings])
+
+    def _classes_of(self, orderings: Sequence[Ordering]) -> NDArray[np.int64] | None:
+        """The classes of the examples that are columns of `_table`, numbered anew."""
+        if self._example_classes is None:
+            return None
+        examples = sorted({example for ordering in orderings for example in self._scores[ordering]})
+        codes = np.unique([self._example_classes[example] for example in examples], return_inverse=True)[1]
+        return np.asarray(codes, dtype=np.int64)
 
     def _features_of(self, orderings: Sequence[Ordering]) -> list[Array]:
         if orderings:

@@ -121,6 +121,18 @@ class TestRace:
         assert winners == sorted(known, key=lambda ordering: -known[ordering])[:2]
         assert len(payer.paid) == 40
 
+    def test_goes_by_the_estimates(self):
+        """The worst of the orderings, by those who have a say in it; the best has no estimate and is out."""
+        told = []
+
+        def estimate(scores):
+            told.append(scores)
+            return {ordering: -ORDERINGS.index(ordering) for ordering in scores if ordering != ORDERINGS[0]}
+
+        objective = started(TablePayer(table()), ORDERINGS[:20])
+        assert run(objective, ORDERINGS[:20], estimate=estimate) == ORDERINGS[1:3]
+        assert told[-1] == objective.scores()
+
     def test_no_entrants(self):
         objective = started(TablePayer(table()), ORDERINGS[:3])
         assert run(objective, []) == []

@@ -180,8 +180,8 @@ class TestErrors:
 
     def test_a_favoured_ordering_loses_nothing_by_failures(self, engine):
         cells = scorer(metric=self.failing_once("question 12"), num_threads=1)
-        rows = cells.table([IDENTITY, REVERSED], range(6), favoured=0)
-        assert rows == [[1.0] * 6, [1.0] * 6]
+        examples, rows = cells.table([IDENTITY, REVERSED], range(6), favoured=0)
+        assert (examples, rows) == (list(range(6)), [[1.0] * 6, [1.0] * 6])
 
     def test_an_example_that_fails_for_all_counts_for_none(self, engine):
         cells = scorer(metric=self.failing_on("question 12"))

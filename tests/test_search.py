@@ -16,7 +16,7 @@ from plr_dspy import (
     OrderingSpace,
     RankEMA,
 )
-from plr_dspy.finals import compare, finalists, winner
+from plr_dspy.finals import affordable_examples, compare, finalists, winner
 from plr_dspy.loop import Progress, run
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.search import elite_weights, num_elites
@@ -290,6 +290,18 @@ class TestFinals:
         assert len(set(orderings)) == len(orderings) <= 7
         assert progress.best(search, 1)[0].ordering in orderings
         assert search.mode() in orderings
+
+    @given(st.lists(st.integers(0, 4), max_size=20), st.integers(-3, 60))
+    def test_as_many_examples_as_the_calls_left_pay_for(self, costs, left):
+        def cost(examples):
+            return sum(costs[example] for example in examples)
+
+        kept = affordable_examples(range(len(costs)), cost, left)
+        assert kept == sorted(set(kept))
+        assert not kept or cost(kept) <= left
+        dearer = [example for example in range(len(costs)) if example not in kept]
+        assert all(cost([*kept, example]) > left for example in dearer)
+        assert all(costs[example] >= costs[one] for example in dearer for one in kept)
 
     def test_the_original_order_comes_first_wherever_else_it_turns_up(self):
         space = OrderingSpace.of_sizes(3)

@@ -5,11 +5,12 @@ from collections import Counter
 import dspy
 import numpy as np
 import pydantic
+import pytest
 from fakes import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.splits import label_keys, make_splits, mixed, shown_by, value_key
+from plr_dspy.splits import answer_classes, label_keys, make_splits, mixed, shown_by, value_key
 
 
 def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
@@ -119,3 +120,31 @@ class TestSplits:
     def test_same_seed_same_split(self):
         examples = questions(50)
         assert splits(examples, seed=1) == splits(examples, seed=1) != splits(examples, seed=2)
+
+
+class TestClasses:
+    def test_number_the_answers_of_train_then_selection(self):
+        parts = splits(
+            [dspy.Example(question=str(i), answer="ab"[i % 2]).with_inputs("question") for i in range(40)]
+        )
+        answers = [example.answer for example in (*parts.train, *parts.selection)]
+        assert parts.classes is not None
+        assert len(set(zip(answers, parts.classes, strict=True))) == len(set(parts.classes)) == 2
+
+    def test_a_field_that_no_two_share_does_not_count(self):
+        rows = [{"reasoning": f"because {i}", "answer": i % 3} for i in range(30)]
+        assert answer_classes(rows, ["reasoning", "answer"]) == [0, 1, 2] * 10
+        assert answer_classes(rows, ["reasoning"]) == [0] * 30
+        assert answer_classes([], ["answer"]) == []
+
+    @pytest.mark.parametrize("number", [1, 11, 40])
+    def test_are_several_and_far_fewer_than_examples(self, number):
+        examples = [
+            dspy.Example(question=str(i), answer=i % number).with_inputs("question") for i in range(40)
+        ]
+        assert splits(examples).classes is None
+
+    def test_examples_without_labels_have_none(self):
+        assert (
+            splits([dspy.Example(question=str(i)).with_inputs("question") for i in range(40)]).classes is None
+        )

@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plr_dspy import OrderingSpace
+from plr_dspy.effects import adjusted_means, score_table, shrunk_means
 from plr_dspy.features import FAMILIES, OrderingFeatures
-from plr_dspy.surrogate import Surrogate, adjusted_means, score_table, shrunk_means
+from plr_dspy.surrogate import Surrogate
 
 SPACE = OrderingSpace.of_sizes(8)
 FEATURES = OrderingFeatures(SPACE, classes=[[0, 1] * 4])

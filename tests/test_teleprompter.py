@@ -194,7 +194,7 @@ class TestCompile:
             return
         reorder.compile(student(), trainset=EXAMPLES)
         scores = [iteration.best_score_so_far for iteration in reorder.report.history]
-        assert scores == pytest.approx([scores[0]] * 4, abs=0.1)
+        assert scores == pytest.approx([scores[0]] * 4, abs=0.15)
         assert "ran for no order so far: they are left out" in caplog.text
 
     def test_compile_seed_wins(self, engine):

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import numpy as np
@@ -110,9 +111,14 @@ class TestSearch:
         assert sorted(asked) == sorted(world.space.enumerate())
 
     def test_classes_and_families_matter(self):
-        options = [{}, {"classes": [[0, 1] * 4]}, {"families": ["rank"]}]
+        options = [{}, {"classes": [[0, 1] * 4]}, {"families": ["rank"]}, {"example_classes": [0, 1] * 20}]
         last = [play(search_in(World(8), **some), World(8), rounds=3)[-1] for some in options]
-        assert last[0] != last[1] != last[2] != last[0]
+        assert all(one != other for one, other in itertools.combinations(last, 2))
+
+    def test_examples_of_one_class_tell_nothing_more(self):
+        options = [{}, {"example_classes": [7] * 40}]
+        first, second = (play(search_in(World(8), **some), World(8), rounds=3) for some in options)
+        assert first == second
 
 
 class TestTell:
@@ -157,9 +163,11 @@ class TestTell:
 class TestState:
     @pytest.mark.parametrize("update", ["ema", "mle", "mixture"])
     @pytest.mark.parametrize("rounds", [0, 1, 3])
-    def test_goes_on_as_if_nothing_had_been(self, update, rounds):
+    @pytest.mark.parametrize("example_classes", [None, [0, 1, 1, 2] * 10])
+    def test_goes_on_as_if_nothing_had_been(self, update, rounds, example_classes):
         world, other = World(6, 3), World(6, 3)
-        search, resumed = (search_in(world, update=update, seed=4) for _ in range(2))
+        options = {"update": update, "seed": 4, "example_classes": example_classes}
+        search, resumed = (search_in(world, **options) for _ in range(2))
         for batch in play(search, world, rounds=rounds):
             other(batch)
         resumed.load_state_dict(json.loads(json.dumps(search.state_dict())))
