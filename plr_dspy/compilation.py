@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +10,12 @@ from typing import Any
 from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.deadlines import Deadlines
 from plr_dspy.distributions import OrderingDistribution
-from plr_dspy.finals import Finalist, affordable_examples, compare, finalists, winner
+from plr_dspy.ending import Ending
+from plr_dspy.finals import Finalist
 from plr_dspy.loop import TIME_LIMIT, Progress, run
 from plr_dspy.objectives import CommonExamples, RacingExamples
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
-from plr_dspy.race import Scores, race
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
@@ -91,10 +89,11 @@ class Compilation:
         self._progress = Progress()
         self._earlier_finals = 0
         self._searched = False
-        self._phase = "final comparison"
-        self._race_was_cut = False
         self._search_calls = 0
         self._objective = objective
+        self._ending = Ending(
+            search, objective, scorer, plan=plan, selection=self._selection, deadlines=self._deadlines
+        )
         if checkpoint.state is not None:
             self._restore(checkpoint.state)
         bar.advance(checkpoint.ledger.num_resumed)
@@ -119,9 +118,20 @@ class Compilation:
             self._search_calls = self._objective.program_calls
             if self._progress.stopped != TIME_LIMIT:
                 self._save(searched=True)
-        outcome = self._choose()
+        outcome = self._end()
         self._note_end()
         return outcome
+
+    def _end(self) -> Outcome:
+        choice = self._ending.run(self._progress, race_calls=self._train_limit - self._search_calls)
+        stopped = TIME_LIMIT if choice.cut else self._progress.stopped
+        return replace(
+            self._original(),
+            ordering=choice.ordering,
+            comparison=choice.comparison,
+            candidates=choice.candidates,
+            stopped=stopped if choice.comparison else f"{stopped}, nothing compared",
+        )
 
     @property
     def _train_limit(self) -> int:
@@ -137,7 +147,7 @@ class Compilation:
         return replace(
             self._original(),
             ordering=best[0].ordering if best else self._search.space.identity,
-            stopped=ended if searching else f"{ended} in the {self._phase}",
+            stopped=ended if searching else f"{ended} in the {self._ending.phase}",
         )
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -221,94 +231,4 @@ class Compilation:
             iteration.best_score,
             iteration.best_score_so_far,
             iteration.program_calls,
-        )
-
-    def _race(self) -> list[Ordering]:
-        """The winners of the race that ends a racing search; the original has its place in the final comparison."""
-        plan, objective = self._plan, self._objective
-        assert isinstance(objective, RacingExamples)
-        self._phase = "race of the best orders"
-        objective.deadline = self._deadlines.race()
-        objective.max_program_calls = plan.call_limit - plan.final_calls
-        best = self._progress.best(self._search, plan.num_entrants)
-        entrants = [trial.ordering for trial in best]
-        if entrants:
-            entrants += [self._search.mode(), *self._search.draw(plan.num_final_draws)]
-        winners = race(
-            objective,
-            [entrant for entrant in dict.fromkeys(entrants) if entrant != self._search.space.identity],
-            num_examples=plan.num_train_examples,
-            num_calls=self._train_limit - self._search_calls,
-            num_winners=plan.num_best_seen,
-            estimate=self._estimated,
-            on_heat=self._scorer.ledger.settle,
-        )
-        self._race_was_cut = objective.deadline is not None and time.monotonic() >= objective.deadline
-        self._phase = "final comparison"
-        return winners
-
-    def _entries(self) -> list[Finalist]:
-        """The orderings of the final comparison, the original first."""
-        plan = self._plan
-        if not plan.racing:
-            best = self._progress.best(self._search, plan.num_best_seen)
-            return finalists(self._search, best, num_draws=plan.num_final_draws)
-        winners = [Finalist("best seen", ordering) for ordering in self._race()]
-        return [Finalist("original", self._search.space.identity), *winners]
-
-    def _estimates(
-        self, results: Sequence[Trial], examples: Sequence[int], rows: Sequence[Sequence[float]]
-    ) -> list[float]:
-        """What chooses among the entries: the scores of the final comparison, or in a racing plan all scores."""
-        if not isinstance(self._objective, RacingExamples):
-            return [trial.score for trial in results]
-        known = self._objective.scores()
-        for trial, row in zip(results, rows, strict=True):
-            known[trial.ordering] = known.get(trial.ordering, {}) | dict(zip(examples, row, strict=True))
-        estimates = self._estimated(known)
-        return [estimates.get(trial.ordering, -math.inf) for trial in results]
-
-    def _estimated(self, scores: Scores) -> dict[Ordering, float]:
-        """What the search makes of scores by example, of those orderings that it has not ruled out."""
-        trials = [Trial(o, 0.0, len(known), tuple(known.items())) for o, known in scores.items()]
-        if trials:
-            self._search.tell(trials)
-        return {trial.ordering: trial.score for trial in self._search.ranked(trials)}
-
-    def _choose(self) -> Outcome:
-        plan, progress, scorer = self._plan, self._progress, self._scorer
-        entries = self._entries()
-        orderings = [entry.ordering for entry in entries]
-        left = plan.call_limit - scorer.program_calls
-        examples = affordable_examples(self._selection, lambda some: scorer.cost(orderings, some), left)
-        ran, rows = (
-            scorer.table(orderings, examples, favoured=0, deadline=self._deadlines.end())
-            if examples
-            else ([], [])
-        )
-        stopped = TIME_LIMIT if self._race_was_cut else progress.stopped
-        if len(rows) == len(entries):
-            scorer.ledger.settle()
-        else:
-            stopped = TIME_LIMIT
-            logger.warning("%d of %d orders could be compared before the end", len(rows), len(entries))
-        if len(rows) < 2:
-            return replace(self._original(), stopped=f"{stopped}, nothing compared")
-        results = [
-            Trial(entry.ordering, math.fsum(row) / len(row), len(row))
-            for entry, row in zip(entries, rows, strict=False)
-        ]
-        estimates = self._estimates(results, ran, rows)
-        best = winner(estimates)
-        scores = {trial.score for trial in [*progress.trials.values(), *results]}
-        if len(results) > 1 and len(scores) == 1:
-            logger.warning(
-                "every order scored the same: the demos may not reach the model, or decide nothing"
-            )
-        return replace(
-            self._original(),
-            ordering=entries[best].ordering,
-            comparison=compare(rows[0], rows[best], num_candidates=len(rows)),
-            candidates=list(zip(entries, results, estimates, strict=False)),
-            stopped=stopped,
         )

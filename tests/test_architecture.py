@@ -30,6 +30,7 @@ LAYERS = [
     {"loop", "finals", "progress", "thompson", "deadlines"},
     {"objectives"},
     {"race", "assembly"},
+    {"ending"},
     {"compilation"},
     {"engines", "plaintext", "splits", "programs", "metrics", "failures"},
     {"slots", "completion", "inputs", "cells", "description"},
@@ -40,7 +41,7 @@ LAYERS = [
     {"__init__"},
 ]
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
-WITHOUT_DSPY = {m for layer in LAYERS[:9] for m in layer} - {"data"}
+WITHOUT_DSPY = {m for layer in LAYERS[:10] for m in layer} - {"data"}
 
 
 def imports(path):

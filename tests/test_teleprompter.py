@@ -336,7 +336,7 @@ class TestInterrupts:
         def interrupted(*args, **kwargs):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("plr_dspy.compilation.race", interrupted)
+        monkeypatch.setattr("plr_dspy.ending.race", interrupted)
         reorder = optimizer()
         with pytest.raises(KeyboardInterrupt):
             reorder.compile(student(), trainset=EXAMPLES)
