@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from plr_dspy.climbing import climb, moved
 from plr_dspy.effects import score_table, shrunk_means
 from plr_dspy.features import FAMILIES, NUM_REFERENCES, OrderingFeatures, random_orderings
 from plr_dspy.records import Trial
@@ -22,9 +23,6 @@ from plr_dspy.updates import UpdateRule
 
 NUM_CANDIDATES = 300
 """New orderings that each round chooses from, and those that climbing finds; of small spaces, all."""
-
-NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20
-"""Steps of hill climbing on the model's mean, orderings that climb, and moves tried from each."""
 
 MAX_MODELLED = 256
 """Orderings that the model is fitted to: the most promising. Bounds a round's time."""
@@ -240,6 +238,9 @@ class ThompsonSearch(CrossEntropySearch):
         ]
         return sorted(estimates, key=lambda trial: -trial.score)
 
+    def _predicted(self, orderings: list[Ordering]) -> Array:
+        return self._model.surrogate.predict(self._features(orderings))
+
     def _table(self, orderings: Sequence[Ordering]) -> Array:
         """Scores ``[m, E]`` with NaN where there is none."""
         return score_table([self._scores[ordering] for ordering in orderings])
@@ -266,30 +267,7 @@ class ThompsonSearch(CrossEntropySearch):
             parents = best[: self._num_elites(len(best))]
             found = dict.fromkeys(self._draw(NUM_CANDIDATES // 3, 1.0))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
-                found[self._moved(parents[index], rng)] = None
+                found[moved(self.space, parents[index], rng)] = None
             found |= dict.fromkeys(self._draw(NUM_CANDIDATES // 6, 0.0))
-            found |= dict.fromkeys(self._climb(best[:NUM_CLIMBERS], rng))
+            found |= dict.fromkeys(climb(self.space, best, self._predicted, rng))
         return [ordering for ordering in found if ordering not in self._scores]
-
-    def _climb(self, orderings: list[Ordering], rng: np.random.Generator) -> list[Ordering]:
-        """What a beam of orderings meets on its way up the process' mean."""
-        met: dict[Ordering, None] = {}
-        for _ in range(NUM_CLIMBS):
-            around = dict.fromkeys(orderings)
-            for ordering in orderings:
-                around |= dict.fromkeys(self._moved(ordering, rng) for _ in range(NUM_MOVES))
-            reached = list(around)
-            means = self._model.surrogate.predict(self._features(reached))
-            orderings = [reached[index] for index in np.argsort(-means, kind="stable")[:NUM_CLIMBERS]]
-            met |= dict.fromkeys(orderings)
-        return list(met)
-
-    def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """The ordering with one item put elsewhere in its block."""
-        place, block = int(rng.integers(sum(self.space.sizes))), 0
-        while place >= len(ordering[block]):
-            place, block = place - len(ordering[block]), block + 1
-        items = list(ordering[block])
-        item = items.pop(place)
-        items.insert(int(rng.integers(len(items) + 1)), item)
-        return self.space.canonical([*ordering[:block], items, *ordering[block + 1 :]])

@@ -23,7 +23,7 @@ LAYERS = [
         "secrets",
         "variances",
     },
-    {"distributions", "report", "stopping", "effects"},
+    {"distributions", "report", "stopping", "effects", "climbing"},
     {"fitting", "ledger", "features", "leaning"},
     {"updates", "checkpoint", "scoring", "surrogate"},
     {"search", "plan"},
