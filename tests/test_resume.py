@@ -332,7 +332,7 @@ class TestIdentity:
         for broken, message in [
             ("{", "state.json cannot be read"),
             ("[]", "state.json cannot be read"),
-            (content.replace('"schema_version": 2', '"schema_version": 99'), "schema version 99"),
+            (json.dumps({**json.loads(content), "schema_version": 99}), "schema version 99"),
             (content.replace('"identity": {', '"identity": [], "other": {'), "belongs to another compile"),
             (json.dumps({**json.loads(content), "state": []}), "state.json cannot be read"),
             (json.dumps({**json.loads(content), "state": {}}), "state.json in log_dir cannot be read"),
