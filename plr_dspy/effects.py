@@ -40,6 +40,12 @@ def example_effects(scores: Array, effects: Array) -> Array:
     return shrunk
 
 
+def parameters_used(known: NDArray[np.bool_]) -> float:
+    """Parameters that the shrunk effects of examples use up, of scores known ``[m, E]``."""
+    counts = known.sum(axis=0)
+    return float((counts / (counts + EXAMPLE_SHRINKAGE)).sum())
+
+
 def ordering_effects(scores: Array, effects: Array) -> Array:
     """Mean of each ordering above the effects of its examples, ``[m]``; arguments as in `example_effects`."""
     known = ~np.isnan(scores)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.effects import EXAMPLE_SHRINKAGE, example_effects
+from plr_dspy.effects import EXAMPLE_SHRINKAGE, example_effects, parameters_used
 from plr_dspy.variances import begin, posterior, stepped
 
 Array = NDArray[np.float64]
@@ -66,8 +66,7 @@ class Leaning:
         along = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
         means = along / precisions
-        per_example = known.sum(axis=0)
-        free = known.sum() - float((per_example / (per_example + EXAMPLE_SHRINKAGE)).sum())
+        free = known.sum() - parameters_used(known)
         variances, num_steps = begin(earlier, len(kernels))
         for step in range(num_steps + 1):
             covariance, inverse = posterior(variances, kernels, precisions)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.effects import EXAMPLE_SHRINKAGE, example_effects, ordering_effects, shrunk_means
+from plr_dspy.effects import example_effects, ordering_effects, parameters_used, shrunk_means
 from plr_dspy.leaning import Leaning
 from plr_dspy.variances import PRIOR_VARIANCE, begin, posterior, stepped
 
@@ -108,8 +108,7 @@ class Surrogate:
         if spread <= 1e-18 * float(np.nanmax(np.abs(scores))) ** 2:
             return 1.0
         rest = np.where(known, scores - example_effects(scores, effects) - effects[:, None], 0.0)
-        per_example = known.sum(axis=0)
-        used = parameters + float((per_example / (per_example + EXAMPLE_SHRINKAGE)).sum())
+        used = parameters + parameters_used(known)
         total = known.sum()
         return max(float((rest**2).sum() / max(total - used, 0.25 * total)), 1e-6 * spread)
 
