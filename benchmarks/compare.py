@@ -1,12 +1,13 @@
-"""All methods on one task with the local model: held-out accuracy, program calls and time.
+"""All methods on one task: held-out accuracy, program calls and time.
 
-python benchmarks/compare.py                                  # the bundled reviews
+python benchmarks/compare.py                                  # the bundled reviews, the local model
 python benchmarks/compare.py --task mr --data-dir DATA        # DATA/mr_train.jsonl, DATA/mr_test.jsonl
 python benchmarks/compare.py --methods TopKOrder PLReorder --seeds 0 1 2
+python benchmarks/compare.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 16
 
 Every method orders the same demos, drawn anew for each seed. PLReorder, TopKOrder and PDO's unlabelled settings have
-`--max-calls` program calls; LocalE, GlobalE, PDO and DEmO make what their papers make. Every call is kept in
-`--out`, so that what was stopped goes on (and is not counted as time).
+`--max-calls` program calls; LocalE, GlobalE, PDO, DEmO and the paper's search make what their papers make. Every call
+is kept in `--out`, so that what was stopped goes on (and is not counted as time).
 """
 
 from __future__ import annotations
@@ -16,22 +17,35 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dspy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from live import held_out
-from quickstart import Task, load_task
+from quickstart import BUNDLED, Data, load_data
 
-from plr_dspy import PlainTextAdapter, PLReorder
+from plr_dspy import PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
-from plr_dspy.local import local_lm
+from plr_dspy.experiments.endpoints import LOCAL, Endpoint
+from plr_dspy.experiments.held_out import HeldOut
+from plr_dspy.experiments.results import CLASSIFICATION
 from plr_dspy.reorderer import Reorderer
 from plr_dspy.statistics import mean_interval, paired_interval
 
 Maker = Callable[..., Reorderer]
+EXTRA = "PLReorder paper"
+"""Takes hours: only when it is asked for."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Held-out scores by example, and what the order cost."""
+
+    scores: list[float]
+    program_calls: int
+    seconds: float
 
 
 def methods(max_calls: int) -> dict[str, Maker]:
@@ -52,70 +66,100 @@ def methods(max_calls: int) -> dict[str, Maker]:
         "PDO prior": maker(PDO, setting="prior", max_metric_calls=max_calls),
         "DEmO": maker(DEmO),
         "PLReorder": maker(PLReorder, max_metric_calls=max_calls),
+        EXTRA: maker(PLReorder, auto="paper"),
     }
 
 
-def run(task: Task, seed: int, args: argparse.Namespace) -> dict[str, tuple[list[float], int, float]]:
-    """Held-out scores by example, program calls and seconds of each method."""
+def run(data: Data, seed: int, args: argparse.Namespace) -> dict[str, Result]:
+    """What each method comes to, by name."""
     rng = random.Random(seed)
-    trainset = rng.sample(task.train, min(args.pool + args.demos, len(task.train)))
-    test = rng.sample(task.test, min(args.test, len(task.test)))
-    program = dspy.LabeledFewShot(k=args.demos).compile(dspy.Predict(task.signature), trainset=trainset)
+    trainset = rng.sample(data.train, min(args.pool + args.demos, len(data.train)))
+    test = rng.sample(data.test, min(args.test, len(data.test)))
+    student = dspy.Predict(data.task.signature)
+    program = dspy.LabeledFewShot(k=args.demos).compile(student, trainset=trainset)
+    metric, makers = data.task.metric(), methods(args.max_calls)
     results = {}
-    for name, make in methods(args.max_calls).items():
-        if args.methods and name not in args.methods:
-            continue
+    for name in args.methods:
         folder = args.out / args.task / f"seed{seed}" / name.replace(" ", "_")
-        optimizer = make(task.metric, num_threads=2, seed=seed, log_dir=folder, display_progress=False)
+        optimizer = makers[name](
+            metric, num_threads=args.threads, seed=seed, log_dir=folder, display_progress=False
+        )
         started = time.perf_counter()
         compiled = optimizer.compile(program, trainset=trainset)
         seconds = time.perf_counter() - started
-        scores = held_out(compiled, task, test, folder)
-        results[name] = scores, optimizer.report.program_calls["total"], seconds
+        held_out = HeldOut(compiled, metric=metric, examples=test, num_threads=args.threads, folder=folder)
+        result = Result(held_out.scores(), optimizer.report.program_calls["total"], seconds)
+        results[name] = result
         print(
-            f"seed {seed}: {name} {sum(scores) / len(scores):.3f}, {results[name][1]:,} calls, {seconds:.0f} s",
+            f"seed {seed}: {name} {sum(result.scores) / len(test):.3f}, {result.program_calls:,} calls, "
+            f"{seconds:.0f} s, against {args.methods[0]} {difference(result, results[args.methods[0]])}",
             flush=True,
         )
     return results
 
 
-def table(seeds: list[dict[str, tuple[list[float], int, float]]]) -> str:
+def difference(*pairs: Result) -> str:
+    """Of results and those they are compared with, in turns: the mean, with an interval over paired examples."""
+    gains = [
+        a - b
+        for result, base in zip(pairs[::2], pairs[1::2], strict=True)
+        for a, b in zip(result.scores, base.scores, strict=True)
+    ]
+    low, high = paired_interval(gains)
+    return f"{sum(gains) / len(gains):+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def table(seeds: list[dict[str, Result]]) -> str:
     """Lines of Markdown."""
     base = next(iter(seeds[0]))
-    lines = [f"| method | held-out accuracy | against {base} | program calls | s |", "|---|---|---|---|---|"]
+    by_seed = [f"draw {i + 1}" for i in range(len(seeds))] if len(seeds) > 1 else []
+    header = ["method", "held-out accuracy", f"against {base}", *by_seed, "program calls", "s"]
+    rows = [header, ["---"] * len(header)]
     for name in seeds[0]:
-        pooled = [score for results in seeds for score in results[name][0]]
-        against = [
-            a - b for results in seeds for a, b in zip(results[name][0], results[base][0], strict=True)
-        ]
+        results = [seed[name] for seed in seeds]
+        pooled = [score for result in results for score in result.scores]
         low, high = mean_interval(pooled)
-        gain_low, gain_high = paired_interval(against)
-        calls = sum(results[name][1] for results in seeds) / len(seeds)
-        seconds = sum(results[name][2] for results in seeds) / len(seeds)
-        lines.append(
-            f"| {name} | {sum(pooled) / len(pooled):.3f} [{low:.3f}, {high:.3f}] | "
-            f"{sum(against) / len(against):+.3f} [{gain_low:+.3f}, {gain_high:+.3f}] | {calls:,.0f} | {seconds:.0f} |"
+        against = difference(*(r for seed in seeds for r in (seed[name], seed[base])))
+        rows.append(
+            [
+                name,
+                f"{sum(pooled) / len(pooled):.3f} [{low:.3f}, {high:.3f}]",
+                against,
+                *(f"{sum(r.scores) / len(r.scores):.3f}" for r in results if by_seed),
+                f"{sum(r.program_calls for r in results) / len(results):,.0f}",
+                f"{sum(r.seconds for r in results) / len(results):.0f}",
+            ]
         )
-    return "\n".join(lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", default="reviews")
+    names = list(methods(1))
+    usual = [name for name in names if name != EXTRA]
+    parser.add_argument("--task", default=BUNDLED, choices=[BUNDLED, *CLASSIFICATION])
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--methods", nargs="+", default=[], choices=list(methods(1)))
+    parser.add_argument(
+        "--methods", nargs="+", default=usual, choices=names, metavar="METHOD", help=f"of {names}"
+    )
     parser.add_argument("--demos", type=int, default=8)
     parser.add_argument("--pool", type=int, default=100)
     parser.add_argument("--test", type=int, default=200)
     parser.add_argument("--max-calls", type=int, default=1_000)
+    parser.add_argument("--model", default=LOCAL, help="litellm name of a model with a completions endpoint")
+    parser.add_argument("--api-base", nargs="+", default=[], metavar="URL")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/compare"))
     args = parser.parse_args()
-    task = load_task(args.task, args.data_dir)
-    with local_lm(cache=False) as lm, dspy.context(lm=lm, adapter=PlainTextAdapter()):
-        results = [run(task, seed, args) for seed in args.seeds]
+    data = load_data(args.task, args.data_dir)
+    endpoint = Endpoint(args.model, tuple(args.api_base))
+    with endpoint.open(format="plain") as make_lm:
+        lm = make_lm(data.task.max_tokens("plain"))
+        with dspy.context(lm=lm, adapter=data.task.adapter("plain")):
+            results = [run(data, seed, args) for seed in args.seeds]
     print(
         f"\n{args.task}, {args.demos} demos, {len(args.seeds)} draw(s) of them, 95 % intervals over examples\n"
     )

@@ -2,7 +2,7 @@
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
-python examples/quickstart.py --task rotten_tomatoes                # a data set of the Hugging Face hub
+python examples/quickstart.py --task trec                           # from the Hugging Face hub
 python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs with fresh demos each
 """
 
@@ -14,98 +14,38 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import dspy
 from tqdm import tqdm
 
-from plr_dspy import CrossEntropySearch, PlainTextAdapter, PLReorder
+from plr_dspy import CrossEntropySearch, PLReorder
 from plr_dspy.data import load_reviews
-from plr_dspy.evaluation import program_scorer
+from plr_dspy.experiments.held_out import HeldOut
+from plr_dspy.experiments.loading import DataError, load
+from plr_dspy.experiments.results import CLASSIFICATION
+from plr_dspy.experiments.tasks import TASKS, Task
 from plr_dspy.local import local_lm
-from plr_dspy.slots import ProgramSlots
-from plr_dspy.space import Ordering
 from plr_dspy.statistics import mean_interval, paired_interval
 
-FIELDS = {
-    "reviews": ("review", "sentiment"),
-    "mr": ("review", "sentiment"),
-    "sst5": ("review", "sentiment"),
-    "subj": ("input", "type"),
-    "trec": ("question", "type"),
-    "agnews": ("article", "topic"),
-}
-"""Names of the input and the output field by task; they become the titles in the prompt."""
+BUNDLED = "reviews"
 
 
 @dataclass(frozen=True)
-class Task:
-    """Labelled texts and the signature that maps one to the other."""
+class Data:
+    """A task, and the parts of its examples."""
 
-    signature: Any
+    task: Task
     train: list[dspy.Example]
     test: list[dspy.Example]
-    output: str
-
-    def metric(self, example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> bool:
-        return bool(example[self.output] == prediction[self.output])
 
 
-def load_task(name: str, data_dir: Path | None) -> Task:
-    """The bundled reviews, JSON lines of {"text", "label"} in a folder, or a data set of the hub."""
-    text_field, label_field = FIELDS.get(name, ("text", "label"))
-    if name == "reviews":
-        train, test = load_reviews("train"), load_reviews("test")
-    else:
-        train, test = (
-            [
-                dspy.Example({text_field: text, label_field: label}).with_inputs(text_field)
-                for text, label in read_texts(name, data_dir, part)
-            ]
-            for part in ("train", "test")
-        )
-    labels = tuple(sorted({example[label_field] for example in train}))
-    unknown = {example[label_field] for example in test} - set(labels)
-    if unknown:
-        raise DataError(
-            f"labels {sorted(unknown)} are in the test part of {name!r} and not in the train part"
-        )
-    signature = dspy.Signature(
-        {text_field: (str, dspy.InputField()), label_field: (Literal[labels], dspy.OutputField())}
-    )
-    return Task(signature, train, test, label_field)
-
-
-class DataError(Exception):
-    """The data cannot be read; the message says why."""
-
-
-def read_texts(name: str, data_dir: Path | None, part: str) -> list[tuple[str, str]]:
-    """Texts and labels of one part of a task."""
-    import datasets
-
-    if data_dir is None:
-        where, source = f"data set {name!r} of the hub", {"path": name}
-        hint = "; offline, or not on the hub? --data-dir reads JSON lines from a folder"
-    else:
-        file = data_dir / f"{name}_{part}.jsonl"
-        where, source, hint = str(file), {"path": "json", "data_files": {part: str(file)}}, ""
-        if not file.is_file():
-            raise DataError(f"no file {file}")
-    try:
-        rows = datasets.load_dataset(**source, split=part)
-    except Exception as error:  # datasets wraps whatever went wrong in many types
-        raise DataError(
-            f"{where} cannot be read: {(str(error) or repr(error)).splitlines()[0]}{hint}"
-        ) from error
-    if not {"text", "label"} <= set(rows.column_names):
-        raise DataError(f'{where} must have columns "text" and "label"; it has {rows.column_names}')
-    to_name = getattr(rows.features["label"], "int2str", str)
-    texts = [(row["text"].strip(), to_name(row["label"])) for row in rows if row["text"]]
-    if len(texts) < 2:
-        raise DataError(f"{where} holds {len(texts)} texts; at least two are needed")
-    return texts
+def load_data(name: str, data_dir: Path | None) -> Data:
+    """The bundled reviews, or a task's examples from a folder or the Hugging Face hub."""
+    if name == BUNDLED:
+        return Data(TASKS["mr"], load_reviews("train"), load_reviews("test"))
+    return Data(TASKS[name], *load(TASKS[name], data_dir=data_dir))
 
 
 @dataclass(frozen=True)
@@ -127,15 +67,16 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def run(task: Task, args: argparse.Namespace, seed: int) -> Result:
+def run(data: Data, args: argparse.Namespace, seed: int) -> Result:
     """Choose demos, order them, save the program, and score orders on held-out examples."""
     rng = random.Random(seed)
-    trainset = rng.sample(task.train, min(args.pool + args.demos, len(task.train)))
-    test = rng.sample(task.test, min(args.test, len(task.test)))
+    trainset = rng.sample(data.train, min(args.pool + args.demos, len(data.train)))
+    test = rng.sample(data.test, min(args.test, len(data.test)))
 
-    program = dspy.LabeledFewShot(k=args.demos).compile(dspy.Predict(task.signature), trainset=trainset)
+    student = dspy.Predict(data.task.signature)
+    program = dspy.LabeledFewShot(k=args.demos).compile(student, trainset=trainset)
     optimizer = PLReorder(
-        task.metric,
+        data.task.metric(),
         update=args.update,
         auto=args.auto,
         max_metric_calls=args.max_calls,
@@ -149,31 +90,18 @@ def run(task: Task, args: argparse.Namespace, seed: int) -> Result:
     optimizer.report.save(args.out / "report.json")
 
     print(f"scoring {args.random_orders + 2} orders on {len(test)} held-out examples ...", flush=True)
-    held_out = HeldOut(program, task, test, args.threads)
-    identity = held_out.slots.space.identity
+    new_held_out = partial(HeldOut, metric=data.task.metric(), examples=test, num_threads=args.threads)
+    held_out = new_held_out(program)
     random_orders = CrossEntropySearch(held_out.slots.space, seed=seed + 1).draw(args.random_orders)
     return Result(
-        original=held_out.scores(identity),
-        chosen=HeldOut(ordered, task, test, args.threads).scores(identity),
-        random=[held_out.scores(order) for order in tqdm(random_orders, desc="random orders", unit="order")],
+        original=held_out.scores(),
+        chosen=new_held_out(ordered).scores(),
+        random=[
+            held_out.rows([order])[0] for order in tqdm(random_orders, desc="random orders", unit="order")
+        ],
         calls=optimizer.report.program_calls["total"],
         seconds=optimizer.report.seconds,
     )
-
-
-class HeldOut:
-    """Scores orders of a program on examples that no optimizer has seen."""
-
-    def __init__(self, program: dspy.Module, task: Task, test: list[dspy.Example], threads: int) -> None:
-        self.slots = ProgramSlots(program)
-        self.examples = range(len(test))
-        self.scorer = program_scorer(
-            program, self.slots, metric=task.metric, examples=test, num_threads=threads
-        )
-
-    def scores(self, order: Ordering) -> list[float]:
-        self.scorer.score([order], self.examples)
-        return [self.scorer.cell(order, example).score or 0.0 for example in self.examples]
 
 
 def print_result(result: Result) -> None:
@@ -222,7 +150,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", default="reviews", help="reviews, a task in --data-dir, or a hub data set")
+    parser.add_argument("--task", default=BUNDLED, choices=[BUNDLED, *CLASSIFICATION])
     parser.add_argument("--data-dir", type=Path, help="folder with TASK_train.jsonl and TASK_test.jsonl")
     parser.add_argument("--demos", type=at_least(2), default=8, help="demos in the prompt")
     parser.add_argument("--pool", type=at_least(2), default=200, help="labelled examples beside the demos")
@@ -239,7 +167,7 @@ def parse_args() -> argparse.Namespace:
         "--out", type=Path, default=Path("runs/quickstart"), help="folder of the last program and report"
     )
     args = parser.parse_args()
-    if args.data_dir is not None and args.task == "reviews":
+    if args.data_dir is not None and args.task == BUNDLED:
         parser.error("--data-dir needs --task; the bundled reviews are in the package")
     return args
 
@@ -251,13 +179,13 @@ def main() -> None:
     logging.getLogger("plr_dspy.reorderer").setLevel(logging.WARNING)  # the report is printed below
     started = time.monotonic()
     try:
-        task = load_task(args.task, args.data_dir)
+        data = load_data(args.task, args.data_dir)
     except DataError as error:
         raise SystemExit(f"quickstart: {error}") from error
     results = {}
-    with local_lm() as lm, dspy.context(lm=lm, adapter=PlainTextAdapter()):
+    with local_lm() as lm, dspy.context(lm=lm, adapter=data.task.adapter("plain")):
         for seed in args.seeds:
-            results[seed] = run(task, args, seed)
+            results[seed] = run(data, args, seed)
             print_result(results[seed])
     if len(results) > 1:
         print_seeds(results)

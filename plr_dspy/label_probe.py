@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import copy
-import logging
-import threading
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import dspy
-import numpy as np
-from dspy import lm15
 from dspy.utils.exceptions import LMUnsupportedFeatureError
 
 from plr_dspy.engines import CompletionEngine
-from plr_dspy.failures import Hopeless
+from plr_dspy.label_endpoints import NUM_ALTERNATIVES, Endpoints, NoProbabilities, without_probabilities
 from plr_dspy.label_probabilities import (
-    Alternatives,
     Array,
     Position,
     from_alternatives,
-    from_continuations,
     label_position,
     normalised,
     path,
 )
 from plr_dspy.labels import finite_output
 from plr_dspy.plaintext import PlainTextAdapter
-
-logger = logging.getLogger(__name__)
-
-NUM_ALTERNATIVES = 20
-"""Likeliest tokens asked for at each position: the most that OpenAI gives, and vLLM as it is set up."""
-
-
-class NoProbabilities(Hopeless):
-    """The provider gives no log-probabilities."""
 
 
 class NoLabel(Exception):
@@ -49,7 +33,8 @@ class LabelProbe(dspy.Adapter):
     The program goes on with the likeliest label. How the probabilities are found depends on the endpoint:
 
     - Plain completions (`completion_lm` with `PlainTextAdapter`) of a server that can echo a prompt with its
-      log-probabilities, such as vLLM: exact, the sum over each label's tokens.
+      log-probabilities, such as vLLM: exact, the sum over each label's tokens. They are looked up among the likeliest
+      tokens, or else echoed.
     - Plain completions of others, such as llama.cpp: the likeliest first tokens. Those that several labels begin
       with are followed by further calls.
     - Chat: the likeliest tokens where the label stands in the reply. Those that several labels begin with are
@@ -119,7 +104,7 @@ class LabelProbe(dspy.Adapter):
         try:
             adapter(lm, wanted, signature, demos, inputs)
         except LMUnsupportedFeatureError as error:
-            raise _without_probabilities(lm, self._purpose) from error
+            raise without_probabilities(lm, self._purpose) from error
         if not outputs:
             raise NoProbabilities(
                 f"{self._purpose} needs an adapter that makes one LM call; {type(self._adapter).__name__} does not: "
@@ -137,75 +122,6 @@ class LabelProbe(dspy.Adapter):
         return from_alternatives(positions[start].alternatives, list(labels), follow=follow), answer
 
 
-class Endpoints:
-    """What the servers of plain completions can do, found out at their first call.
-
-    Args:
-        purpose: What needs the probabilities, for messages.
-    """
-
-    def __init__(self, purpose: str) -> None:
-        self._purpose = purpose
-        self._echo: weakref.WeakKeyDictionary[dspy.LM, bool] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
-
-    def masses(self, lm: dspy.LM, prompt: str, labels: Sequence[str]) -> Array:
-        """Probabilities of labels after a prompt, up to a factor."""
-        with self._lock:
-            if lm not in self._echo:
-                self._echo[lm] = self._echoed(lm, "One, two, three") is not None
-                how = "summed over each label's tokens" if self._echo[lm] else "of the likeliest tokens"
-                logger.info("label probabilities of %s: %s", lm.model, how)
-        if self._echo[lm]:
-            return self._exact(lm, prompt, labels)
-
-        def follow(text: str) -> Alternatives:
-            reply = _asked(lm, prompt + text, logprobs=NUM_ALTERNATIVES)
-            return _first_position(reply, lm, self._purpose).alternatives
-
-        return from_alternatives(follow(""), labels, follow=follow)
-
-    def _exact(self, lm: dspy.LM, prompt: str, labels: Sequence[str]) -> Array:
-        # A label that another one begins with is told from it by its end.
-        nested = any(a != b and b.startswith(a) for a in labels for b in labels)
-        replies = []
-        for label in labels:
-            reply = self._echoed(lm, f"{prompt} {label}" + ("\n" if nested else ""))
-            if reply is None:
-                raise RuntimeError(
-                    f"the server of {lm.model} does not echo every prompt with log-probabilities"
-                )
-            replies.append(reply)
-        sums = from_continuations(replies)
-        masses: Array = np.exp(sums - sums.max())
-        return masses
-
-    @staticmethod
-    def _echoed(lm: dspy.LM, text: str) -> list[tuple[str, float]] | None:
-        """The text's tokens and their log-probabilities; None where the server does not give them."""
-        reply = _asked(lm, text, logprobs=1, extensions={"echo": True})
-        tokens = [(token.token, token.logprob) for token in reply.logprobs or ()]
-        generated = reply.usage.output_tokens if reply.usage else None
-        if not reply.message.text.startswith(text) or len(tokens) < 2:
-            return None
-        return tokens[: len(tokens) - (1 if generated is None else generated)]
-
-
-def _asked(lm: dspy.LM, text: str, *, logprobs: int, extensions: dict[str, Any] | None = None) -> Any:
-    """One token after a text."""
-    config = lm15.Config(max_tokens=1, temperature=0.0, logprobs=logprobs, extensions=extensions)
-    return lm(lm15.Request(model=lm.model, messages=(lm15.Message.user(text),), config=config))
-
-
-def _first_position(reply: Any, lm: Any, purpose: str) -> Position:
-    if not reply.logprobs:
-        raise _without_probabilities(lm, purpose)
-    token = reply.logprobs[0]
-    return Position(
-        token.token, {token.token: token.logprob, **{top.token: top.logprob for top in token.top}}
-    )
-
-
 def _positions(reply: Any, lm: Any, purpose: str) -> list[Position]:
     """The positions of a reply in any of DSPy's shapes."""
     logprobs = reply.get("logprobs") if isinstance(reply, Mapping) else None
@@ -218,15 +134,8 @@ def _positions(reply: Any, lm: Any, purpose: str) -> list[Position]:
         for place in content
     ]
     if not positions:
-        raise _without_probabilities(lm, purpose)
+        raise without_probabilities(lm, purpose)
     return positions
-
-
-def _without_probabilities(lm: Any, purpose: str) -> NoProbabilities:
-    return NoProbabilities(
-        f"{purpose} needs the log-probabilities of tokens, and {lm.model} gives none: use a model and provider that "
-        "do (OpenAI's chat models, vLLM, llama.cpp), or PLReorder or TopKOrder, which need none"
-    )
 
 
 def _is_plain(lm: Any) -> bool:

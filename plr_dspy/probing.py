@@ -12,7 +12,8 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
 
 from plr_dspy.engines import CompletionEngine
-from plr_dspy.label_probe import Endpoints, LabelProbe, NoLabel
+from plr_dspy.label_endpoints import Endpoints
+from plr_dspy.label_probe import LabelProbe, NoLabel
 from plr_dspy.metrics import Metric
 from plr_dspy.plaintext import PlainTextAdapter, title_of
 from plr_dspy.records import Cell
@@ -126,7 +127,7 @@ def probed(
         Exception: of the program.
     """
     probe = LabelProbe(dspy.settings.adapter or dspy.ChatAdapter(), purpose=purpose, endpoints=endpoints)
-    with dspy.context(adapter=probe):
+    with dspy.context(adapter=probe, disable_history=True):  # it would hold thousands of lists of tokens
         try:
             prediction = answer(program, dspy.Example(**fields).with_inputs(*fields))
         except NoLabel as error:

@@ -11,7 +11,8 @@ from dspy import lm15
 from plr_dspy import PlainTextAdapter
 from plr_dspy.baselines import PDO, DEmO, LocalE
 from plr_dspy.data import load_reviews
-from plr_dspy.label_probe import Endpoints, LabelProbe
+from plr_dspy.label_endpoints import Endpoints
+from plr_dspy.label_probe import LabelProbe
 
 REVIEWS = load_reviews("train")
 

@@ -17,8 +17,8 @@ from plr_dspy import criteria
 from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
 from plr_dspy.inputs import whole_number
 from plr_dspy.jobs import AnyObjective, Job
+from plr_dspy.label_endpoints import Endpoints
 from plr_dspy.label_objective import Criterion, LabelObjective
-from plr_dspy.label_probe import Endpoints
 from plr_dspy.metrics import Metric
 from plr_dspy.plan import Plan
 from plr_dspy.probing import FixedInputs, WrittenInputs, probed

@@ -21,14 +21,14 @@ from plr_dspy.space import Ordering
 
 
 class HeldOut:
-    """Held-out examples, and calls on them that are kept.
+    """Held-out examples, and the calls on them.
 
     Args:
         program: In the order chosen.
         metric: As the optimizer's.
         examples: The held-out ones.
-        folder: Keeps the calls.
         num_threads: Calls under way at once.
+        folder: Keeps the calls; None keeps none.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class HeldOut:
         *,
         metric: Metric,
         examples: Sequence[dspy.Example],
-        folder: Path,
         num_threads: int,
+        folder: Path | None = None,
     ) -> None:
         self.slots = ProgramSlots(program)
         self._examples = range(len(examples))
-        self._folder = folder
+        self._ledger_path = None if folder is None else folder / "held_out.jsonl"
         self._new_scorer = functools.partial(
             program_scorer, program, self.slots, metric=metric, examples=examples, num_threads=num_threads
         )
@@ -57,7 +57,7 @@ class HeldOut:
         Raises:
             RuntimeError: when a call failed: the next run of the same makes it again.
         """
-        ledger = Ledger(self._folder / "held_out.jsonl")
+        ledger = Ledger(self._ledger_path)
         try:
             scorer = self._new_scorer(ledger=ledger)
             cells = scorer.cells_each(dict.fromkeys(orderings, self._examples))

@@ -13,7 +13,8 @@ import pytest
 from plr_dspy import PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
-from plr_dspy.label_probe import Endpoints, LabelProbe
+from plr_dspy.label_endpoints import Endpoints
+from plr_dspy.label_probe import LabelProbe
 from plr_dspy.local import LocalServer
 
 REVIEWS = load_reviews("train")
