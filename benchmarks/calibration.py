@@ -11,31 +11,17 @@ is replaced, the mean gain on held-out examples, and how often the chosen order 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from landscapes import KINDS, Landscape, RecordedLandscape, SyntheticLandscape
+from landscapes import KINDS, Landscape, RecordedLandscape, Renamed, SyntheticLandscape
 from methods import Pool, new_search
 from methods import outcome as compiled_outcome
 
 from plr_dspy import ending
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-
-
-class Renamed:
-    """A landscape with its demos in another original order."""
-
-    def __init__(self, landscape: Landscape, original: Sequence[int]) -> None:
-        self._landscape, self._original = landscape, tuple(original)
-        self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
-        self.classes = [landscape.classes[i] for i in original]
-        self.example_classes = landscape.example_classes
-
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
-        return self._landscape.answers(tuple(self._original[i] for i in order))
 
 
 def one(kind: str | Path, seed: int, args: argparse.Namespace) -> tuple[float, float, float]:

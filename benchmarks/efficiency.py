@@ -8,7 +8,8 @@ python benchmarks/efficiency.py --kinds triples              # effects that the 
 python benchmarks/efficiency.py --recorded DATA/mr_k5_seed1.npz --budgets 500 1000 2000
 
 Every method runs on the same landscapes with the same splits: 160 train, 40 selection and 1,000 held-out
-examples, or as `--pool` says; of recorded ones a half are the pool. Differences are paired, with 95 %
+examples, or as `--pool` says; of recorded ones a half are the pool, and the original
+order is a random one. Differences are paired, with 95 %
 intervals over landscapes. Landscapes with seeds below 20,000 were used to make the search; these begin there.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from landscapes import KINDS, TRIPLES, RecordedLandscape, SyntheticLandscape
+from landscapes import KINDS, TRIPLES, RecordedLandscape, Renamed, SyntheticLandscape
 from methods import Method, Pool, ablation, default, halving, paper, paper_within, top_k
 
 from plr_dspy.statistics import mean_interval
@@ -57,20 +58,19 @@ def landscape_rows(
     if path is not None:
         recorded = RecordedLandscape(path, seed)
         size = recorded.num_examples // 2
-        pool, best = (
-            Pool(recorded, round(0.8 * size), size - round(0.8 * size)),
-            recorded.best(range(size, recorded.num_examples)),
-        )
+        best = recorded.best(range(size, recorded.num_examples))
+        original = np.random.default_rng(seed).permutation(recorded.num_demos).tolist()
+        pool = Pool(Renamed(recorded, original), round(0.8 * size), size - round(0.8 * size))
     else:
         size, best = arguments.pool, float("nan")
         landscape = SyntheticLandscape(kind, num_demos, seed, num_examples=size + 1_000)
         pool = Pool(landscape, round(0.8 * size), size - round(0.8 * size))
-    original = pool.held_out(tuple(range(pool.landscape.num_demos)))
+    held_out = pool.held_out(tuple(range(pool.landscape.num_demos)))
     rows = {}
     for name, method in methods_for(arguments, pool.num_train).items():
         start = time.perf_counter()
         order, calls = method(pool, seed)
-        rows[name] = [pool.held_out(order), original, float(calls), time.perf_counter() - start]
+        rows[name] = [pool.held_out(order), held_out, float(calls), time.perf_counter() - start]
     return rows, best
 
 

@@ -167,6 +167,19 @@ class RecordedLandscape:
         return max(float(row[list(examples)].mean()) for row in self._known.values())
 
 
+class Renamed:
+    """A landscape with its demos in another original order."""
+
+    def __init__(self, landscape: Landscape, original: Sequence[int]) -> None:
+        self._landscape, self._original = landscape, tuple(original)
+        self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
+        self.classes = [landscape.classes[i] for i in original]
+        self.example_classes = landscape.example_classes
+
+    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+        return self._landscape.answers(tuple(self._original[i] for i in order))
+
+
 class LandscapePayer:
     """Answers the calls of a `CellScorer` from a landscape."""
 
