@@ -14,6 +14,7 @@ from plr_dspy.plaintext import PlainTextAdapter
 from plr_dspy.records import Trial
 from plr_dspy.report import Report
 from plr_dspy.search import CrossEntropySearch
+from plr_dspy.sensitivity import OrderSensitivity, order_sensitivity
 from plr_dspy.space import OrderingSpace
 from plr_dspy.sweeps import ExhaustiveSearch
 from plr_dspy.teleprompter import PLReorder
@@ -28,6 +29,7 @@ __all__ = [
     "ExhaustiveSearch",
     "MaximumLikelihood",
     "MixtureEM",
+    "OrderSensitivity",
     "OrderingSpace",
     "PLReorder",
     "PlackettLuce",
@@ -38,4 +40,5 @@ __all__ = [
     "Trial",
     "__version__",
     "completion_lm",
+    "order_sensitivity",
 ]
