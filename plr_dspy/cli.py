@@ -22,6 +22,7 @@ from plr_dspy.plaintext import PlainTextAdapter
 from plr_dspy.plan import BUDGETS
 from plr_dspy.references import named_object, named_program, read_examples
 from plr_dspy.report import Report
+from plr_dspy.secrets import Redactor
 from plr_dspy.teleprompter import PLReorder
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         users = isinstance(error, (ValueError, TypeError, OSError, ImportError))
         kind = "" if users else f"{type(error).__name__}: "
-        print(f"plr-dspy: {kind}{error}", file=sys.stderr)
+        hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
+        print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
         if not users:
             print("plr-dspy: --debug shows where", file=sys.stderr)
         return USER_ERROR if users else FAILED

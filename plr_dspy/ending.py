@@ -16,7 +16,7 @@ from plr_dspy.race import Scores, race
 from plr_dspy.racing import RacingExamples
 from plr_dspy.records import Trial
 from plr_dspy.report import Comparison
-from plr_dspy.scoring import CellScorer
+from plr_dspy.scoring import CellScorer, NothingRan
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering
 
@@ -229,10 +229,14 @@ class CriterionEnding(Ending):
     def run(self, progress: Progress, *, race_calls: int) -> Choice:
         best = progress.best(self._search, 1)
         if not best:
-            return Choice(self._search.space.identity, None, [], cut=True)
+            return Choice(self._search.space.identity, None, [], self._cut)
         entries = [Finalist("original", self._search.space.identity), Finalist("best seen", best[0].ordering)]
         entries = entries[: 1 + (entries[0].ordering != entries[1].ordering)]
-        _, rows = self._compared([entry.ordering for entry in entries])
+        try:
+            _, rows = self._compared([entry.ordering for entry in entries])
+        except NothingRan as error:  # the order needs no metric, the comparison does
+            logger.warning("the order chosen could not be compared with the original one: %s", error)
+            rows = []
         known = progress.trials
         candidates = [
             (entry, Trial(entry.ordering, math.fsum(row) / len(row), len(row)), known[entry.ordering].score)

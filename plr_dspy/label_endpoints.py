@@ -10,6 +10,7 @@ from typing import Any
 
 import dspy
 from dspy import lm15
+from dspy.utils.exceptions import LMInvalidRequestError, LMUnsupportedFeatureError, LMUnsupportedModelError
 
 from plr_dspy.continuations import Continuations, Token
 from plr_dspy.failures import Hopeless
@@ -98,8 +99,13 @@ class PlainServer:
         self._purpose = purpose
 
     def echoes(self) -> bool:
-        """Whether the server echoes prompts with log-probabilities."""
-        return self._echoed("One, two, three") is not None
+        """Whether the server echoes prompts with log-probabilities; some refuse to."""
+        try:
+            return self._echoed("One, two, three") is not None
+        except LMUnsupportedModelError:
+            raise
+        except (LMInvalidRequestError, LMUnsupportedFeatureError):
+            return False
 
     def echo(self, text: str) -> Sequence[Token]:
         """The tokens of a text.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,8 +43,8 @@ class ProbingInputs(Protocol):
 class LabelObjective:
     """A criterion of the label probabilities that an ordering gives to inputs whose labels nobody need know.
 
-    Inputs that failed for an ordering count for none. Where no label is among the likeliest tokens, the
-    probabilities are taken for equal.
+    Inputs that failed for an ordering count for none, unless that leaves no input. Where no label is among the
+    likeliest tokens, the probabilities are taken for equal.
 
     Args:
         scorer: Of the probing inputs followed by others; its cells hold distributions ``[L]``.
@@ -84,17 +84,35 @@ class LabelObjective:
         if len(written) < len(orderings):
             return []
         count = self._inputs.read([row[example].value for row in written for example in writing])
+        self._scorer.ledger.settle()  # an input that is written later would move the others
         first = self._inputs.num_written
         rows = self._cells(orderings, range(first, first + count))
-        kept = [e for e in range(first, first + count) if all(row[e].outcome != FAILED for row in rows)]
-        if rows and not kept:
-            raise self._scorer.nothing_ran([cell for row in rows for cell in row.values()], len(rows))
-        trials = []
-        for ordering, row in zip(orderings, rows, strict=False):
-            table = np.array([self._distribution(row[example]) for example in kept])
+        return self._trials(dict(zip(orderings, rows, strict=False))) if rows else []
+
+    def _trials(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> list[Trial]:
+        """Scores of the orderings, from their cells by input."""
+        cells = [cell for row in rows.values() for cell in row.values()]
+        if all(cell.outcome == FAILED for cell in cells):
+            raise self._scorer.nothing_ran(cells, len(rows))
+        if all(cell.value is None for cell in cells):
+            told = next(cell for cell in cells if cell.outcome != FAILED)
+            raise RuntimeError(
+                f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
+                f"said: {told.error}: {told.message}"
+            )
+        inputs = list(next(iter(rows.values())))
+        kept = [e for e in inputs if all(row[e].outcome != FAILED for row in rows.values())]
+        # Where calls failed on every input, orders that lack one are the worst of all.
+        whole = {o for o, row in rows.items() if kept or all(c.outcome != FAILED for c in row.values())}
+        if not whole:
+            raise self._scorer.nothing_ran(cells, len(rows))
+        scores = {}
+        for ordering in whole:
+            table = np.array([self._distribution(rows[ordering][example]) for example in kept or inputs])
             self.means[ordering] = table.mean(axis=0)
-            trials.append(Trial(ordering, float(self._criterion(table)), len(kept)))
-        return trials
+            scores[ordering] = float(self._criterion(table))
+        worst = min(scores.values())
+        return [Trial(o, scores.get(o, worst), len(kept or inputs)) for o in rows]
 
     def salvaged(self) -> list[Trial]:
         """Nothing: orderings are only comparable when all have met all inputs."""

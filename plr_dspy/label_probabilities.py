@@ -60,13 +60,14 @@ def from_alternatives(
     else:
         fold = str
     masses = np.zeros(len(labels))
+    before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
 
     def share(alternatives: Alternatives, rests: Mapping[int, str], before: str, probability: float) -> None:
         """Share out what the tokens after `before` say among labels, of which these rests are missing."""
         left = probability
         for token, log_probability in alternatives.items():
             mass = probability * math.exp(min(0.0, log_probability))
-            text = fold(token if before else token.lstrip(BEFORE_LABEL))
+            text = fold(token if before else token.lstrip(before_label))
             fitting = {label: rest for label, rest in rests.items() if rest and _begin_alike(rest, text)}
             if not fitting:
                 continue
@@ -77,7 +78,9 @@ def from_alternatives(
             longer = {label: rest[len(text) :] for label, rest in fitting.items()}
             after = follow(before + token) if mass >= NEGLIGIBLE else None
             if after is None:
-                masses[list(fitting)] += mass / len(fitting)
+                spelled = {fold(other) for other in alternatives if other != token}
+                sharing = [label for label, rest in fitting.items() if rest not in spelled] or list(fitting)
+                masses[sharing] += mass / len(sharing)
             else:
                 share(after, longer, before + token, mass)
         for label, rest in rests.items():
@@ -109,7 +112,9 @@ def normalised(masses: Array) -> Array:
     return total
 
 
-def label_position(positions: Sequence[Position], labels: Sequence[str], answered: str | None) -> int:
+def label_position(
+    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
+) -> int:
     """Where the label begins in a reply.
 
     Args:
@@ -118,14 +123,18 @@ def label_position(positions: Sequence[Position], labels: Sequence[str], answere
         answered: The label that the adapter read from the reply: its last occurrence is the answer, as what was
             thought aloud comes before. None where it read none: the first occurrence of any label, or the
             beginning.
+        name: Of the field: where an occurrence comes right after it, others do not count.
     """
     text = "".join(position.token for position in positions)
     wanted = [answered] if answered is not None else labels
     pattern = "|".join(re.escape(label) for label in sorted(wanted, key=len, reverse=True))
-    found = list(re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE))
+    label = rf"(?<!\w)(?P<label>{pattern})(?!\w)"
+    found: list[re.Match[str]] = []
+    for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
+        found = found or list(re.finditer(before + label, text, re.IGNORECASE))
     if not found:
         return 0
-    begin = found[-1 if answered is not None else 0].start()
+    begin = found[-1 if answered is not None else 0].start("label")
     end = 0
     for index, position in enumerate(positions):
         end += len(position.token)

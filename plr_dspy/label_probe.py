@@ -117,7 +117,7 @@ class LabelProbe(dspy.Adapter):
         except Exception:  # a reply that cannot be read may still tell what was likely
             answer = {}
         told = [text for text, value in labels.items() if name in answer and value == answer[name]]
-        start = label_position(positions, list(labels), told[0] if told else None)
+        start = label_position(positions, list(labels), told[0] if told else None, name=name)
         follow = path(positions, start)
         return from_alternatives(positions[start].alternatives, list(labels), follow=follow), answer
 

@@ -60,6 +60,8 @@ def finite_output(signature: Any, *, purpose: str) -> tuple[str, dict[str, Any]]
             f"outputs are {described}. Give one of them such a type, or use PLReorder or TopKOrder, which need none"
         )
     name, labels = next(iter(found.items()))
+    if "" in labels:
+        raise ValueError(f"{purpose} needs labels with a text; output {name!r} has {list(labels)}")
     if len(labels) < 2:
         raise ValueError(f"{purpose} needs at least two labels; output {name!r} has {list(labels)}")
     return name, labels

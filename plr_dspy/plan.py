@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
@@ -112,8 +113,11 @@ class Plan:
 
     @property
     def call_limit(self) -> int:
-        """Program calls that are never exceeded, with those that failed and were made again in a later part."""
-        return self.program_calls if self.max_metric_calls is None else self.max_metric_calls
+        """Program calls that are never exceeded, with those that failed and were made again in a later part.
+
+        Without a limit these last come on top of `program_calls`.
+        """
+        return sys.maxsize if self.max_metric_calls is None else self.max_metric_calls
 
 
 NOTHING_TO_DO = Plan(

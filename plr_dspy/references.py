@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import json
 import os
@@ -28,7 +29,14 @@ def named_object(reference: str, what: str) -> Any:
 
 def _importable(name: str) -> ModuleType:
     sys.path.insert(0, os.getcwd())
-    return importlib.import_module(name)
+    return _imported(name, name)
+
+
+def _imported(name: str, place: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ImportError(f"{place} cannot be imported: it raised {type(error).__name__}: {error}") from error
 
 
 def _module_at(path: Path, what: str) -> ModuleType:
@@ -39,7 +47,7 @@ def _module_at(path: Path, what: str) -> ModuleType:
     loaded = sys.modules.get(path.stem)
     if loaded is None:
         sys.path.insert(0, str(path.parent))
-        return importlib.import_module(path.stem)
+        return _imported(path.stem, str(path))
     if getattr(loaded, "__file__", None) != str(path):
         raise ValueError(f"{what}: another module is called {path.stem!r}; give {path.name} another name")
     return loaded
@@ -50,11 +58,13 @@ def read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
     if not path.is_file():
         raise ValueError(f"no file {path}")
     examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not `splitlines`: JSON may hold characters that it takes for line ends.
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
+            fields = json.loads(line.decode("utf-8"))
         except ValueError as error:
             raise ValueError(f"line {number} of {path} is no JSON: {error}") from error
         missing = [name for name in inputs if not isinstance(fields, dict) or name not in fields]

@@ -37,6 +37,10 @@ class Payer(Protocol):
         """
 
 
+class NothingRan(RuntimeError):
+    """All calls failed."""
+
+
 class CellScorer:
     """Scores orderings; no cell (prompt and example) is paid twice.
 
@@ -120,7 +124,8 @@ class CellScorer:
                 those that were scored whole, have rows then.
 
         Raises:
-            RuntimeError: when this would exceed `max_metric_calls`, or no call ended with an answer.
+            RuntimeError: when this would exceed `max_metric_calls`.
+            NothingRan: when no call ended with an answer.
             Exception: of the program or the metric, as the payer lets them out.
         """
         ran, rows = self._rows(orderings, examples, deadline)
@@ -167,11 +172,11 @@ class CellScorer:
         rows = [[worst if (score := row[e].score) is None else score for e in columns] for row in cells]
         return columns, rows
 
-    def nothing_ran(self, cells: Sequence[Cell], num_orderings: int) -> RuntimeError:
+    def nothing_ran(self, cells: Sequence[Cell], num_orderings: int) -> NothingRan:
         """The error that ends a compile whose calls all failed; they may be made again by a later part."""
         self.ledger.retry()
-        first = cells[0]
-        return RuntimeError(
+        first = next(cell for cell in cells if cell.outcome == FAILED)
+        return NothingRan(
             f"no call ended with an answer, for {num_orderings} orderings of the demos and {len(cells)} calls; "
             f"one failure was: {first.error}: {first.message}"
         )

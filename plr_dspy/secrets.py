@@ -34,12 +34,14 @@ class Redactor:
     """Hides known secrets, and what looks like one.
 
     Args:
-        models: LMs whose arguments may be secrets. Variables of the environment may, too.
+        models: LMs whose arguments may be secrets. Variables of the environment may, too, by their names.
+        variables: Names of variables that hold one, whatever they are called.
     """
 
-    def __init__(self, models: Iterable[Any]) -> None:
+    def __init__(self, models: Iterable[Any], *, variables: Iterable[str | None] = ()) -> None:
         values = {v for name, v in os.environ.items() if SECRET_NAME.search(name) and len(v) >= 2 * SHORTEST}
         values |= {value for model in models for value in _secrets(model) if len(value) >= SHORTEST}
+        values |= {value for name in variables if name and (value := os.environ.get(name))}
         self._values = sorted(values, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from plr_dspy import Report, cli
 from plr_dspy.data import load_reviews
+from plr_dspy.references import read_examples
 
 APP = """
 from typing import Literal
@@ -118,6 +119,26 @@ def test_bad_lines_are_named(folder, capsys):
     (folder / "train.jsonl").write_text('{"review": "fine", "sentiment": "positive"}\n\n{"review": ')
     assert cli.main(compile_arguments()) == cli.USER_ERROR
     assert "line 3 of train.jsonl" in capsys.readouterr().err
+
+
+def test_lines_end_at_line_breaks_alone(tmp_path):
+    """JSON may hold what `splitlines` takes for one, and editors put a mark at the beginning."""
+    rows = [{"review": "one\u2028two\u0085three"}, {"review": "four"}]
+    path = tmp_path / "train.jsonl"
+    path.write_text(
+        "\ufeff" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
+    )
+    assert [example.review for example in read_examples(path, ["review"])] == [row["review"] for row in rows]
+    path.write_bytes(b'{"review": "\xe9"}')
+    with pytest.raises(ValueError, match=r"line 1 of .*train.jsonl"):
+        read_examples(path, ["review"])
+
+
+@pytest.mark.parametrize("code", ["def broken(:", "raise RuntimeError('boom')", "raise SystemExit(7)"])
+def test_an_app_that_cannot_be_imported_is_named(folder, capsys, code):
+    (folder / "broken_app.py").write_text(code)
+    assert cli.main(compile_arguments(program="broken_app.py:program")) == 2
+    assert "broken_app.py cannot be imported" in capsys.readouterr().err
 
 
 def test_help_teaches(capsys):

@@ -6,6 +6,7 @@ import orjson
 import pytest
 from result_records import record
 
+from plr_dspy.experiments.endpoints import Endpoint
 from plr_dspy.experiments.grid import run_grid
 from plr_dspy.experiments.results import Run
 from plr_dspy.experiments.store import Store, results_path
@@ -21,7 +22,9 @@ def record_of(run, **changes):
 
 
 class FakeExperiment:
-    """Stands for an experiment: `run_grid` reads its folder and settings only."""
+    """Stands for an experiment: `run_grid` reads its folder, settings and endpoint only."""
+
+    endpoint, data_dir = Endpoint(), None
 
     def __init__(self, folder, settings=SETTINGS):
         self.folder = folder
@@ -86,6 +89,18 @@ def test_a_line_that_was_cut_off_is_made_again_and_spoils_nothing(tmp_path):
     run_grid(FakeExperiment(tmp_path), RUNS, executor=making(made))
     assert made == RUNS[1:]
     assert [orjson.loads(line)["method"] for line in path.read_bytes().splitlines()] == ["Static", "Ours"] * 2
+
+
+def test_a_last_line_without_its_end_is_kept(tmp_path):
+    """An editor may have taken it."""
+    run_grid(FakeExperiment(tmp_path), RUNS[:2], executor=making([]))
+    path = results_path(tmp_path)
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    made = []
+    run_grid(FakeExperiment(tmp_path), RUNS, executor=making(made))
+    assert made == RUNS[2:]
+    with Store(tmp_path, SETTINGS) as store:
+        assert list(store.done) == RUNS
 
 
 def test_results_of_other_settings_are_refused(tmp_path):

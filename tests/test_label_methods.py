@@ -4,11 +4,13 @@ With PLR_DSPY_LANDSCAPES naming .npz files of recorded answers (`benchmarks/effi
 on those as well.
 """
 
+import asyncio
 import itertools
 import os
 import signal
 import threading
 import time
+from fractions import Fraction
 from typing import Literal
 
 import dspy
@@ -269,7 +271,64 @@ class TestEveryMethod:
         assert table.chosen(quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path)) == order
         assert table.engine.requests == paid
 
-    @pytest.mark.parametrize("value", [0, 1, 2.5, True, "many"])
+    def test_a_server_that_was_down_costs_no_orders(self, kind, tmp_path):
+        """Without max_metric_calls, calls that failed and were made again take none away from others."""
+        whole = Table()
+        expected = quiet(kind, num_candidates=10, seed=5)
+        order = whole.chosen(expected)
+
+        table, calls = Table(), itertools.count()
+        answer = table.engine.complete
+
+        def complete(request):
+            if next(calls) in range(4, 40):
+                raise ValueError("down")
+            return answer(request)
+
+        table.engine.complete = complete
+        options = {"num_candidates": 10, "seed": 5, "log_dir": tmp_path, "num_threads": 1, "max_errors": 3}
+        for _ in range(60):
+            resumed = quiet(kind, **options)
+            try:
+                assert table.chosen(resumed) == order
+                break
+            except Exception as error:
+                assert "down" in str(error)
+        assert resumed.report.candidates == expected.report.candidates
+
+    def test_a_failed_call_now_and_then_does_not_end_it(self, kind):
+        table, calls = Table(), itertools.count()
+        answer = table.engine.complete
+
+        def complete(request):
+            if next(calls) == 5:
+                raise ValueError("once")
+            return answer(request)
+
+        table.engine.complete = complete
+        optimizer = quiet(kind, num_candidates=10, num_threads=1)
+        table.chosen(optimizer)
+        assert [error.count for error in optimizer.report.errors] == [1]
+        assert len(optimizer.report.candidates) >= 1
+
+    def test_no_label_anywhere_is_no_result(self, kind):
+        table = Table()
+        answer = LabelEngine(["something", "else"], table.probabilities)
+        table.engine.complete, written = lambda request: answer.complete(request), answer
+        with pytest.raises(RuntimeError, match="gave any label a probability"):
+            table.chosen(quiet(kind, num_candidates=5, num_threads=1, max_errors=1_000))
+        assert written.requests > 0
+
+    def test_a_metric_that_needs_what_examples_lack_costs_only_the_comparison(self, kind):
+        table, optimizer = Table(), quiet(kind, num_candidates=10, seed=5)
+        order = table.chosen(optimizer)
+        unlabelled = [dspy.Example(text=text).with_inputs("text") for text in table.texts]
+        again = quiet(kind, num_candidates=10, seed=5)
+        assert table.chosen(again, trainset=unlabelled) == order
+        assert again.report.comparison is None
+        assert "AttributeError" in str(again.report)
+
+    @pytest.mark.parametrize("value", [None, 0, 1, 2.5, True, "many"])
     def test_bad_numbers_are_refused_by_name(self, kind, value):
         with pytest.raises((TypeError, ValueError), match="num_candidates"):
             quiet(kind, num_candidates=value)
@@ -322,6 +381,32 @@ class TestInputs:
         ):
             quiet(kind).compile(program, trainset=examples)
         assert table.engine.requests == 0
+
+    @pytest.mark.parametrize("kind", METHODS)
+    def test_one_demo_is_nothing_to_order(self, kind):
+        table = Table()
+        program = table.program()
+        program.demos = program.demos[:1]
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            compiled = quiet(kind).compile(program, trainset=[])
+        assert compiled.demos == program.demos
+
+    @pytest.mark.parametrize("share", [None, "a", float("nan")])
+    def test_a_share_that_is_no_number_is_refused(self, share):
+        with pytest.raises((TypeError, ValueError), match=r"prior\['label 0'\]"):
+            quiet(PDO, setting="prior", prior={"label 0": share, "label 1": 0.5})
+
+    def test_numbers_of_other_kinds_are_taken(self):
+        table = Table()
+        prior = {"label 0": np.float32(0.5), "label 1": Fraction(1, 2)}
+        optimizer = quiet(PDO, setting="prior", prior=prior)
+        table.chosen(optimizer)
+        assert optimizer.report.settings["prior"] == {"label 0": 0.5, "label 1": 0.5}
+
+    def test_a_prior_of_other_labels_is_refused(self):
+        prior = {"label 0": 0.5, "label 1": 0.5, "label 7": 0.5}
+        with pytest.raises(ValueError, match="label 7"):
+            Table().chosen(quiet(PDO, setting="prior", prior=prior))
 
     @pytest.mark.parametrize("prior", [{"label 0": 1.0}, {"label 0": 0.5, "label 1": 0.6}, {}])
     def test_a_prior_that_is_none_is_refused_before_any_call(self, prior):
@@ -399,6 +484,41 @@ class TestDEmO:
         loaded = PerInputOrder(dspy.Predict(program.signature))
         loaded.load(tmp_path / "program.json")
         assert [demo["text"] for demo in loaded.program.demos] == table.demos
+
+    def test_answers_in_coroutines(self):
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            program = quiet(DEmO).compile(table.program(), trainset=table.examples)
+            found = asyncio.run(program.acall(text="text 3"))
+            assert found.label == program(text="text 3").label
+
+    def test_with_other_demos_its_orders_are_left_alone(self):
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            program = quiet(DEmO).compile(table.program(), trainset=table.examples)
+        program.program.demos = program.program.demos[:2]
+        engine = LabelEngine(table.labels, lambda demos, text: [0.3, 0.7])
+        with dspy.context(lm=dspy.LM("fake/labels", engine=engine, cache=False)):
+            assert program(text="text 3").label == "label 1"
+        assert engine.requests == 1
+
+    def test_loading_leaves_the_student_as_it_was(self, tmp_path):
+        class Wrapped(dspy.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, text):
+                return self.inner(text=text)
+
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            quiet(DEmO).compile(Wrapped(table.program()), trainset=table.examples).save(tmp_path / "p.json")
+        student = Wrapped(dspy.Predict(table.program().signature))
+        loaded = PerInputOrder(student)
+        loaded.load(tmp_path / "p.json")
+        assert len(loaded.program.inner.demos) == 4
+        assert not student.inner.demos
 
     def test_without_orders_it_is_the_program_itself(self):
         table = Table()

@@ -74,6 +74,17 @@ class TestFromAlternatives:
         found = from_alternatives(first, ["negative", "neutral", "positive"], follow=follow)
         np.testing.assert_allclose(found, [0.5e-5, 0.5e-5, 0.9])
 
+    @pytest.mark.parametrize("labels", [["(A)", "(B)"], ["[yes]", "[no]"], ["'a'", "'b'"]])
+    def test_labels_that_begin_with_a_mark(self, labels):
+        first, second = labels
+        found = from_alternatives(tokens({f" {first}": 0.6, second: 0.3}), labels)
+        np.testing.assert_allclose(found, [0.6, 0.3])
+
+    def test_a_token_that_is_a_label_is_not_shared_with_one_that_another_token_spells(self):
+        ratings = [str(i) for i in range(1, 11)]
+        found = from_alternatives(tokens({"10": 0.5, "1": 0.4, "5": 0.1}), ratings)
+        np.testing.assert_allclose(found, [0.4, 0, 0, 0, 0.1, 0, 0, 0, 0, 0.5])
+
     def test_no_label_among_them_is_no_probability(self):
         assert from_alternatives(tokens({" I": 0.5, " The": 0.5}), ["positive", "negative"]).sum() == 0
 
@@ -130,31 +141,44 @@ class TestLabelPosition:
     CHAT = reply("[[", " ##", " sentiment", " ##", " ]]\n", "positive", "\n\n", "[[ ## completed ## ]]")
 
     def test_of_a_chat_reply(self):
-        assert label_position(self.CHAT, ["positive", "negative"], "positive") == 5
+        assert label_position(self.CHAT, ["positive", "negative"], "positive", name="sentiment") == 5
 
     def test_of_a_reply_that_could_not_be_read(self):
         assert (
             label_position(
-                reply("It", " is", " negative", " or", " positive"), ["positive", "negative"], None
+                reply("It", " is", " negative", " or", " positive"),
+                ["positive", "negative"],
+                None,
+                name="label",
             )
             == 2
         )
 
     def test_the_answer_comes_after_what_was_thought_aloud(self):
         thought = reply("not", " positive", " at", " all", "\n\n", "negative", ",", " not", " positive")
-        assert label_position(thought, ["positive", "negative"], "negative") == 5
+        assert label_position(thought, ["positive", "negative"], "negative", name="label") == 5
 
     def test_json(self):
-        assert label_position(reply('{"', "label", '": "', "no", '"}'), ["yes", "no"], "no") == 3
+        assert (
+            label_position(reply('{"', "label", '": "', "no", '"}'), ["yes", "no"], "no", name="label") == 3
+        )
 
     def test_a_token_that_holds_more_than_the_label(self):
-        assert label_position(reply('{"label"', ': "no"}'), ["yes", "no"], "no") == 1
+        assert label_position(reply('{"label"', ': "no"}'), ["yes", "no"], "no", name="label") == 1
 
     def test_parts_of_words_are_no_labels(self):
-        assert label_position(reply("nothing", " now", " no"), ["yes", "no"], None) == 2
+        assert label_position(reply("nothing", " now", " no"), ["yes", "no"], None, name="label") == 2
 
     def test_a_reply_without_labels_is_read_at_its_beginning(self):
-        assert label_position(reply("I", " cannot"), ["yes", "no"], None) == 0
+        assert label_position(reply("I", " cannot"), ["yes", "no"], None, name="label") == 0
+
+    def test_words_after_the_answer_do_not_count(self):
+        explained = reply("[[ ## answer ## ]]\n", "yes", "\n\n[[ ## why ## ]]\n", "the answer is ", "yes")
+        assert label_position(explained, ["yes", "no"], "yes", name="answer") == 1
+
+    def test_a_label_that_is_also_a_word_of_the_format(self):
+        marked = reply("[[ ## status ## ]]\n", "completed", "\n\n[[ ## completed ## ]]")
+        assert label_position(marked, ["completed", "pending"], "completed", name="status") == 1
 
 
 def test_the_path_knows_what_follows_what_was_generated():

@@ -5,7 +5,6 @@ Source: Q. Guo et al., "What makes a good order of examples in in-context learni
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +62,7 @@ class PerInputOrder(dspy.Module):
 
     def __init__(self, program: dspy.Module, orders: Sequence[Kept] = ()) -> None:
         super().__init__()
-        self.program = copy.copy(program)
+        self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # what is frozen would not be saved
         self.orders = tuple(orders)
 
@@ -73,23 +72,36 @@ class PerInputOrder(dspy.Module):
         Raises:
             Exception: of the program, and those of `plr_dspy.label_probe`.
         """
-        predictors = dict(self.program.named_predictors())
         answers = []
         for order in self.orders:
-            demos = {
-                name: [predictors[name].demos[i] for i in permutation]
-                for name, permutation in order.permutations.items()
-            }
-            variant = ProgramFactory(self.program).build(demos)
+            variant = self._in_order(order)
+            if variant is None:
+                continue
             try:
                 found, prediction = probed(variant, inputs, purpose="DEmO", endpoints=_ENDPOINTS)
             except WrongAnswer as error:  # no label is likely in this order
                 logger.debug("no answer in one of the orders: %s", error)
             else:
-                answers.append((criteria.influence(found, order.content_free), prediction))
+                answers.append((criteria.influence(found, order.content_free), variant, prediction))
         if not answers:
             return self.program(**inputs)
-        return max(answers, key=lambda answer: answer[0])[1]
+        _, variant, prediction = max(answers, key=lambda answer: answer[0])
+        # Plain completions were asked for the label alone.
+        return variant(**inputs) if any(value is None for value in prediction.values()) else prediction
+
+    async def aforward(self, **inputs: Any) -> Any:
+        """What `forward` does, in a thread."""
+        return await dspy.asyncify(self.forward)(**inputs)
+
+    def _in_order(self, order: Kept) -> dspy.Module | None:
+        """The program in an order; None where its demos are others by now, as after `reset_copy`."""
+        predictors = dict(self.program.named_predictors())
+        demos = {}
+        for name, permutation in order.permutations.items():
+            if sorted(permutation) != list(range(len(predictors[name].demos))):
+                return None
+            demos[name] = [predictors[name].demos[i] for i in permutation]
+        return ProgramFactory(self.program).build(demos)
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the program, and the orders."""
@@ -144,8 +156,8 @@ class ByFairness(ByLabels):
 
     def probing(self, job: Job) -> FixedInputs | WrittenInputs:
         """The content-free inputs."""
-        names = dict(job.splits.train[0].inputs().items())
-        return FixedInputs([dict.fromkeys(names, text) for text in CONTENT_FREE])
+        first = [dict(example.inputs().items()) for example in job.splits.train[:1]]
+        return FixedInputs([dict.fromkeys(names, text) for names in first for text in CONTENT_FREE])
 
     def finished(self, job: Job, compiled: dspy.Module, objective: AnyObjective) -> dspy.Module:
         """The program that orders its demos for each input."""

@@ -149,7 +149,10 @@ class LabelReorderer(Reorderer):
 
     def __init__(self, metric: Metric, *, num_candidates: int, **common: Unpack[Common]) -> None:
         super().__init__(metric, **common)
-        self.num_candidates = whole_number("num_candidates", num_candidates, least=2) or 0
+        number = whole_number("num_candidates", num_candidates, least=2)
+        if number is None:
+            raise TypeError("num_candidates must be a whole number; got None")
+        self.num_candidates = number
 
 
 def check_text_inputs(purpose: str, inputs: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from plr_dspy import criteria
 from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
+from plr_dspy.inputs import number
 from plr_dspy.jobs import Job
 from plr_dspy.label_objective import Criterion
 from plr_dspy.metrics import Metric
@@ -77,13 +78,17 @@ class ByPrior(ByLabels):
         """The null input, or those of the train split."""
         examples = [dict(example.inputs().items()) for example in job.splits.train]
         if self.setting == "few-shot":
-            return FixedInputs([dict.fromkeys(examples[0], "")])
+            return FixedInputs([dict.fromkeys(fields, "") for fields in examples[:1]])
         return FixedInputs(examples[: job.plan.num_train_examples])
 
     def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> np.ndarray:
         """The probability of each label, ``[L]``."""
         name, labels = self.output(program)
         given = self.prior
+        if unknown := set(given or ()) - {*labels, *labels.values()}:
+            raise ValueError(
+                f"prior must be of the labels {list(labels)}; got {sorted(map(str, unknown))} too"
+            )
         if given is None:
             answers = [example.get(name) for example in examples]
             counts = Counter(text for text, value in labels.items() for a in answers if a in (value, text))
@@ -138,7 +143,7 @@ class PDO(LabelReorderer):
                 f"setting={setting!r}"
             )
         self.setting = setting
-        self.prior = prior
+        self.prior = None if prior is None else {label: _share(label, p) for label, p in prior.items()}
 
     def _method(self) -> ByPrior:
         return ByPrior(
@@ -147,3 +152,10 @@ class PDO(LabelReorderer):
             setting=self.setting,
             prior=self.prior,
         )
+
+
+def _share(label: Any, value: Any) -> float:
+    share = number(f"prior[{label!r}]", value)
+    if share is None:
+        raise TypeError(f"prior[{label!r}] must be a number; got None")
+    return share

@@ -55,7 +55,7 @@ class RandomOrders(Method):
                     f"comparison; got {budget}: raise it, pass fewer examples, or use PLReorder, which scores "
                     "orders on some of them"
                 )
-            left = max(int(FINAL_SHARE * budget), 2 * MIN_EXAMPLES)
+            left = min(max(int(FINAL_SHARE * budget), 2 * MIN_EXAMPLES), budget - 2 * num_train)
             num_best = max(1, min(num_best, left // num_selection - 1))
             num_compared = min(num_selection, left // (1 + num_best))
             affordable = (budget - (1 + num_best) * num_compared) // num_train

@@ -23,6 +23,9 @@ from plr_dspy.experiments.runner import Experiment, Worker
 from plr_dspy.experiments.store import results_path
 from plr_dspy.experiments.tables import save_tables
 from plr_dspy.experiments.tasks import TASKS
+from plr_dspy.inputs import whole_number
+from plr_dspy.interrupts import Interrupts
+from plr_dspy.secrets import Redactor
 
 EXAMPLES = """
 examples:
@@ -159,6 +162,8 @@ def _run(args: argparse.Namespace) -> int:
     runs = grid(
         tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods, rankings=args.rankings
     )
+    whole_number("--threads", args.threads)
+    whole_number("--jobs", args.jobs)
     experiment = Experiment(
         Protocol(pool=args.pool, test=args.test, format=args.format, metric=args.metric),
         Endpoint(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache),
@@ -166,16 +171,20 @@ def _run(args: argparse.Namespace) -> int:
         data_dir=None if args.data_dir is None else args.data_dir.resolve(),
         num_threads=args.threads,
     )
+    experiment.endpoint.check_key()
     if args.dry_run:
         return _dry_run(experiment, runs)
-    with logged({"plr_dspy.reorderer": logging.WARNING}):  # a line for each run is enough
+    # A line for each run is enough.
+    levels = {"plr_dspy": logging.WARNING, "plr_dspy.experiments": logging.INFO}
+    with logged(levels), Interrupts():
         progress = run_grid(experiment, runs, executor=_executor(args))
     print(
         f"{len(runs)} runs: {progress.there} were there, {progress.made} made, {len(progress.failed)} failed; "
         f"results in {experiment.folder}"
     )
+    hide = Redactor([], variables=[args.api_key_env])
     for run, error in progress.failed.items():
-        print(f"  {run}: {type(error).__name__}: {error}")
+        print(f"  {run}: {type(error).__name__}: {hide(str(error))}")
     return 1 if progress.failed else 0
 
 
@@ -188,7 +197,8 @@ def _dry_run(experiment: Experiment, runs: Sequence[Run]) -> int:
         for run in missing:
             calls[run.method] += worker.calls(run)
     print(
-        f"{len(runs)} runs, {len(missing)} of them without a result: {calls.total():,} program calls at most"
+        f"{len(runs)} runs, {len(missing)} of them without a result: {calls.total():,} program calls at most, those on "
+        "held-out examples included"
     )
     for method, count in calls.items():
         print(f"  {method}: {count:,}")
@@ -231,7 +241,6 @@ def _results(args: argparse.Namespace) -> list[Result]:
 
 def _folder(args: argparse.Namespace) -> Path:
     folder: Path = args.to or args.out / args.part
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -55,6 +55,15 @@ class Endpoint:
         """What decides the answers, as plain data."""
         return {name: value for name, value in asdict(self).items() if name in ("model", "temperature")}
 
+    def check_key(self) -> None:
+        """Raise unless the variable that should hold a key does.
+
+        Raises:
+            ValueError: with its name.
+        """
+        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+            raise ValueError(f"api_key_env: the variable {self.api_key_env} is not set")
+
     @contextmanager
     def open(self, *, format: str, worker: int = 0, num_workers: int = 1) -> Iterator[MakeLM]:
         """Yield what builds LMs.
@@ -65,8 +74,9 @@ class Endpoint:
             num_workers: How many there are; local models share the cores.
 
         Raises:
-            ValueError: for plain prompts to a model whose address is not known.
+            ValueError: for plain prompts to a model whose address is not known, or a key that is not set.
         """
+        self.check_key()
         common: dict[str, Any] = {"cache": self.cache, "temperature": self.temperature}
         if self.model == LOCAL:
             threads = None if num_workers == 1 else max(1, (os.cpu_count() or 1) // num_workers)
@@ -86,7 +96,9 @@ class Endpoint:
             )
             return
         if base is not None:
-            common |= {"api_base": base, "api_key": _key(self.api_key_env)}
+            common["api_base"] = base
+        if base is not None or self.api_key_env is not None:
+            common["api_key"] = _key(self.api_key_env)
         yield lambda max_tokens: dspy.LM(self.model, max_tokens=max_tokens, **common)
 
 

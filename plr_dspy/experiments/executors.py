@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from typing import Any, TypeAlias
 
 from plr_dspy.experiments.results import Run
@@ -19,6 +21,9 @@ Outcome: TypeAlias = "tuple[Run, dict[str, Any] | Exception]"
 """A run with its record, or with what it raised."""
 
 _worker: Worker | None = None
+
+WATCH_SECONDS, GRACE_SECONDS = 0.5, 10.0
+"""How often a worker looks after its parent, and how long it has to end when that is gone."""
 
 
 def here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Outcome]:
@@ -38,19 +43,23 @@ def in_processes(experiment: Experiment, runs: Sequence[Run], *, num_workers: in
     what it has paid for.
     """
     context = get_context("spawn")
-    numbers: Queue[int] = context.Queue()
+    numbers, stop = context.Queue(), context.Event()
     for number in range(num_workers):
         numbers.put(number)
     executor = ProcessPoolExecutor(
-        num_workers, mp_context=context, initializer=_begin, initargs=(experiment, numbers, num_workers)
+        num_workers, mp_context=context, initializer=_begin, initargs=(experiment, numbers, num_workers, stop)
     )
     try:
-        futures = {executor.submit(_run, run): run for run in runs}
+        with _deaf():  # what they start with: until they make a run, an interrupt is not theirs
+            futures = {executor.submit(_run, run): run for run in runs}
         for future in as_completed(futures):
             error = future.exception()
             if error is not None and not isinstance(error, Exception):
                 raise error
             yield futures[future], future.result() if error is None else error
+    except BaseException:
+        stop.set()
+        raise
     finally:
         executor.shutdown(cancel_futures=True)
 
@@ -113,11 +122,41 @@ def _cluster(address: str) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _begin(experiment: Experiment, numbers: Queue[int], num_workers: int) -> None:
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Leave SIGINT aside for a while, in the main thread; processes that are started inherit it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin(experiment: Experiment, numbers: Queue[int], num_workers: int, stop: Event) -> None:
     global _worker
     _worker = Worker(experiment, numbers.get(), num_workers)
+    threading.Thread(target=_watch, args=(stop,), daemon=True).start()
+
+
+def _watch(stop: Event) -> None:
+    """End this process when it is told to, or its parent is gone: nobody would take what it still pays for."""
+    parent = parent_process()
+    assert parent is not None
+    while not stop.wait(WATCH_SECONDS) and parent.is_alive():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)  # ends a run, which keeps what it has paid for
+    if not parent.is_alive():
+        threading.Event().wait(GRACE_SECONDS)
+        os._exit(1)
 
 
 def _run(run: Run) -> dict[str, Any]:
     assert _worker is not None
-    return _worker.run(run)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _worker.run(run)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

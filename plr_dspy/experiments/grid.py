@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from plr_dspy.experiments.executors import Outcome
-from plr_dspy.experiments.results import Run
-from plr_dspy.experiments.runner import Experiment
+from plr_dspy.experiments.results import Result, Run
+from plr_dspy.experiments.runner import Experiment, Worker
 from plr_dspy.experiments.store import Store
+from plr_dspy.secrets import Redactor
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, executor: Executor)
     """
     with Store(experiment.folder, experiment.settings()) as store:
         missing = store.missing(runs)
+        check_data(experiment, store.done.values(), missing)
+        hide = Redactor([], variables=[experiment.endpoint.api_key_env])
         progress = Progress(there=len(runs) - len(missing))
         if progress.there:
             logger.info("%d of %d runs have a result already", progress.there, len(runs))
@@ -60,7 +63,7 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, executor: Executor)
                 if isinstance(outcome, Exception):
                     progress.failed[run] = outcome
                     in_a_row += 1
-                    logger.error("%s failed: %s: %s", run, type(outcome).__name__, outcome)
+                    logger.error("%s failed: %s: %s", run, type(outcome).__name__, hide(str(outcome)))
                     if in_a_row >= MOST_FAILURES:
                         raise outcome
                     continue
@@ -78,3 +81,20 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, executor: Executor)
                     result.seconds,
                 )
         return progress
+
+
+def check_data(experiment: Experiment, done: Iterable[Result], missing: Iterable[Run]) -> None:
+    """Raise unless the runs that are missing would have the examples of those of their task and seed that are done.
+
+    Raises:
+        ValueError: when they would have others.
+    """
+    known = {(result.task, result.seed): result for result in done if result.data}
+    first = {(run.task, run.seed): run for run in missing}
+    with Worker(experiment) as worker:
+        for place, run in first.items():
+            if place in known and worker.data(run) != known[place].data:
+                raise ValueError(
+                    f"{experiment.folder} holds {known[place].run} on other examples than those of {run.task!r} now: "
+                    "take the data that it was made with, or another folder"
+                )

@@ -12,6 +12,7 @@ import torch
 
 from plr_dspy.distributions import distribution_from_state
 from plr_dspy.evaluation import program_scorer
+from plr_dspy.identity import digest
 from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import Metric
 from plr_dspy.records import FAILED
@@ -42,7 +43,9 @@ class HeldOut:
     ) -> None:
         self.slots = ProgramSlots(program)
         self._examples = range(len(examples))
-        self._ledger_path = None if folder is None else folder / "held_out.jsonl"
+        # Of other examples, or by another metric, the scores of a file would be others.
+        name = f"held_out-{digest([list(examples), metric]).removeprefix('#')}.jsonl"
+        self._ledger_path = None if folder is None else folder / name
         self._new_scorer = functools.partial(
             program_scorer, program, self.slots, metric=metric, examples=examples, num_threads=num_threads
         )

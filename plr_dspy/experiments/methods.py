@@ -53,7 +53,8 @@ def check_method(method: str) -> None:
     Raises:
         ValueError: with the names there are.
     """
-    if method not in METHODS and not _PAPER.fullmatch(method):
+    match = _PAPER.fullmatch(method)
+    if method not in METHODS and (match is None or float(match["elites"] or 1) == 0.0):
         raise ValueError(
             f"method must be one of {list(METHODS)}, or PLR-C for a mixture of C, also with ' weighted' and "
             f"' elites=0.3' after it; got {method!r}"

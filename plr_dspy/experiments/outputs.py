@@ -39,7 +39,11 @@ def save_ablations(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def save_figures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write accuracy by calls, and by learnt probability where orders were ranked; returns the files."""
+    """Write accuracy by calls, and by learnt probability where orders were ranked; returns the files.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
     files = []
     methods = [result for result in results if result.method in METHODS]
     if methods:
@@ -50,6 +54,8 @@ def save_figures(results: Sequence[Result], folder: Path) -> list[Path]:
         files.append(folder / "ranking.png")
         draw_ranking(rankings, files[-1])
         files += _save(_ranking_table(rankings), folder)
+    if not files:
+        raise ValueError("no results of methods or rankings: make some with plr-dspy experiment run")
     return files
 
 
@@ -78,7 +84,8 @@ def _ablation_table(rows: Sequence[dict[str, Any]]) -> Table:
                 _accuracy_cell(a, {"ablation": ablation, "value": value, "task": task, "num_demos": k})
                 for a, (task, k) in zip(accuracies, places, strict=True)
             )
-            lines.append(Row(str(value), tuple(cells)))
+            name = {True: "weighted", False: "unweighted"}[value] if isinstance(value, bool) else str(value)
+            lines.append(Row(name, tuple(cells)))
         blocks.append(Block(ablation.replace("_", " "), columns, tuple(lines)))
     return Table(
         "ablation",

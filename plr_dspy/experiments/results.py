@@ -68,6 +68,7 @@ class Result:
         seconds: Wall-clock time.
         schema: Version of the record.
         ranking: Of a run that ranked all orders: "orders", "log_probs" and "accuracies".
+        data: Digests of the "pool" and of the "test" examples, which are the same for one (task, seed).
     """
 
     task: Name
@@ -86,6 +87,7 @@ class Result:
     seconds: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
     schema: Literal[1]
     ranking: dict[str, Any] | None = None
+    data: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         mean = math.fsum(self.scores) / len(self.scores)
@@ -176,6 +178,11 @@ def by_run(results: Iterable[Record]) -> dict[Run, Result]:
             raise ValueError(
                 f"all runs of one task and seed must be scored on the same examples; got {len(record.scores)} scores "
                 f"of {record.run} and {len(first.scores)} of {first.run}: make them with the same settings"
+            )
+        if record.data and first.data and record.data != first.data:
+            raise ValueError(
+                f"all runs of one task and seed must be scored on the same examples; those of {record.run} and "
+                f"{first.run} differ: make them with the same data"
             )
     tasks = in_order({run.task for run in found}, TASKS)
     methods = in_order({run.method for run in found}, METHODS)

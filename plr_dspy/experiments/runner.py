@@ -24,6 +24,7 @@ from plr_dspy.experiments.methods import new_method, shares
 from plr_dspy.experiments.protocol import RANKING, Draw, Protocol, draw
 from plr_dspy.experiments.results import Run
 from plr_dspy.experiments.tasks import TASKS, Task
+from plr_dspy.identity import digest
 from plr_dspy.reorderer import Reorderer
 from plr_dspy.report import Report
 
@@ -121,21 +122,26 @@ class Worker:
                 num_threads=self._experiment.num_threads,
             )
             scores = new_held_out(compiled).scores()
-            record = self._record(run, made.optimizer.report, compiled, scores, seconds)
+            record = self._record(run, made, compiled, scores, seconds)
             if run.method == RANKING:
                 record["ranking"] = ranked_orders(made.optimizer.report, new_held_out(made.program))
             return record
 
+    def data(self, run: Run) -> dict[str, str]:
+        """Digests of the examples that a run would have."""
+        return digests(draw(run, self._experiment.protocol, *self._load(run.task)))
+
     def calls(self, run: Run) -> int:
         """Program calls that a run makes at most, those on the held-out examples included; none is made."""
-        with self._prepared(run) as made:
+        unused = dspy.LM("none/none", cache=False)  # a server would be started for nothing
+        with self._prepared(run, unused) as made:
             estimate = made.optimizer.estimate(made.program, trainset=made.drawn.pool)
             orders = estimate.distinct_prompts if run.method == RANKING else 1
             return estimate.program_calls + orders * len(made.drawn.test)
 
     @contextmanager
-    def _prepared(self, run: Run) -> Iterator[Prepared]:
-        """What a run needs, with the model and the prompt format of the experiment in place."""
+    def _prepared(self, run: Run, lm: dspy.LM | None = None) -> Iterator[Prepared]:
+        """What a run needs, with the prompt format of the experiment and a model, or its own one, in place."""
         experiment, task = self._experiment, TASKS[run.task]
         protocol = experiment.protocol
         train, test = self._load(run.task)
@@ -157,7 +163,7 @@ class Worker:
                 "display_progress": False,
             },
         )
-        lm, adapter = self._lm(task), task.adapter(protocol.format)
+        lm, adapter = lm or self._lm(task), task.adapter(protocol.format)
         with dspy.context(
             lm=lm, adapter=adapter, disable_history=True
         ):  # nobody looks at it, and it takes gigabytes
@@ -171,9 +177,10 @@ class Worker:
         return self._make_lm(task.max_tokens(prompts))
 
     def _record(
-        self, run: Run, report: Report, compiled: dspy.Module, scores: list[float], seconds: float
+        self, run: Run, made: Prepared, compiled: dspy.Module, scores: list[float], seconds: float
     ) -> dict[str, Any]:
-        protocol = self._experiment.protocol
+        report, protocol = made.optimizer.report, self._experiment.protocol
+        assert report is not None
         settings = self._experiment.settings()
         per_input = isinstance(compiled, PerInputOrder)
         return {
@@ -196,7 +203,13 @@ class Worker:
             "program_calls": report.program_calls,
             "tokens": _tokens(report),
             "seconds": round(seconds, 3),
+            "data": digests(made.drawn),
         }
+
+
+def digests(drawn: Draw) -> dict[str, str]:
+    """Of what all methods and numbers of demos share."""
+    return {"pool": digest(drawn.pool), "test": digest(drawn.test)}
 
 
 def _tokens(report: Report) -> dict[str, int]:

@@ -95,8 +95,15 @@ class Store:
             self.done[result.run] = result
         content = self._path.read_bytes()
         whole = content.rfind(b"\n") + 1
-        if whole < len(content):  # a crash cut the last line off: the next one must not continue it
+        if whole == len(content):
+            return
+        try:
+            orjson.loads(content[whole:])
+        except orjson.JSONDecodeError:  # a crash cut the last line off: the next one must not continue it
             os.truncate(self._path, whole)
+        else:
+            with self._path.open("ab") as file:
+                file.write(b"\n")
 
 
 def results_path(folder: Path) -> Path:

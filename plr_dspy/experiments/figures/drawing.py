@@ -119,9 +119,9 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 
 def mean_and_margin(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half its 95 % interval, which one value alone does not have: NaN, which draws no bar."""
+    """Mean and half its 95 % interval: NaN, which draws no bar, of one value, or of two, whose says nothing."""
     mean = math.fsum(values) / len(values)
-    return mean, mean - mean_interval(values)[0] if len(values) > 1 else math.nan
+    return mean, mean - mean_interval(values)[0] if len(values) > 2 else math.nan
 
 
 def limit_accuracies(axis: Axes, ends: Iterable[float]) -> None:
