@@ -16,7 +16,7 @@ from plr_dspy.records import write_atomically
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Checkpoint:

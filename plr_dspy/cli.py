@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compile(commands)
     report = commands.add_parser("report", help="print a saved report")
     report.add_argument("path", type=Path, help="a report, or a folder with report.json")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures instead")
     report.set_defaults(run=_report)
     add_experiment(commands)
     serve = commands.add_parser("serve-local", help="serve the local model (SmolLM2-135M) until Ctrl-C")
@@ -187,7 +188,11 @@ def _report(args: argparse.Namespace) -> int:
     path = args.path / "report.json" if args.path.is_dir() else args.path
     if not path.is_file():
         raise ValueError(f"no file {path}")
-    print(Report.load(path))
+    report = Report.load(path)
+    if args.html is None:
+        print(report)
+    else:
+        report.to_html(args.html)
     return 0
 
 

@@ -12,6 +12,7 @@ from plr_dspy.deadlines import Deadlines
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.ending import CriterionEnding, Ending, RacingEnding
 from plr_dspy.finals import Finalist
+from plr_dspy.findings import Comparison
 from plr_dspy.label_objective import LabelObjective
 from plr_dspy.loop import TIME_LIMIT, Progress, run
 from plr_dspy.objectives import CommonExamples
@@ -19,7 +20,6 @@ from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
 from plr_dspy.racing import RacingExamples
 from plr_dspy.records import Iteration, Trial
-from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from plr_dspy.deadlines import Deadlines
 from plr_dspy.finals import Finalist, affordable_examples, compare, finalists, winner
+from plr_dspy.findings import Comparison
 from plr_dspy.loop import Progress
 from plr_dspy.plan import Plan
 from plr_dspy.race import Scores, race
 from plr_dspy.racing import RacingExamples
 from plr_dspy.records import Trial
-from plr_dspy.report import Comparison
 from plr_dspy.scoring import CellScorer, NothingRan
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering

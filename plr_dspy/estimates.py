@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import dspy
 
 from plr_dspy.jobs import Job
-from plr_dspy.report import readable
+from plr_dspy.wording import readable
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from plr_dspy.findings import Comparison
 from plr_dspy.records import Trial
-from plr_dspy.report import Comparison
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering
 from plr_dspy.statistics import paired_interval

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from plr_dspy.findings import ErrorCount
 from plr_dspy.records import FAILED, Cell, CellKey
-from plr_dspy.report import ErrorCount
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from plr_dspy.distributions import mode_probability
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.search import Search, as_ordering
 from plr_dspy.space import Ordering
+from plr_dspy.statistics import agreement
 from plr_dspy.stopping import Stopper
 
 TIME_LIMIT, BUDGET = "time limit", "budget"
@@ -69,6 +70,8 @@ class Progress:
                 best_ordering=best.ordering,
                 program_calls=calls,
                 mode_probability=[mode_probability(d) for d in search.distributions],
+                num_elites=len(elites),
+                agreement=agreement([elite.ordering for elite in elites]),
             )
         )
 

@@ -65,6 +65,8 @@ class Iteration:
         best_ordering: The ordering with that score, one permutation for each block.
         program_calls: Distinct program calls made since the start.
         mode_probability: Probability of each block's most probable ordering after the round.
+        num_elites: Orderings that the distributions were refitted to.
+        agreement: Kendall's W of these, the mean over blocks: 1 where all agree, `1 / num_elites` by chance.
     """
 
     index: int
@@ -77,6 +79,8 @@ class Iteration:
     best_ordering: tuple[tuple[int, ...], ...]
     program_calls: int
     mode_probability: list[float]
+    num_elites: int
+    agreement: float
 
 
 def write_atomically(path: Path, content: bytes) -> None:

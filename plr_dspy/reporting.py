@@ -9,10 +9,15 @@ import dspy
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation import Outcome
+from plr_dspy.demo_texts import demo_texts
 from plr_dspy.distributions import distribution_state
+from plr_dspy.findings import Candidate, SlotReport
 from plr_dspy.jobs import Job
 from plr_dspy.ledger import Ledger
-from plr_dspy.report import Candidate, Report, SlotReport
+from plr_dspy.programs import language_models
+from plr_dspy.report import Report
+from plr_dspy.secrets import Redactor
+from plr_dspy.slots import Slot
 
 LARGEST_JSON_INTEGER = 2**53
 """Larger whole numbers lose digits in most JSON readers, so they are written as floats."""
@@ -54,6 +59,8 @@ def build_report(
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
     permutations = job.slots.permutations(outcome.ordering)
     distributions = iter(outcome.distributions)
+    predictors = dict(job.program.named_predictors())
+    redact = Redactor([dspy.settings.lm, *language_models(job.program)])
     return [
         SlotReport(
             predictor=slot.predictor,
@@ -61,9 +68,22 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
             ordering=list(permutations[slot.predictor]),
             blocks=[list(block) for block in slot.blocks],
             distributions=[distribution_state(next(distributions)) for _ in slot.blocks],
+            demos=demo_texts(predictors[slot.predictor], slot.demos, redact=redact),
+            classes=_classes(slot),
         )
         for slot in job.slots.slots
     ]
+
+
+def _classes(slot: Slot) -> list[int | None]:
+    """The class of each demo; of none, where all have one."""
+    known = {
+        demo: number
+        for block, numbers in zip(slot.blocks, slot.classes, strict=True)
+        for demo, number in zip(block, numbers, strict=True)
+    }
+    several = len(set(known.values())) > 1
+    return [known.get(demo) if several else None for demo in range(len(slot.demos))]
 
 
 def _as_float(number: int) -> float:

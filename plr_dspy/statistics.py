@@ -1,4 +1,4 @@
-"""Paired comparisons of scores."""
+"""Paired comparisons of scores; agreement of orders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 
@@ -51,3 +52,28 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
     margin = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * error
     return (mean - margin, mean + margin)
+
+
+def agreement(orderings: Sequence[Sequence[Sequence[int]]]) -> float:
+    """How far orderings agree: the mean of Kendall's W over their blocks of two or more items.
+
+    Source: M. G. Kendall and B. Babington Smith, "The problem of m rankings", Annals of Mathematical
+    Statistics 10 (1939).
+
+    Args:
+        orderings: One permutation for each block; all of the same blocks.
+
+    Returns:
+        1 where all orderings are the same or no block has two items; for m random ones 1 / m, on the mean.
+    """
+    if not orderings:
+        raise ValueError("agreement needs at least one ordering; got none")
+    values = [_concordance(np.array(block)) for block in zip(*orderings, strict=True) if len(block[0]) > 1]
+    return float(np.mean(values)) if values else 1.0
+
+
+def _concordance(orders: NDArray[np.int64]) -> float:
+    """Kendall's W of orders ``[m, n]`` of n > 1 items."""
+    count, size = orders.shape
+    totals = orders.argsort(axis=1).sum(axis=0)
+    return float(12 * ((totals - totals.mean()) ** 2).sum() / (count**2 * (size**3 - size)))

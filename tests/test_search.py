@@ -245,7 +245,18 @@ class TestLoop:
 def history(*best_so_far, mode_probability=(0.5,)):
     return [
         Iteration(
-            i, 5, 5, score, score, score, score, ((int(10 * score),),), 5 * (i + 1), list(mode_probability)
+            i,
+            5,
+            5,
+            score,
+            score,
+            score,
+            score,
+            ((int(10 * score),),),
+            5 * (i + 1),
+            list(mode_probability),
+            1,
+            1.0,
         )
         for i, score in enumerate(best_so_far)
     ]
