@@ -105,10 +105,10 @@ class TestWhatWasPaidIsNotLost:
     def test_a_time_limit_in_the_first_round_still_compares(self):
         class Slow(self.Backwards):
             def right(self, order, question):
-                threading.Event().wait(0.02)
+                threading.Event().wait(0.04)
                 return super().right(order, question)
 
-        _, report = compiled(Slow(), auto="heavy", max_seconds=2.5)
+        _, report = compiled(Slow(), auto="heavy", max_seconds=5.0)
         assert report.stopped == "time limit"
         assert report.comparison is not None
         assert report.comparison.num_candidates > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -118,8 +119,8 @@ def _ranking_table(rankings: Sequence[Ranking]) -> Table:
         }
         numbers = {"tau": tau, "p": p, "lowest": min(r.accuracies), "highest": max(r.accuracies)}
         texts = [
-            f"{tau:+.2f}",
-            f"{p:.3f}",
+            "-" if math.isnan(tau) else f"{tau:+.2f}",
+            "-" if math.isnan(p) else f"{p:.3f}",
             f"{100 * numbers['lowest']:.1f}",
             f"{100 * numbers['highest']:.1f}",
         ]
@@ -130,7 +131,8 @@ def _ranking_table(rankings: Sequence[Ranking]) -> Table:
         "Kendall's tau of learnt probability and held-out accuracy, over all orders",
         (Block("all", ("orders", "tau", "p", "lowest accuracy", "highest accuracy"), tuple(rows)),),
         (
-            "p is of the test that the two are independent; orders that share examples are not, so it is a guide.",
+            "p is of the test that the two are independent; orders that share examples are not, so it is a guide. "
+            "-: all orders are equally accurate.",
         ),
         ("task", "num_demos", "seed", "orders", "tau", "p", "lowest", "highest"),
     )
