@@ -25,6 +25,7 @@ from plr_dspy.programs import ProgramFactory
 from plr_dspy.progress import ProgressBar
 from plr_dspy.report import Report
 from plr_dspy.reporting import build_report
+from plr_dspy.tracking import track
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,11 @@ class Reorderer(Teleprompter):
         """
         return estimate(prepare(self._options(seed), student, trainset=trainset, valset=valset))
 
+    def get_params(self) -> dict[str, Any]:
+        """The arguments, as a dict of its own: trackers add to what they get."""
+        kept = ("report", "best_program")
+        return {name: value for name, value in vars(self).items() if name not in kept}
+
     def _options(self, seed: int | None) -> Options:
         """What decides the result, with the seed of `compile`."""
         seed = self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
@@ -193,4 +199,5 @@ class Reorderer(Teleprompter):
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         logger.info("%s", self.report)
+        track(self.report)
         return compiled

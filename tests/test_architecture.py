@@ -72,7 +72,7 @@ LAYERS = [
     {"slots", "completion", "inputs", "cells", "description", "references", "demo_texts"},
     {"evaluation", "local", "probing"},
     {"jobs"},
-    {"identity", "estimates", "reporting"},
+    {"identity", "estimates", "reporting", "tracking"},
     {"reorderer"},
     {"random_orders"},
     {"sensitivity", "teleprompter", "static_order", "top_k", "label_based"},

@@ -1,0 +1,98 @@
+"""MLflow's own DSPy integration, with a store in a folder, records compiles."""
+
+import json
+import warnings
+
+import dspy
+import mlflow
+import mlflow.dspy
+import pytest
+from fakes import exact_match, fake_lm, questions
+
+from plr_dspy import PLReorder, Report
+from plr_dspy.baselines import TopKOrder
+
+EXAMPLES = questions(40)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    callbacks, usage = dspy.settings.callbacks, dspy.settings.track_usage
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield tmp_path
+    mlflow.dspy.autolog(disable=True)
+    dspy.configure(callbacks=callbacks, track_usage=usage)
+    mlflow.set_tracking_uri(before)
+
+
+def compiled(kind=PLReorder, **options):
+    lm, _ = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        student = dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+        optimizer = kind(exact_match, max_metric_calls=150, display_progress=False, num_threads=2, **options)
+        program = optimizer.compile(student, trainset=EXAMPLES)
+    return program, optimizer
+
+
+def artifacts(run):
+    client = mlflow.MlflowClient()
+    return {
+        a.path: client.download_artifacts(run.info.run_id, a.path)
+        for a in client.list_artifacts(run.info.run_id)
+    }
+
+
+def test_autolog_records_a_compile(store):
+    mlflow.dspy.autolog(log_traces=False, log_compiles=True)
+    program, optimizer = compiled(seed=3)
+    run, report = mlflow.last_active_run(), optimizer.report
+    assert run.data.params["reorder.seed"] == "3"
+    assert run.data.params["reorder.method"] == "PLReorder"
+    assert run.data.metrics["reorder.program_calls"] == report.program_calls["total"]
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "reorder.best_score")
+    assert [(m.step, m.value) for m in history] == [
+        (i.program_calls, pytest.approx(i.best_score_so_far)) for i in report.history
+    ]
+    files = artifacts(run)
+    assert Report.load(files["reorder_report.json"]) == report
+    with open(files["reorder_report.html"]) as page:
+        assert "Chosen order" in page.read()
+    with open(files["best_model.json"]) as state:
+        saved = [demo["question"] for demo in json.load(state)["demos"]]
+    assert saved == [demo.question for demo in program.demos]
+
+
+def test_it_leaves_the_optimizer_as_it_was(store):
+    """MLflow adds the arguments of `compile` to what `get_params` returns."""
+    mlflow.dspy.autolog(log_traces=False, log_compiles=True)
+    _, optimizer = compiled()
+    assert not {"student", "trainset"} & set(vars(optimizer))
+
+
+def test_a_run_of_ones_own_is_logged_to(store):
+    with mlflow.start_run() as run:
+        _, optimizer = compiled(TopKOrder)
+    logged = mlflow.get_run(run.info.run_id)
+    assert logged.data.params["reorder.method"] == "TopKOrder"
+    assert logged.data.metrics["reorder.chosen"] == optimizer.report.comparison.chosen
+    assert set(artifacts(logged)) == {"reorder_report.json", "reorder_report.html"}
+
+
+def test_nothing_is_logged_without_a_run(store):
+    compiled()
+    assert not (store / "runs").exists()
+
+
+def test_a_store_that_fails_costs_no_compile(store, monkeypatch, caplog):
+    def broken(params):
+        raise OSError("no such store")
+
+    monkeypatch.setattr(mlflow, "log_params", broken)
+    with mlflow.start_run():
+        program, _ = compiled()
+    assert program.demos
+    assert "could not be logged to MLflow: OSError: no such store" in caplog.text
