@@ -20,7 +20,7 @@ test: $(READY) lint
 	$(BIN)/python -m pytest
 
 test-vllm: $(READY) $(VLLM)/.ready
-	PLR_DSPY_VLLM=$(VLLM) $(BIN)/python -m pytest tests/on_vllm
+	PLR_DSPY_VLLM=$(VLLM) $(BIN)/python -m pytest -n 0 tests/on_vllm
 
 lint: $(READY)
 	$(BIN)/ruff check .

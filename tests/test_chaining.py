@@ -1,6 +1,8 @@
 """PLReorder in chains: after optimizers of instructions, inside BetterTogether, before Ensemble."""
 
+import importlib
 import warnings
+from pathlib import Path
 
 import dspy
 import pytest
@@ -50,6 +52,42 @@ def copro(program, lm):
 def gepa(program, lm):
     optimizer = dspy.GEPA(metric=scored, max_metric_calls=30, reflection_lm=lm, num_threads=4)
     return optimizer.compile(program, trainset=EXAMPLES[:10], valset=EXAMPLES[10:20])
+
+
+@pytest.fixture
+def chains(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    return importlib.import_module("chains")
+
+
+NAMES = [
+    "labeled_few_shot",
+    "bootstrap",
+    "random_search",
+    "mipro",
+    "simba",
+    "copro",
+    "gepa",
+    "better_together",
+    "ensemble",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_of_each_family(chains, name, lm, tmp_path):
+    student = dspy.Predict("question -> answer")
+    program = chains.CHAINS[name](student, EXAMPLES, exact_match, lm)
+    assert not student.demos
+    assert program(question=EXAMPLES[0].question).answer
+    reports = [
+        m.reorder_report for m in [program, *getattr(program, "programs", [])] if hasattr(m, "reorder_report")
+    ]
+    assert reports or name == "better_together", "it returns the best of its steps, which may be the first"
+    assert all(report["program_calls"]["total"] <= chains.CALLS for report in reports)
+
+
+def test_all_examples_are_run(chains):
+    assert list(chains.CHAINS) == NAMES
 
 
 @pytest.mark.parametrize("optimize", [copro, gepa])

@@ -20,7 +20,7 @@ from plr_dspy.experiments.protocol import Protocol, grid
 from plr_dspy.experiments.published import load_published
 from plr_dspy.experiments.results import CLASSIFICATION, METHODS, Result, Run, in_order, read_results
 from plr_dspy.experiments.runner import Experiment, Worker
-from plr_dspy.experiments.store import results_path
+from plr_dspy.experiments.store import Store, results_path
 from plr_dspy.experiments.tables import save_tables
 from plr_dspy.experiments.tasks import TASKS
 from plr_dspy.inputs import whole_number
@@ -189,9 +189,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _dry_run(experiment: Experiment, runs: Sequence[Run]) -> int:
-    path = results_path(experiment.folder)
-    done = {result.run for result in read_results(path)} if path.is_file() else set()
-    missing = [run for run in runs if run not in done]
+    missing = list(runs)
+    if results_path(experiment.folder).is_file():
+        with Store(experiment.folder, experiment.settings()) as store:
+            missing = store.missing(runs)
     calls: Counter[str] = Counter()
     with Worker(experiment) as worker:
         for run in missing:
