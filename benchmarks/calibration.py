@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from landscapes import KINDS, Landscape, RecordedLandscape, Renamed, SyntheticLandscape
-from methods import Pool, new_search
-from methods import outcome as compiled_outcome
+from methods import Pool, planned_outcome
 
 from plr_dspy import ending
 
@@ -39,16 +38,7 @@ def one(kind: str | Path, seed: int, args: argparse.Namespace) -> tuple[float, f
     orders = [tuple(map(int, rng.permutation(landscape.num_demos))) for _ in range(args.best_of)]
     original = max(orders, key=pool.held_out)
     pool = Pool(Renamed(landscape, original), pool.num_train, pool.num_selection)
-    plan = pool.plan("light", args.budget)
-    search = new_search(
-        plan,
-        pool.space,
-        update="mle",
-        seed=seed,
-        classes=[pool.landscape.classes],
-        example_classes=pool.landscape.example_classes,
-    )
-    found = compiled_outcome(pool, plan, search)
+    found = planned_outcome(pool, pool.plan("light", args.budget), "mle", seed)
     comparison = found.comparison
     probability = 0.0 if comparison is None or comparison.probability is None else comparison.probability
     return probability, pool.held_out(pool.space.identity[0]), pool.held_out(found.ordering[0])

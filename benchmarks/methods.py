@@ -21,6 +21,7 @@ from plr_dspy.racing import RacingExamples
 from plr_dspy.scoring import CellScorer
 from plr_dspy.search import Search
 from plr_dspy.thompson import ThompsonSearch
+from plr_dspy.updates import UpdateRule
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,12 @@ def outcome(
 
 
 def planned(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, ...], int]:
+    found = planned_outcome(pool, plan, update, seed)
+    return found.ordering[0], found.program_calls["total"]
+
+
+def planned_outcome(pool: Pool, plan: Plan, update: str | UpdateRule, seed: int) -> Outcome:
+    """What the search of a plan finds."""
     search = new_search(
         plan,
         pool.space,
@@ -94,7 +101,7 @@ def planned(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, 
         classes=[pool.landscape.classes],
         example_classes=pool.landscape.example_classes,
     )
-    return compiled(pool, plan, search)
+    return outcome(pool, plan, search)
 
 
 def paper(update: str) -> Method:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from landscapes import RecordedLandscape, Renamed
-from methods import Pool, new_search, outcome
+from methods import Pool, planned_outcome
 
 from plr_dspy import MixtureEM
 from plr_dspy.experiments.figures import Ranking, draw_ranking
@@ -37,16 +37,7 @@ def ranked(path: Path, seed: int, search_name: str) -> Ranking:
     size = recorded.num_examples // 2
     original = np.random.default_rng(seed).permutation(recorded.num_demos).tolist()
     pool = Pool(Renamed(recorded, original), round(0.8 * size), size - round(0.8 * size))
-    plan = pool.plan(auto, budget)
-    search = new_search(
-        plan,
-        pool.space,
-        update=update,
-        seed=seed,
-        classes=[pool.landscape.classes],
-        example_classes=pool.landscape.example_classes,
-    )
-    (distribution,) = outcome(pool, plan, search).distributions
+    (distribution,) = planned_outcome(pool, pool.plan(auto, budget), update, seed).distributions
     orders = [order for (order,) in pool.space.enumerate()]
     return Ranking(
         task=path.stem,
