@@ -198,11 +198,10 @@ def _report(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     server = LocalServer(num_threads=args.threads, parallel=args.parallel, context_length=args.context_length)
-    with server:
+    with server, contextlib.suppress(KeyboardInterrupt):  # which may come as soon as a line is read
         print(f"{server.model} at {server.api_base}; Ctrl-C stops it")
         print(f'lm = plr_dspy.completion_lm("{server.model}", api_base="{server.api_base}")', flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        threading.Event().wait()
     return 0
 
 

@@ -157,6 +157,8 @@ def test_serve_local():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # What is started in the background of a script has SIGINT ignored, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         address = re.search(r"http://127\.0\.0\.1:\d+/v1", server.stdout.readline())[0]
