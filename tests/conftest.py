@@ -3,6 +3,8 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -39,8 +41,16 @@ def server() -> Iterator["LocalServer"]:  # noqa: F821
         yield running
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of the local model together, for pytest-xdist."""
-    for item in items:
-        if item.path.stem in LOCAL_MODEL:
-            item.add_marker(pytest.mark.xdist_group("local model"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of the local model together; the others go wherever a process is free.
+
+    Marks of a group would do the same, but pytest 9.2 and xdist 3.8 overlook them together.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LocalModelTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "local model" if Path(nodeid.partition("::")[0]).stem in LOCAL_MODEL else nodeid
+
+    return LocalModelTogether(config, log)
