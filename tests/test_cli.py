@@ -10,9 +10,9 @@ import urllib.request
 
 import dspy
 import pytest
+from brief import brief_reviews
 
 from plr_dspy import Report, cli
-from plr_dspy.data import load_reviews
 from plr_dspy.references import read_examples
 
 APP = """
@@ -29,7 +29,10 @@ class Sentiment(dspy.Signature):
 
 def program():
     student = dspy.Predict(Sentiment)
-    student.demos = [dspy.Example(**example) for example in load_reviews("test")[:3]]
+    student.demos = [
+        dspy.Example(review=" ".join(example.review.split()[:4]), sentiment=example.sentiment)
+        for example in load_reviews("test")[:3]
+    ]
     return student
 
 
@@ -44,7 +47,7 @@ number = 3
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "reviews_app.py").write_text(APP)
-    rows = [dict(example) for example in load_reviews("train")[:24]]
+    rows = [dict(example) for example in brief_reviews("train", 24)]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -8,6 +8,7 @@ from typing import Literal
 import dspy
 import litellm
 import pytest
+from brief import brief_reviews, write_rows
 
 from plr_dspy import PlainTextAdapter, PLReorder
 from plr_dspy.data import load_reviews
@@ -30,21 +31,22 @@ def trainset():
 
 
 @pytest.mark.parametrize("route", ["completion", "chat", "litellm"])
-def test_every_route_to_the_server(server, trainset, route, monkeypatch):
+def test_every_route_to_the_server(server, route, monkeypatch):
     through_litellm = []
     for name in ("completion", "text_completion"):
         original = getattr(litellm, name)
         monkeypatch.setattr(
             litellm, name, lambda *args, _f=original, **kw: through_litellm.append(1) or _f(*args, **kw)
         )
+    trainset = brief_reviews("train", 20, words=8)
     student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=trainset)
-    reorder = PLReorder(accuracy, max_metric_calls=70, num_threads=2, display_progress=False)
+    reorder = PLReorder(accuracy, max_metric_calls=60, num_threads=2, display_progress=False)
     with dspy.context(lm=server.lm(route, max_tokens=4), adapter=PlainTextAdapter()):
         compiled = reorder.compile(student, trainset=trainset)
     report = reorder.report
     calls = report.program_calls["total"]
     assert report.distinct_prompts == 6
-    assert 30 < calls <= 70
+    assert 30 < calls <= 60
     assert len(through_litellm) == (0 if route == "chat" else calls)
     assert {error.type for error in report.errors} <= {"AdapterParseError"}
     tokens = next(iter(report.tokens.values()))
@@ -68,29 +70,15 @@ def test_order_matters_to_the_model(server, trainset):
 
 
 def test_quickstart(tmp_path):
+    for part in ("train", "test"):
+        write_rows(tmp_path / f"mr_{part}.jsonl")
     command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--out", str(tmp_path)]
+    data = ["--task", "mr", "--data-dir", str(tmp_path)]
     options = ["--demos", "3", "--pool", "10", "--test", "6", "--random-orders", "2", "--seeds", "0", "1"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *data, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for words in ("original ", "chosen ", "random orders", "program calls", "mean gain", "saved"):
         assert words in done.stdout
     loaded = dspy.Predict(Sentiment)
     loaded.load(tmp_path / "program.json")
     assert len(loaded.demos) == 3
-
-
-def test_quickstart_says_what_is_wrong_with_data(tmp_path):
-    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--task", "mr"]
-    done = subprocess.run(
-        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("quickstart: no file")
-
-
-def test_quickstart_checks_its_arguments(tmp_path):
-    for options in (["--demos", "1"], ["--threads", "0"], ["--data-dir", str(tmp_path)], ["--task", "none"]):
-        command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr

@@ -6,6 +6,7 @@ from typing import Literal
 import dspy
 import numpy as np
 import pytest
+from brief import brief_reviews
 from dspy import lm15
 
 from plr_dspy import PlainTextAdapter
@@ -26,11 +27,11 @@ def accuracy(example, prediction, trace=None):
     return example.sentiment == prediction.sentiment
 
 
-def program(signature=Sentiment, num_demos=4, called="{}"):
+def program(signature=Sentiment, num_demos=4, called="{}", reviews=REVIEWS):
     student = dspy.Predict(signature)
     student.demos = [
         dspy.Example(review=example.review, sentiment=called.format(example.sentiment))
-        for example in REVIEWS[:num_demos]
+        for example in reviews[:num_demos]
     ]
     return student
 
@@ -91,8 +92,9 @@ def test_chat_replies(server, route):
     ids=lambda optimizer: type(optimizer).__name__,
 )
 def test_methods(server, optimizer, tmp_path):
+    reviews = brief_reviews("train", 31)
     with dspy.context(lm=server.lm(), adapter=PlainTextAdapter()):
-        compiled = optimizer.compile(program(), trainset=REVIEWS[:24])
-        assert compiled(review=REVIEWS[30].review).sentiment in ("negative", "positive")
+        compiled = optimizer.compile(program(reviews=reviews), trainset=reviews[:24])
+        assert compiled(review=reviews[30].review).sentiment in ("negative", "positive")
     assert 0 < optimizer.report.program_calls["total"] <= 24
     compiled.save(tmp_path / "program.json")

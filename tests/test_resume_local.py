@@ -7,18 +7,18 @@ import time
 from pathlib import Path
 
 import dspy
+from brief import brief_reviews
 from test_end_to_end import Sentiment, accuracy
 from test_resume import SPAWN, lines, same
 
 from plr_dspy import PlainTextAdapter, PLReorder, completion_lm
-from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 
 NUM_THREADS = 2
 
 
 def compile_locally(model, api_base, log_dir, result):
-    trainset = load_reviews("train")[:16]
+    trainset = brief_reviews("train", 16)
     student = dspy.LabeledFewShot(k=4).compile(dspy.Predict(Sentiment), trainset=trainset)
     reorder = PLReorder(
         accuracy,
@@ -88,13 +88,9 @@ def test_killed_on_either_side(tmp_path):
     assert 2 <= failed <= 2 + NUM_THREADS
 
     with LocalServer(context_length=1024) as second:
-        child = start(second, log_dir, resumed)
-        child.join()
-        assert child.exitcode == 0
+        compile_locally(second.model, second.api_base, log_dir, resumed)
         in_one_go(log_dir, tmp_path / "other")
-        child = start(second, tmp_path / "other", whole)
-        child.join()
-        assert child.exitcode == 0
+        compile_locally(second.model, second.api_base, tmp_path / "other", whole)
     assert len(finished(tmp_path / "other")) == len(finished(log_dir)) - failed
     expected, report = (same(json.loads(path.read_text())) for path in (whole, resumed))
     for name in ("slots", "comparison", "candidates", "errors", "stopped"):

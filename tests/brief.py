@@ -1,0 +1,21 @@
+"""The first words of the bundled reviews: what a model reads, it reads for milliseconds a token."""
+
+import json
+
+import dspy
+
+from plr_dspy.data import load_reviews
+
+
+def brief_reviews(part, count=None, *, words=4):
+    return [
+        dspy.Example(review=" ".join(e.review.split()[:words]), sentiment=e.sentiment).with_inputs("review")
+        for e in load_reviews(part)[:count]
+    ]
+
+
+def write_rows(path, *, words=4):
+    """The file of a task's part, such as mr_train.jsonl, from such reviews."""
+    part = path.stem.rpartition("_")[2]
+    rows = [{"text": e.review, "label": e.sentiment} for e in brief_reviews(part, words=words)]
+    path.write_text("\n".join(map(json.dumps, rows)))
