@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, RankEMA
 from plr_dspy.distributions import component_logits, plackett_luce_mixture
+from plr_dspy.fitting import ascend_log_likelihood
 from plr_dspy.updates import UpdateRule, update_rule
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_updates.json").read_text())
@@ -21,6 +22,31 @@ def float64(values):
 
 def orderings(n, m):
     return st.lists(st.permutations(range(n)), min_size=m, max_size=m)
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+@pytest.mark.parametrize("shape", [(4,), (3, 6)])
+def test_the_fit_is_that_of_torch(shape, l2):
+    """Its Adam, with gradients by autograd."""
+    generator = torch.Generator().manual_seed(len(shape))
+    start = torch.randn(shape, dtype=torch.float64, generator=generator)
+    elites = torch.rand((5, shape[-1]), generator=generator).argsort(dim=-1)
+    weights = torch.rand((*shape[:-1], 5), dtype=torch.float64, generator=generator)
+    settings = MaximumLikelihood(l2=l2, clip=1.5, num_steps=40)
+
+    def projected(logits):
+        return (logits - logits.mean(-1, keepdim=True)).clamp(-settings.clip, settings.clip)
+
+    theta = projected(start).requires_grad_(True)
+    adam = torch.optim.Adam([theta], lr=settings.learning_rate, weight_decay=l2, maximize=True)
+    for _ in range(settings.num_steps):
+        adam.zero_grad()
+        (weights * PlackettLuce(theta.unsqueeze(-2)).log_prob(elites)).sum().backward()
+        adam.step()
+        with torch.no_grad():
+            theta.copy_(projected(theta))
+    found = ascend_log_likelihood(start, elites, weights, settings)
+    torch.testing.assert_close(found, theta.detach(), rtol=0, atol=1e-9)
 
 
 class TestGolden:
