@@ -110,6 +110,17 @@ def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm
     )
 
 
+def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
+    """Order the demos first: the prompts that it trains on show them. It needs an LM that can be fine-tuned."""
+    if not lm.provider.finetunable:
+        raise ValueError("this LM cannot be fine-tuned: pass --lm openai/... or an LM with such a provider")
+    shown, rest = examples[:20], examples[20:]  # a prompt that shows its own answer teaches nothing
+    chosen = dspy.LabeledFewShot(k=6).compile(student, trainset=shown)
+    chosen.set_lm(lm)
+    ordered = PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    return dspy.BootstrapFinetune(metric=metric, num_threads=2).compile(ordered, trainset=rest)
+
+
 def ensemble(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     """Order the members first: an ensemble has no demos of its own."""
     members = [
@@ -132,6 +143,7 @@ CHAINS: dict[str, Chain] = {
         copro,
         gepa,
         better_together,
+        finetune,
         ensemble,
     )
 }

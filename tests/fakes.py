@@ -19,6 +19,7 @@ from typing import Any
 
 import dspy
 from dspy import lm15
+from dspy.clients.provider import Provider
 
 FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]\n(.*?)(?=\n\n\[\[ ## |\n\nRespond with|\Z)", re.S)
 WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
@@ -112,9 +113,28 @@ def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
 
 
 def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine]:
-    """An LM that knows the examples' answers, and its engine."""
+    """An LM that knows the examples' answers and can be fine-tuned, and its engine."""
     engine = OrderSensitiveEngine({example.question: example.answer for example in examples})
-    return dspy.LM("fake/order-sensitive", engine=engine, cache=False), engine
+    return dspy.LM("fake/order-sensitive", engine=engine, cache=False, provider=FineTuning()), engine
+
+
+class FineTuning(Provider):
+    """Takes training data; the model that comes of them has another name, and answers as before.
+
+    Attributes:
+        jobs: The training data of each job, a list of conversations, each a list of messages' contents.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finetunable = True
+        self.jobs: list[list[list[str]]] = []
+
+    def finetune(  # type: ignore[override]
+        self, job: Any, model: str, train_data: Any, train_data_format: Any, train_kwargs: Any = None
+    ) -> str:
+        self.jobs.append([[message["content"] for message in data["messages"]] for data in train_data])
+        return f"{model}-tuned"
 
 
 def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import dspy
 import pytest
+from dspy.clients.provider import Provider
 from dspy.utils.callback import BaseCallback
 from fakes import exact_match, fake_lm, questions
 
@@ -69,6 +70,7 @@ NAMES = [
     "copro",
     "gepa",
     "better_together",
+    "finetune",
     "ensemble",
 ]
 
@@ -88,6 +90,13 @@ def test_the_example_of_each_family(chains, name, lm, tmp_path):
 
 def test_all_examples_are_run(chains):
     assert list(chains.CHAINS) == NAMES
+
+
+def test_the_example_of_finetuning_says_beforehand_that_an_lm_cannot(chains, lm):
+    fixed = lm.copy(provider=Provider())
+    with pytest.raises(ValueError, match="cannot be fine-tuned"):
+        chains.finetune(dspy.Predict("question -> answer"), EXAMPLES, exact_match, fixed)
+    assert not lm.engine.num_calls
 
 
 @pytest.mark.parametrize("optimize", [copro, gepa])
@@ -159,7 +168,7 @@ def test_members_of_an_ensemble_are_ordered_first():
 
 
 def test_demos_stay_for_what_comes_after():
-    """Such as BootstrapFinetune, which runs the program as its teacher."""
+    """Such as an optimizer that runs the program as its teacher."""
     compiled = reorder().compile(few_shot(), trainset=EXAMPLES)
     again = dspy.BootstrapFewShot(metric=exact_match, max_bootstrapped_demos=2).compile(
         dspy.Predict("question -> answer"), teacher=compiled, trainset=EXAMPLES[:10]

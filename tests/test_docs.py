@@ -13,7 +13,7 @@ from typing import Literal
 
 import dspy
 import pytest
-from fakes import LabelEngine, OrderSensitiveEngine, chat_response, digest, exact_match, questions
+from fakes import FineTuning, LabelEngine, OrderSensitiveEngine, chat_response, digest, exact_match, questions
 
 import plr_dspy
 import plr_dspy.baselines
@@ -125,7 +125,7 @@ def no_network(page, tmp_path, monkeypatch):
     class FakeLM(dspy.LM):
         def __init__(self, model, **options):
             kept = {name: v for name, v in options.items() if name in ("temperature", "max_tokens")}
-            super().__init__(model, engine=engine, cache=False, **kept)
+            super().__init__(model, engine=engine, cache=False, provider=FineTuning(), **kept)
 
     def plain_lm(model="local", **_):
         return real(f"fake/{model}", engine=PlainEngine(), cache=False)
