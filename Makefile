@@ -3,7 +3,8 @@
 # make test-vllm  the same against a vLLM server, in an environment of its own (3.5 GB)
 # make test-lowest  tests of each dependency with the lowest version allowed, but for torch (2 GB)
 # make compare  all methods on one task with the embedded local model
-# make docs   builds the documentation site into site/ (120 MB of tools in the same environment)
+# make docs   builds the documentation site into site/
+# make notebooks  runs the notebooks again and keeps their outputs
 # make dist   builds sdist and wheel into dist/, and checks them
 # make bench  overhead of the search, of a cell, and throughput (3 minutes)
 PYTHON ?= python3
@@ -18,7 +19,7 @@ READY  := $(VENV)/.ready
 DEMO   ?=
 COMPARE ?=
 
-.PHONY: demo test test-vllm test-lowest lint compare bench docs dist clean
+.PHONY: demo test test-vllm test-lowest lint compare bench docs notebooks dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py $(DEMO)
@@ -45,12 +46,12 @@ bench: $(READY)
 	$(BIN)/python benchmarks/cells.py
 	$(BIN)/python benchmarks/throughput.py
 
-docs: $(VENV)/.docs
-	$(BIN)/python -m mkdocs build --strict
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-$(VENV)/.docs: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	touch $@
+# notebooks/recorded.json is made by notebooks/record.py. With VLLM_BASE, the fourth runs on that server.
+notebooks: $(READY)
+	$(BIN)/python -m nbconvert --to notebook --inplace --execute notebooks/*.ipynb
 
 dist: $(READY)
 	rm -rf dist

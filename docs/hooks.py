@@ -1,4 +1,4 @@
-"""What the site adds to the pages of this folder: the README and the changelog, which stay where they are."""
+"""What the site adds to the pages of this folder: the README, the changelog and the notebooks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDED = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md"}
@@ -17,7 +18,13 @@ def on_files(files: Files, config: Any) -> Files:
     """Add them, with their links to docs/ as those of a page."""
     for name, page in ADDED.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=_links(text)))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        text, resources = MarkdownExporter().from_filename(str(path), {"unique_key": path.stem})
+        text = text.replace("](../docs/", "](../").replace(".ipynb)", ".md)")
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
+        for name, picture in resources["outputs"].items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
 
 
@@ -25,4 +32,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to them: from ../README.md, which a reader of the repository follows, to the page."""
     for name, page in ADDED.items():
         markdown = re.sub(rf"\]\(\.\./{re.escape(name)}(?=[#)])", f"]({page}", markdown)
-    return markdown
+    return _links(markdown)
+
+
+def _links(markdown: str) -> str:
+    """Those to notebooks."""
+    return re.sub(r"\]\((?:\.\./)?notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)

@@ -24,6 +24,7 @@ LOCAL_MODEL = {
     "test_experiment_run",
     "test_label_local",
     "test_local",
+    "test_notebooks",
     "test_resume_local",
 }
 """Their tests run one after another in one process: two servers would share the cores."""

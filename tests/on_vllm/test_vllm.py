@@ -9,6 +9,7 @@ from typing import Literal
 import dspy
 import numpy as np
 import pytest
+from notebook_runs import run_notebook, text_of
 
 from plr_dspy import PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
@@ -148,3 +149,10 @@ def test_local_entropy_by_every_route(route, request):
     with dspy.context(lm=request.getfixturevalue(route), adapter=PlainTextAdapter()):
         optimizer.compile(student, trainset=REVIEWS[:24])
     assert 0 < optimizer.report.program_calls["total"] <= 30
+
+
+def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_BASE", vllm.api_base)
+    monkeypatch.setenv("VLLM_MODEL", vllm.model)
+    said = text_of(run_notebook("04_several_predictors_vllm.ipynb", tmp_path))
+    assert "of the prompt tokens were in vLLM's prefix cache" in said
