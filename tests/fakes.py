@@ -13,7 +13,10 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +119,15 @@ def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine
     """An LM that knows the examples' answers and can be fine-tuned, and its engine."""
     engine = OrderSensitiveEngine({example.question: example.answer for example in examples})
     return dspy.LM("fake/order-sensitive", engine=engine, cache=False, provider=FineTuning()), engine
+
+
+@contextmanager
+def configured(examples: list[dspy.Example]) -> Iterator[dspy.LM]:
+    """Such an LM is DSPy's, and nothing warns."""
+    lm, _ = fake_lm(examples)
+    with warnings.catch_warnings(), dspy.context(lm=lm):
+        warnings.simplefilter("ignore")
+        yield lm
 
 
 class FineTuning(Provider):

@@ -1,14 +1,13 @@
 """PLReorder in chains: after optimizers of instructions, inside BetterTogether, before Ensemble."""
 
 import importlib
-import warnings
 from pathlib import Path
 
 import dspy
 import pytest
 from dspy.clients.provider import Provider
 from dspy.utils.callback import BaseCallback
-from fakes import exact_match, fake_lm, questions
+from fakes import configured, exact_match, questions
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -18,9 +17,7 @@ EXAMPLES = questions(60)
 
 @pytest.fixture(autouse=True)
 def lm():
-    lm, _ = fake_lm(EXAMPLES)
-    with warnings.catch_warnings(), dspy.context(lm=lm):
-        warnings.simplefilter("ignore")
+    with configured(EXAMPLES) as lm:
         yield lm
 
 

@@ -1,11 +1,10 @@
 """PLReorder before BootstrapFinetune: what is trained on, what is left, and going on after it."""
 
 import threading
-import warnings
 
 import dspy
 import pytest
-from fakes import digest, exact_match, fake_lm, questions
+from fakes import configured, digest, exact_match, questions
 
 from plr_dspy import PLReorder
 
@@ -30,9 +29,7 @@ class Steps(dspy.Module):
 
 @pytest.fixture(autouse=True)
 def lm():
-    lm, _ = fake_lm(EXAMPLES)
-    with warnings.catch_warnings(), dspy.context(lm=lm):
-        warnings.simplefilter("ignore")
+    with configured(EXAMPLES) as lm:
         yield lm
 
 
