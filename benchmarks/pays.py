@@ -1,6 +1,6 @@
 """Does it pay? At equal LM calls: a random search over demos alone, against half of it and then PLReorder.
 
-python benchmarks/pays.py --tasks mr agnews --data-dir DATA --seeds 0 1 2 3 4
+python benchmarks/pays.py --tasks mr subj --data-dir DATA --seeds 0 1 2 3 4
 python benchmarks/pays.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 12 ...
 
 For each task and seed, BootstrapFewShotWithRandomSearch chooses demos with all its candidates, and with the number that
@@ -18,7 +18,6 @@ import sys
 import threading
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import dspy
 from dspy.utils.callback import BaseCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from quickstart import BUNDLED, Data, load_data
+from quickstart import BUNDLED, Data, load_data, mean
 
 from plr_dspy import PLReorder
 from plr_dspy.experiments.endpoints import LOCAL, Endpoint
@@ -74,8 +73,8 @@ class Draw:
         self._data, self._seed, self._args = data, seed, args
         self._folder = args.out / task / f"seed{seed}"
 
-    @cached_property
     def sides(self) -> dict[str, Side]:
+        """Made, or read where they were made before."""
         sides: dict[str, Side] = {}
         for name in SIDES + MORE_SIDES * self._args.from_labelled:
             path = self._folder / f"{name}.json"
@@ -134,10 +133,6 @@ class Draw:
         return HeldOut(program, metric=metric, examples=self.test, num_threads=threads).scores()
 
 
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def table(draws: dict[int, dict[str, Side]]) -> str:
     """Lines of Markdown: held-out accuracy and LM calls by seed and side, and the mean."""
     names = list(next(iter(draws.values())))
@@ -188,7 +183,7 @@ def main() -> None:
             lm, adapter = make_lm(data.task.max_tokens("plain")), data.task.adapter("plain")
             with dspy.context(lm=lm, adapter=adapter):
                 for seed in args.seeds:
-                    draws[seed] = Draw(task, data, seed, args).sides
+                    draws[seed] = Draw(task, data, seed, args).sides()
                     print(f"\n{task}: held-out accuracy (LM calls)\n\n{table(draws)}", flush=True)
             print("\n| difference | mean | 95 % over seeds | 95 % over examples |\n|---|---|---|---|")
             pairs = [(BOTH, SEARCH), (BOTH, HALF)]

@@ -18,7 +18,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add them, with their links to docs/ as those of a page."""
     for name, page in ADDED.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
-        files.append(File.generated(config, page, content=_links(text)))
+        files.append(File.generated(config, page, content=text))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         text, resources = MarkdownExporter().from_filename(str(path), {"unique_key": path.stem})
         text = text.replace("](../docs/", "](../").replace(".ipynb)", ".md)")
@@ -29,12 +29,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to them: from ../README.md, which a reader of the repository follows, to the page."""
+    """Links to them: from the files, which a reader of the repository follows, to the pages."""
     for name, page in ADDED.items():
         markdown = re.sub(rf"\]\(\.\./{re.escape(name)}(?=[#)])", f"]({page}", markdown)
-    return _links(markdown)
-
-
-def _links(markdown: str) -> str:
-    """Those to notebooks."""
     return re.sub(r"\]\((?:\.\./)?notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
