@@ -1,6 +1,8 @@
 """Every test run has a DSPy cache of its own, and no network look-ups."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp(prefix="plr_dspy_cache_")
+atexit.register(shutil.rmtree, os.environ["DSPY_CACHEDIR"], ignore_errors=True)
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
@@ -17,6 +20,10 @@ os.environ["TQDM_DISABLE"] = "1"
 # How long an example takes depends on what else the machine does.
 settings.register_profile("plr_dspy", deadline=None)
 settings.load_profile("plr_dspy")
+
+# Local models take one thread, as another process of the tests has the other core.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("CI", "true")
 
 LOCAL_MODEL = {
     "test_cli",
