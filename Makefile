@@ -51,7 +51,8 @@ docs: $(READY)
 
 # notebooks/recorded.json is made by notebooks/record.py. With VLLM_BASE, the fourth runs on that server.
 notebooks: $(READY)
-	$(BIN)/python -m nbconvert --to notebook --inplace --execute notebooks/*.ipynb
+	$(BIN)/python -m nbconvert --to notebook --inplace --execute \
+		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 dist: $(READY)
 	rm -rf dist

@@ -35,6 +35,8 @@ LOCAL_MODEL = {
     "test_resume_local",
 }
 """Their tests run one after another in one process: two servers would share the cores."""
+WITHOUT_MODEL = ("test_runs[02_",)
+"""Those of them that call no model."""
 
 # A server that takes gigabytes: `make test-vllm`.
 collect_ignore = [] if "PLR_DSPY_VLLM" in os.environ else ["on_vllm"]
@@ -59,6 +61,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class LocalModelTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "local model" if Path(nodeid.partition("::")[0]).stem in LOCAL_MODEL else nodeid
+            local = Path(nodeid.partition("::")[0]).stem in LOCAL_MODEL
+            return "local model" if local and not any(name in nodeid for name in WITHOUT_MODEL) else nodeid
 
     return LocalModelTogether(config, log)

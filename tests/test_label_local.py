@@ -85,9 +85,9 @@ def test_chat_replies(server, route):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        LocalE(accuracy, num_candidates=3, max_metric_calls=24, display_progress=False),
-        PDO(accuracy, num_candidates=6, max_metric_calls=24, display_progress=False),
-        DEmO(accuracy, num_candidates=5, num_kept=2, display_progress=False),
+        LocalE(accuracy, num_candidates=3, max_metric_calls=15, display_progress=False),
+        PDO(accuracy, num_candidates=4, max_metric_calls=24, display_progress=False),
+        DEmO(accuracy, num_candidates=3, num_kept=2, display_progress=False),
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )

@@ -37,7 +37,8 @@ def student(num_demos=6):
 
 
 def optimizer(**options):
-    return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **options})
+    budget = {} if options.keys() & {"auto", "max_metric_calls"} else {"max_metric_calls": 400}
+    return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **budget, **options})
 
 
 class TestCompile:
@@ -248,7 +249,7 @@ class TestCompile:
         program = dspy.ChainOfThought("question -> answer")
         complete = [dspy.Example(reasoning="because", **e) for e in EXAMPLES[:3]]
         program.predict.demos = [*complete, *EXAMPLES[3:6], dspy.Example(note="dropped")]
-        reorder = optimizer()
+        reorder = optimizer(auto="light")
         compiled = reorder.compile(program, trainset=EXAMPLES)
         assert reorder.report.distinct_prompts == 36
         assert set(engine.requests.values()) == {1}
