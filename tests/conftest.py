@@ -21,9 +21,10 @@ os.environ["TQDM_DISABLE"] = "1"
 settings.register_profile("plr_dspy", deadline=None)
 settings.load_profile("plr_dspy")
 
-# Local models take one thread, as another process of the tests has the other core.
+# Another process of the tests has the other core: threads that wait for it by spinning make both slower.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("CI", "true")
+    os.environ["CI"] = "true"  # one thread for local models
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 LOCAL_MODEL = {
     "test_cli",
