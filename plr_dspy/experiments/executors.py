@@ -21,9 +21,11 @@ Outcome: TypeAlias = "tuple[Run, dict[str, Any] | Exception]"
 """A run with its record, or with what it raised."""
 
 _worker: Worker | None = None
+_idle = threading.Event()
+"""Set in a worker while it makes no run."""
 
 WATCH_SECONDS, GRACE_SECONDS = 0.5, 10.0
-"""How often a worker looks after its parent, and how long it has to end when that is gone."""
+"""How often a worker looks after its parent, and how long its run has to end when that is gone."""
 
 
 def here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Outcome]:
@@ -138,6 +140,7 @@ def _deaf() -> Iterator[None]:
 def _begin(experiment: Experiment, numbers: Queue[int], num_workers: int, stop: Event) -> None:
     global _worker
     _worker = Worker(experiment, numbers.get(), num_workers)
+    _idle.set()
     threading.Thread(target=_watch, args=(stop,), daemon=True).start()
 
 
@@ -149,14 +152,16 @@ def _watch(stop: Event) -> None:
         pass
     os.kill(os.getpid(), signal.SIGINT)  # ends a run, which keeps what it has paid for
     if not parent.is_alive():
-        threading.Event().wait(GRACE_SECONDS)
+        _idle.wait(GRACE_SECONDS)
         os._exit(1)
 
 
 def _run(run: Run) -> dict[str, Any]:
     assert _worker is not None
+    _idle.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return _worker.run(run)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _idle.set()
