@@ -122,8 +122,10 @@ class TestCompile:
     @pytest.mark.parametrize(("auto", "budget"), [("light", 1000), ("medium", 3000), ("heavy", 10_000)])
     def test_budgets_are_kept(self, engine, auto, budget):
         reorder = optimizer(auto=auto)
-        reorder.compile(student(8), trainset=EXAMPLES)
-        assert reorder.report.program_calls["total"] == engine.num_calls <= budget
+        assert reorder.estimate(student(8), trainset=EXAMPLES).program_calls <= budget
+        if auto != "heavy":  # it would take as long as half of this file
+            reorder.compile(student(8), trainset=EXAMPLES)
+            assert reorder.report.program_calls["total"] == engine.num_calls <= budget
 
     @pytest.mark.parametrize("auto", ["light", "paper"])
     def test_max_metric_calls_is_hard(self, engine, auto):
