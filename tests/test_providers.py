@@ -317,7 +317,8 @@ class TestTooLong:
     @ROUTES
     def test_is_wrong_and_says_which(self, asked, route, caplog):
         """The prompts of one example do not fit: it counts as wrong for every order."""
-        trouble = status(400, kind="context_length_exceeded", message="maximum context length is 10 tokens")
+        message = "This model's maximum context length is 10 tokens."
+        trouble = status(400, kind="context_length_exceeded", message=message)
 
         with serving(
             lambda number, prompt: trouble if f"question {asked[0]}\n" in prompt else None
