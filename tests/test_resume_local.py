@@ -22,7 +22,7 @@ def compile_locally(model, api_base, log_dir, result):
     student = dspy.LabeledFewShot(k=4).compile(dspy.Predict(Sentiment), trainset=trainset)
     reorder = PLReorder(
         accuracy,
-        max_metric_calls=80,  # the plan needs 60: the calls that fail do not cut it short
+        max_metric_calls=80,  # 54 are made: those that fail beside them do not cut it short
         num_iterations=2,
         num_samples=3,
         num_threads=NUM_THREADS,
