@@ -27,13 +27,17 @@ TRIPLES = "triples"
 """A kind that the search has no model of: whether three items come in a certain order."""
 
 
+OWN = "own effects"
+"""A kind without classes: item by position, the last places weighing most, and each example with effects of its own."""
+
+
 class Landscape(Protocol):
-    """Answers to every example under every order of one list of demos; classes are right answers."""
+    """Answers to every example under every order of one list of demos; classes are right answers, None for none."""
 
     num_demos: int
     num_examples: int
-    classes: list[int]
-    example_classes: list[int]
+    classes: list[int] | None
+    example_classes: list[int] | None
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:
         """Whether each example is answered right: bool ``[num_examples]``."""
@@ -139,6 +143,61 @@ class SyntheticLandscape:
         return total
 
 
+class OwnEffectsLandscape:
+    """What demo stands where helps or hurts each example by a table of its own, and all of them by a common one.
+
+    Args:
+        num_demos: Demos.
+        seed: Of everything random.
+        num_examples: Examples.
+        common, own: Standard deviations of the two effects over orders, in logits. Without a common one no order is
+            better than another on new examples, whatever it scores on those seen.
+    """
+
+    classes = example_classes = None
+
+    def __init__(
+        self,
+        num_demos: int,
+        seed: int,
+        num_examples: int = 1_200,
+        *,
+        common: float = 0.0,
+        own: float = 1.2,
+    ) -> None:
+        rng = np.random.default_rng([seed, num_demos, len(OWN)])
+        self.num_demos, self.num_examples = num_demos, num_examples
+        weights = np.linspace(0.2, 1.8, num_demos)
+        scale = np.sqrt((weights**2).sum())
+        self._common = common * rng.normal(size=(num_demos, num_demos)) * weights / scale
+        self._own = own * rng.normal(size=(num_examples, num_demos, num_demos)) * weights / scale
+        self._margin = rng.normal(0.35, 0.9, num_examples)
+
+    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+        items, places = np.array(order), np.arange(self.num_demos)
+        effects = self._common[items, places].sum() + self._own[:, items, places].sum(axis=1)
+        return self._margin + effects > 0
+
+
+class CoinLandscape:
+    """Every answer is a coin's: right with the same chance under every order on every example.
+
+    Args:
+        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
+        chance: Of being right.
+    """
+
+    classes = example_classes = None
+
+    def __init__(self, num_demos: int, seed: int, num_examples: int = 1_200, *, chance: float = 0.5) -> None:
+        self.num_demos, self.num_examples = num_demos, num_examples
+        self._seed, self._chance = seed, chance
+
+    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
+        return rng.random(self.num_examples) < self._chance
+
+
 class RecordedLandscape:
     """What a real model answered under every order; examples in an order that the seed decides.
 
@@ -163,7 +222,7 @@ class RecordedLandscape:
         return self._known[order]
 
     def best(self, examples: Sequence[int]) -> float:
-        """The highest accuracy of any order on these examples."""
+        """The highest accuracy of any order on these examples, ``max_o mean_e``."""
         return max(float(row[list(examples)].mean()) for row in self._known.values())
 
 
@@ -173,7 +232,7 @@ class Renamed:
     def __init__(self, landscape: Landscape, original: Sequence[int]) -> None:
         self._landscape, self._original = landscape, tuple(original)
         self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
-        self.classes = [landscape.classes[i] for i in original]
+        self.classes = landscape.classes and [landscape.classes[i] for i in original]
         self.example_classes = landscape.example_classes
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:

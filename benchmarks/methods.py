@@ -98,7 +98,7 @@ def planned_outcome(pool: Pool, plan: Plan, update: str | UpdateRule, seed: int)
         pool.space,
         update=update,
         seed=seed,
-        classes=[pool.landscape.classes],
+        classes=pool.landscape.classes and [pool.landscape.classes],
         example_classes=pool.landscape.example_classes,
     )
     return outcome(pool, plan, search)
@@ -133,21 +133,27 @@ def top_k(budget: int | None = None) -> Method:
     """
 
     def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-        num_orders, num_best = 225, 10
-        if budget is not None:
-            num_best = min(10, max(1, budget // 5 // pool.num_selection - 1))
-            num_orders = max(1, (budget - (num_best + 1) * pool.num_selection) // pool.num_train)
-        plan = replace(
-            pool.plan("paper"),
-            num_iterations=1,
-            num_samples=min(num_orders, pool.space.num_distinct),
-            num_final_draws=0,
-            num_best_seen=num_best,
-        )
-        search = CrossEntropySearch(pool.space, num_samples=plan.num_samples, archive=True, seed=seed)
-        return compiled(pool, plan, search)
+        found = top_k_outcome(pool, seed, budget)
+        return found.ordering[0], found.program_calls["total"]
 
     return method
+
+
+def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
+    """All that a random search finds."""
+    num_orders, num_best = 225, 10
+    if budget is not None:
+        num_best = min(10, max(1, budget // 5 // pool.num_selection - 1))
+        num_orders = max(1, (budget - (num_best + 1) * pool.num_selection) // pool.num_train)
+    plan = replace(
+        pool.plan("paper"),
+        num_iterations=1,
+        num_samples=min(num_orders, pool.space.num_distinct),
+        num_final_draws=0,
+        num_best_seen=num_best,
+    )
+    search = CrossEntropySearch(pool.space, num_samples=plan.num_samples, archive=True, seed=seed)
+    return outcome(pool, plan, search)
 
 
 def halving(budget: int, num_orders: int = 225, keep: float = 0.4) -> Method:

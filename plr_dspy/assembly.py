@@ -11,7 +11,6 @@ from plr_dspy.racing import RacingExamples
 from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch
 from plr_dspy.space import Ordering, OrderingSpace
-from plr_dspy.sweeps import ExhaustiveSearch
 from plr_dspy.thompson import ThompsonSearch
 from plr_dspy.updates import UpdateRule
 
@@ -32,8 +31,6 @@ def new_search(
         "elite_fraction": plan.elite_fraction,
         "seed": seed,
     }
-    if plan.exhaustive:
-        return ExhaustiveSearch(space, **shape)
     if plan.racing:
         return ThompsonSearch(
             space,

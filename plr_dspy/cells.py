@@ -146,7 +146,7 @@ class CellRunner:
             except WrongAnswer as wrong:
                 if isinstance(wrong.error, ContextWindowExceededError):
                     self._warn_too_long(key, variant)
-                message = self.failures.first_line(wrong.error)
+                message = self.failures.first_line(wrong)
                 cell = Cell(None, WRONG, type(wrong.error).__name__, message)
             except BaseException as error:  # of the user's program or metric: never a silent 0
                 message = self.failures.first_line(error)

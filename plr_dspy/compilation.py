@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,21 +11,25 @@ from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.deadlines import Deadlines
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.ending import CriterionEnding, Ending, RacingEnding
-from plr_dspy.finals import Finalist
-from plr_dspy.findings import Comparison
+from plr_dspy.finals import MIN_PROBABILITY, Result
+from plr_dspy.findings import Comparison, Evidence
+from plr_dspy.first_signs import FirstSigns
 from plr_dspy.label_objective import LabelObjective
-from plr_dspy.loop import TIME_LIMIT, Progress, run
+from plr_dspy.loop import ALL_ROUNDS, BUDGET, NOTHING_LEFT, TIME_LIMIT, Progress, run
 from plr_dspy.objectives import CommonExamples
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
 from plr_dspy.racing import RacingExamples
-from plr_dspy.records import Iteration, Trial
+from plr_dspy.records import Iteration
 from plr_dspy.scoring import CellScorer
 from plr_dspy.search import Search
-from plr_dspy.space import Ordering
+from plr_dspy.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.stopping import Stopper
 
 logger = logging.getLogger(__name__)
+
+MIN_COMPARED = 8
+"""Examples of the final comparison, at least, where there are so many."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Outcome:
         ordering: The chosen one.
         distributions: The final distribution of each block.
         comparison: Chosen against original; None if nothing was compared.
-        candidates: The finalists, their trials, and what chose among them.
+        candidates: The finalists, with what chose among them.
+        evidence: What there was to tell orderings apart by; None if the metric did not score them.
         history: Rounds of the search.
         program_calls: Program calls by phase, as in `Report`.
         stopped: Why the search ended.
@@ -45,7 +50,8 @@ class Outcome:
     ordering: Ordering
     distributions: list[OrderingDistribution]
     comparison: Comparison | None
-    candidates: list[tuple[Finalist, Trial, float]]
+    candidates: list[Result]
+    evidence: Evidence | None
     history: list[Iteration]
     program_calls: dict[str, int]
     stopped: str
@@ -60,6 +66,9 @@ class Compilation:
         scorer: Of the objective, on the train split followed by the selection split.
         plan: The shape of the compile.
         num_train: Examples of the train split.
+        original: What the user has: an ordering, or `WITHOUT_DEMOS`; None takes the identity.
+        min_probability: Of being better on new examples that it takes to replace the original.
+        sample: Says one of the program's answers, for messages.
         stoppers: What ends the search early.
         max_seconds: No program call begins later than this; None for no limit.
         checkpoint: Opened; what it holds is not done again.
@@ -74,6 +83,9 @@ class Compilation:
         *,
         plan: Plan,
         num_train: int,
+        original: Ordering | None = None,
+        min_probability: float = MIN_PROBABILITY,
+        sample: Callable[[], str] = str,
         stoppers: Sequence[Stopper],
         max_seconds: float | None,
         checkpoint: Checkpoint,
@@ -84,7 +96,9 @@ class Compilation:
         self._plan = plan
         self._train = range(num_train)
         self._selection = range(num_train, num_train + plan.num_selection_examples)
-        self._stoppers = stoppers
+        self._signs = FirstSigns(scorer.ledger, num_train=num_train, sample=sample)
+        by_labels = isinstance(objective, LabelObjective)
+        self._stoppers: list[Stopper] = [*stoppers] if by_labels else [self._signs, *stoppers]
         self._checkpoint = checkpoint
         self._bar = bar
         self._deadlines = Deadlines(max_seconds, plan, scorer.ledger)
@@ -93,7 +107,14 @@ class Compilation:
         self._searched = False
         self._search_calls = 0
         self._objective = objective
-        end: dict[str, Any] = {"plan": plan, "selection": self._selection, "deadlines": self._deadlines}
+        self._original = search.space.identity if original is None else original
+        end: dict[str, Any] = {
+            "plan": plan,
+            "original": self._original,
+            "num_train": num_train,
+            "deadlines": self._deadlines,
+            "min_probability": min_probability,
+        }
         self._ending: Ending
         if isinstance(objective, RacingExamples):
             self._ending = RacingEnding(search, objective, scorer, **end)
@@ -109,7 +130,7 @@ class Compilation:
         """Search, then choose on the selection split; the original order wins ties."""
         if self._search.space.num_distinct < 2:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
-            return replace(self._original(), stopped="all orders give the same prompt")
+            return replace(self._unchanged(), stopped="all orders give the same prompt")
         plan = self._plan
         if not self._searched:
             self._objective.deadline = self._deadlines.search()
@@ -130,15 +151,37 @@ class Compilation:
         return outcome
 
     def _end(self) -> Outcome:
-        choice = self._ending.run(self._progress, race_calls=self._train_limit - self._search_calls)
+        if self._signs.nothing_found and self._original != WITHOUT_DEMOS:
+            return replace(self._unchanged(), evidence=self._signs.evidence())
+        plan, share = self._plan, self._share_searched()
+        left = self._train_limit - self._search_calls
+        choice = self._ending.run(
+            self._progress,
+            race_calls=left if share == 1.0 else min(left, round(share * plan.race_calls)),
+            num_selection=min(
+                plan.num_selection_examples, max(MIN_COMPARED, round(share * plan.num_selection_examples))
+            ),
+        )
         stopped = TIME_LIMIT if choice.cut else self._progress.stopped
         return replace(
-            self._original(),
+            self._unchanged(),
             ordering=choice.ordering,
             comparison=choice.comparison,
-            candidates=choice.candidates,
+            candidates=choice.results,
+            evidence=choice.evidence,
             stopped=stopped if choice.comparison else f"{stopped}, nothing compared",
         )
+
+    def _share_searched(self) -> float:
+        """The share of its calls that a search made which was ended early; 1 for others.
+
+        What follows it shrinks with it: who ends a search early wants to spend less.
+        """
+        # A racing plan ends with its calls; other plans are laid out for so many rounds.
+        planned = {TIME_LIMIT, BUDGET, NOTHING_LEFT} | (set() if self._plan.racing else {ALL_ROUNDS})
+        if self._progress.stopped in planned:
+            return 1.0
+        return min(1.0, self._search_calls / max(1, self._plan.search_calls))
 
     @property
     def _train_limit(self) -> int:
@@ -155,8 +198,8 @@ class Compilation:
         searching = self._progress.stopped == "interrupted"
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         return replace(
-            self._original(),
-            ordering=best[0].ordering if best else self._search.space.identity,
+            self._unchanged(),
+            ordering=best[0].ordering if best else self._original,
             stopped=ended if searching else f"{ended} in the {self._ending.phase}",
         )
 
@@ -168,6 +211,7 @@ class Compilation:
                 self._objective.load_state_dict(state["objective"])
                 self._progress.stopped = state["stopped"]
                 self._searched = bool(state["searched"])
+                self._signs.nothing_found = str(state["nothing_found"])
                 self._search_calls = int(state["search_calls"])
             self._earlier_finals = int(state["earlier_finals"])
         except Exception as error:  # of whatever somebody wrote there
@@ -183,13 +227,14 @@ class Compilation:
         state = {"earlier_finals": self._earlier_finals, "program_calls": ledger.calls()}
         self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
-    def _original(self) -> Outcome:
+    def _unchanged(self) -> Outcome:
         """The outcome that keeps the original order, with nothing compared."""
         return Outcome(
-            ordering=self._search.space.identity,
+            ordering=self._original,
             distributions=self._search.distributions,
             comparison=None,
             candidates=[],
+            evidence=None,
             history=self._progress.history,
             program_calls=self._program_calls(),
             stopped=self._progress.stopped,
@@ -202,7 +247,7 @@ class Compilation:
         train += ledger.num_lost  # most likely: nobody knows
         search = train if self._progress.stopped == "interrupted" else self._search_calls
         race = max(0, train - search)
-        original = len(selection) - self._scorer.cost([self._search.space.identity], selection)
+        original = len(selection) - self._scorer.cost([self._original], selection)
         return {
             "search": search,
             "race": race,
@@ -222,6 +267,7 @@ class Compilation:
                 "objective": self._objective.state_dict(),
                 "stopped": self._progress.stopped,
                 "searched": searched,
+                "nothing_found": self._signs.nothing_found,
                 "search_calls": self._search_calls,
                 "earlier_finals": self._earlier_finals,
                 "program_calls": self._scorer.program_calls,

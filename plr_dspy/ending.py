@@ -6,24 +6,22 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plr_dspy.deadlines import Deadlines
-from plr_dspy.finals import Finalist, affordable_examples, compare, finalists, winner
-from plr_dspy.findings import Comparison
+from plr_dspy.evidence import weigh
+from plr_dspy.finals import MIN_PROBABILITY, Finalist, Result, affordable_examples, choose, compare, finalists
+from plr_dspy.findings import Comparison, Evidence
 from plr_dspy.loop import Progress
+from plr_dspy.ordering_model import Scores
 from plr_dspy.plan import Plan
-from plr_dspy.race import Scores, race
+from plr_dspy.race import race
 from plr_dspy.racing import RacingExamples
-from plr_dspy.records import Trial
 from plr_dspy.scoring import CellScorer, NothingRan
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering
 
 logger = logging.getLogger(__name__)
-
-SURE = 0.9
-"""Probability of being better than the original order that it takes to replace it."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,15 @@ class Choice:
     Attributes:
         ordering: The chosen one.
         comparison: Chosen against original; None if nothing could be compared.
-        candidates: The finalists, their trials, and what chose among them.
+        results: Of the finalists, the original first.
+        evidence: What there was to tell orderings apart by; None if the metric did not score them.
         cut: Whether the time was up before all was done.
     """
 
     ordering: Ordering
     comparison: Comparison | None
-    candidates: list[tuple[Finalist, Trial, float]]
+    results: list[Result]
+    evidence: Evidence | None
     cut: bool
 
 
@@ -50,8 +50,10 @@ class Ending:
         search: After its last round.
         scorer: Of the program's orderings.
         plan: The shape of the compile.
-        selection: Examples of the comparison.
+        original: What the user has: an ordering of the search's space, or `WITHOUT_DEMOS`.
+        num_train: Examples of the train split.
         deadlines: When it must end.
+        min_probability: Of being better on new examples that it takes to replace the original.
 
     Attributes:
         phase: What is going on, in words.
@@ -63,47 +65,46 @@ class Ending:
         scorer: CellScorer,
         *,
         plan: Plan,
-        selection: Sequence[int],
+        original: Ordering,
+        num_train: int,
         deadlines: Deadlines,
+        min_probability: float = MIN_PROBABILITY,
     ) -> None:
         self.phase = "final comparison"
         self._search = search
         self._scorer = scorer
         self._plan = plan
-        self._selection = selection
+        self._original = original
+        self._num_train = num_train
         self._deadlines = deadlines
+        self._min_probability = min_probability
         self._cut = False
 
-    def run(self, progress: Progress, *, race_calls: int) -> Choice:
+    def run(self, progress: Progress, *, race_calls: int, num_selection: int) -> Choice:
         """Compare.
 
         Args:
             progress: Of the search.
             race_calls: Program calls of a race before, at most.
+            num_selection: Examples of the comparison, at most.
         """
         entries = self._entries(progress, race_calls)
-        examples, rows = self._compared([entry.ordering for entry in entries])
+        examples, rows = self._compared([entry.ordering for entry in entries], num_selection)
         if len(rows) < 2:
-            return Choice(self._search.space.identity, None, [], self._cut)
-        results = [
-            Trial(entry.ordering, math.fsum(row) / len(row), len(row))
+            return Choice(self._original, None, [], None, self._cut)
+        compared = {
+            entry.ordering: dict(zip(examples, row, strict=True))
             for entry, row in zip(entries, rows, strict=False)
-        ]
-        estimates = self._estimates(results, examples, rows)
-        best = winner(estimates)
-        if not self._order_matters(list(progress.trials.values()), results):
-            logger.warning(
-                "every order scored the same: the demos may not reach the model, or decide nothing"
-            )
-            best = 0
-        elif best and not self._likely(entries[best].ordering):
-            best = 0
-        chosen = entries[best].ordering
-        comparison = compare(rows[0], rows[best], num_candidates=len(rows))
+        }
+        known = self._evidence(compared)
+        results = self._results(entries, rows, known)
+        best = choose(results, min_probability=self._min_probability)
+        promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
         return Choice(
-            chosen,
-            replace(comparison, probability=self._probability(chosen) if best else None),
-            list(zip(entries, results, estimates, strict=False)),
+            entries[best].ordering,
+            compare(rows[0], rows[best], num_candidates=len(rows), gain=results[best].gain),
+            results,
+            weigh(known, self._original, entries[best or promising].ordering),
             self._cut,
         )
 
@@ -111,12 +112,35 @@ class Ending:
         """The orderings of the final comparison, the original first."""
         plan = self._plan
         best = progress.best(self._search, plan.num_best_seen)
-        return finalists(self._search, best, num_draws=plan.num_final_draws, with_mode=plan.with_mode)
+        return finalists(
+            self._search,
+            best,
+            original=self._original,
+            num_draws=plan.num_final_draws,
+            with_mode=plan.with_mode,
+        )
 
-    def _compared(self, orderings: list[Ordering]) -> tuple[list[int], list[list[float]]]:
+    def _evidence(self, compared: Scores) -> Scores:
+        """The scores by example that choose, from those of the comparison: here these alone."""
+        return compared
+
+    def _results(
+        self, entries: Sequence[Finalist], rows: Sequence[Sequence[float]], known: Scores
+    ) -> list[Result]:
+        """The entries that have rows, with what the scores known let one expect of them."""
+        gains = self._search.model.fit(known, kept=[entry.ordering for entry in entries]).gains(
+            self._original
+        )
+        return [
+            Result(entry, math.fsum(row) / len(row), gains[entry.ordering])
+            for entry, row in zip(entries, rows, strict=False)
+        ]
+
+    def _compared(self, orderings: list[Ordering], num_examples: int) -> tuple[list[int], list[list[float]]]:
         """The examples of the comparison, and rows of scores: of the first orderings only, where the time was up."""
         scorer, left = self._scorer, self._plan.call_limit - self._scorer.program_calls
-        examples = affordable_examples(self._selection, lambda some: scorer.cost(orderings, some), left)
+        selection = range(self._num_train, self._num_train + num_examples)
+        examples = affordable_examples(selection, lambda some: scorer.cost(orderings, some), left)
         if not examples:
             return [], []
         ran, rows = scorer.table(orderings, examples, favoured=0, deadline=self._deadlines.end())
@@ -127,32 +151,13 @@ class Ending:
             logger.warning("%d of %d orders could be compared before the end", len(rows), len(orderings))
         return ran, rows
 
-    def _order_matters(self, searched: Sequence[Trial], compared: Sequence[Trial]) -> bool:
-        """Whether two orders differ in anything that has been scored."""
-        return any(len({trial.score for trial in trials}) > 1 for trials in (searched, compared))
-
-    def _likely(self, ordering: Ordering) -> bool:
-        """Whether the ordering is better than the original one, as far as the search can tell."""
-        probability = self._probability(ordering)
-        return probability is None or probability >= SURE
-
-    def _probability(self, ordering: Ordering) -> float | None:
-        """Of being better than the original one, by the search's model; None where it has none."""
-        return self._search.probability_better(ordering, self._search.space.identity)
-
-    def _estimates(
-        self, results: Sequence[Trial], examples: Sequence[int], rows: Sequence[Sequence[float]]
-    ) -> list[float]:
-        """What chooses among the entries: here their scores on the selection split."""
-        return [trial.score for trial in results]
-
 
 class RacingEnding(Ending):
     """The best orderings race on the train split; its winners meet the original one, and all scores choose.
 
     Args:
         objective: Has scored the orderings of the search.
-        search, scorer, plan, selection, deadlines: As in `Ending`.
+        search, scorer, plan, original, num_train, deadlines, min_probability: As in `Ending`.
     """
 
     def __init__(
@@ -162,16 +167,25 @@ class RacingEnding(Ending):
         scorer: CellScorer,
         *,
         plan: Plan,
-        selection: Sequence[int],
+        original: Ordering,
+        num_train: int,
         deadlines: Deadlines,
+        min_probability: float = MIN_PROBABILITY,
     ) -> None:
-        super().__init__(search, scorer, plan=plan, selection=selection, deadlines=deadlines)
+        super().__init__(
+            search,
+            scorer,
+            plan=plan,
+            original=original,
+            num_train=num_train,
+            deadlines=deadlines,
+            min_probability=min_probability,
+        )
         self._objective = objective
-        self._final_rows: list[dict[int, float]] = []
 
     def _entries(self, progress: Progress, race_calls: int) -> list[Finalist]:
         winners = [Finalist("best seen", ordering) for ordering in self._race(progress, race_calls)]
-        return [Finalist("original", self._search.space.identity), *winners]
+        return [Finalist("original", self._original), *winners]
 
     def _race(self, progress: Progress, num_calls: int) -> list[Ordering]:
         """The winners among the best of the search; the original has its place in the final comparison."""
@@ -184,63 +198,50 @@ class RacingEnding(Ending):
             entrants += [self._search.mode(), *self._search.draw(plan.num_final_draws)]
         winners = race(
             objective,
-            [entrant for entrant in dict.fromkeys(entrants) if entrant != self._search.space.identity],
+            [entrant for entrant in dict.fromkeys(entrants) if entrant != self._original],
             num_examples=plan.num_train_examples,
             num_calls=num_calls,
             num_winners=plan.num_best_seen,
-            guest=self._search.space.identity,
-            estimate=self._estimated,
+            guest=self._original,
+            estimate=self._estimates,
             on_heat=self._scorer.ledger.settle,
         )
         self._cut = objective.deadline is not None and time.monotonic() >= objective.deadline
         self.phase = "final comparison"
         return winners
 
-    def _estimates(
-        self, results: Sequence[Trial], examples: Sequence[int], rows: Sequence[Sequence[float]]
-    ) -> list[float]:
-        """The search's estimates from all scores."""
-        known = self._objective.scores()
-        self._final_rows = [dict(zip(examples, row, strict=True)) for row in rows]
-        for trial, row in zip(results, self._final_rows, strict=True):
-            known[trial.ordering] = known.get(trial.ordering, {}) | row
-        estimates = self._estimated(known)
-        return [estimates.get(trial.ordering, -math.inf) for trial in results]
+    def _estimates(self, scores: Scores) -> dict[Ordering, float]:
+        """What the search's model makes of scores by example, of those orderings that it has not ruled out."""
+        return {trial.ordering: trial.score for trial in self._search.model.fit(scores).estimates()}
 
-    def _order_matters(self, searched: Sequence[Trial], compared: Sequence[Trial]) -> bool:
-        """Whether an example has two scores: the means of orders differ in any case, by the examples they met."""
-        first: dict[int, float] = {}
-        rows = [*self._objective.scores().values(), *self._final_rows]
-        return any(
-            first.setdefault(example, score) != score for row in rows for example, score in row.items()
-        )
-
-    def _estimated(self, scores: Scores) -> dict[Ordering, float]:
-        """What the search makes of scores by example, of those orderings that it has not ruled out."""
-        trials = [Trial(o, 0.0, len(known), tuple(known.items())) for o, known in scores.items()]
-        if trials:
-            self._search.tell(trials)
-        return {trial.ordering: trial.score for trial in self._search.ranked(trials)}
+    def _evidence(self, compared: Scores) -> Scores:
+        """All scores, those of the search and the race included."""
+        known = {ordering: dict(row) for ordering, row in self._objective.scores().items()}
+        for ordering, row in compared.items():
+            known[ordering] = known.get(ordering, {}) | dict(row)
+        return known
 
 
 class CriterionEnding(Ending):
     """The best ordering of the search is chosen; the selection split only says how it does beside the original."""
 
-    def run(self, progress: Progress, *, race_calls: int) -> Choice:
+    def run(self, progress: Progress, *, race_calls: int, num_selection: int) -> Choice:
         best = progress.best(self._search, 1)
         if not best:
-            return Choice(self._search.space.identity, None, [], self._cut)
-        entries = [Finalist("original", self._search.space.identity), Finalist("best seen", best[0].ordering)]
+            return Choice(self._original, None, [], None, self._cut)
+        entries = [Finalist("original", self._original), Finalist("best seen", best[0].ordering)]
         entries = entries[: 1 + (entries[0].ordering != entries[1].ordering)]
         try:
-            _, rows = self._compared([entry.ordering for entry in entries])
+            examples, rows = self._compared([entry.ordering for entry in entries], num_selection)
         except NothingRan as error:  # the order needs no metric, the comparison does
             logger.warning("the order chosen could not be compared with the original one: %s", error)
-            rows = []
-        known = progress.trials
-        candidates = [
-            (entry, Trial(entry.ordering, math.fsum(row) / len(row), len(row)), known[entry.ordering].score)
-            for entry, row in zip(entries, rows, strict=False)
-        ]
-        comparison = compare(rows[0], rows[-1], num_candidates=2) if len(rows) == len(entries) else None
-        return Choice(best[0].ordering, comparison, candidates, self._cut)
+            examples, rows = [], []
+        if len(rows) < len(entries):
+            return Choice(best[0].ordering, None, [], None, self._cut)
+        known = {
+            entry.ordering: dict(zip(examples, row, strict=True))
+            for entry, row in zip(entries, rows, strict=True)
+        }
+        results = self._results(entries, rows, known)
+        comparison = compare(rows[0], rows[-1], num_candidates=2, gain=results[-1].gain)
+        return Choice(best[0].ordering, comparison, results, None, self._cut)

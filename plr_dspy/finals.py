@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from plr_dspy.findings import Comparison
+from plr_dspy.ordering_model import Gain
 from plr_dspy.records import Trial
 from plr_dspy.search import Search
 from plr_dspy.space import Ordering
@@ -27,8 +28,28 @@ class Finalist:
     ordering: Ordering
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a finalist came to.
+
+    Attributes:
+        finalist: The ordering and where it comes from.
+        score: Its mean score on the selection split.
+        gain: What is expected of it beside the original one on new examples; of the original itself, nothing.
+    """
+
+    finalist: Finalist
+    score: float
+    gain: Gain
+
+
 def finalists(
-    search: Search, best_seen: Sequence[Trial], *, num_draws: int, with_mode: bool = True
+    search: Search,
+    best_seen: Sequence[Trial],
+    *,
+    original: Ordering,
+    num_draws: int,
+    with_mode: bool = True,
 ) -> list[Finalist]:
     """The original order, the best orders seen, the mode, and draws; each ordering once.
 
@@ -38,11 +59,12 @@ def finalists(
     Args:
         search: After its last round.
         best_seen: Its best trials.
+        original: What the user has.
         num_draws: Draws from the final distribution (K).
         with_mode: Whether the mode is one of them.
     """
     entries = [
-        Finalist("original", search.space.identity),
+        Finalist("original", original),
         *(Finalist("best seen", trial.ordering) for trial in best_seen),
         *([Finalist("mode", search.mode())] if with_mode else []),
         *(Finalist("draw", ordering) for ordering in search.draw(num_draws)),
@@ -72,17 +94,30 @@ def affordable_examples(
     return [example for example in examples if example in kept]
 
 
-def winner(scores: Sequence[float]) -> int:
-    """Index of the best score; among equals the first, and the original comes first."""
-    return max(range(len(scores)), key=lambda i: (scores[i], -i))
+MIN_PROBABILITY = 0.5
+"""Of being better on new examples, that an ordering needs to replace the original: it must be likelier than not."""
 
 
-def compare(original: Sequence[float], chosen: Sequence[float], *, num_candidates: int) -> Comparison:
+def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY) -> int:
+    """The number of the result whose score on new examples is expected to be best; among equals the first.
+
+    Args:
+        results: Of the finalists, the original first.
+        min_probability: Of being better than the original: those with less are not chosen.
+    """
+    sure = [i for i, result in enumerate(results) if not i or result.gain.probability >= min_probability]
+    return max(sure, key=lambda i: (results[i].gain.expected, -i))
+
+
+def compare(
+    original: Sequence[float], chosen: Sequence[float], *, num_candidates: int, gain: Gain
+) -> Comparison:
     """Compare two orderings by their scores on the same examples.
 
     Args:
         original, chosen: Scores by example.
         num_candidates: Orderings among which the chosen one was the best, the original included.
+        gain: What is expected of the chosen one on new examples.
     """
     gains = [b - a for a, b in zip(original, chosen, strict=True)]
     return Comparison(
@@ -93,4 +128,6 @@ def compare(original: Sequence[float], chosen: Sequence[float], *, num_candidate
         confidence=CONFIDENCE,
         num_examples=len(gains),
         num_candidates=num_candidates,
+        expected_gain=gain.expected,
+        probability=gain.probability,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from plr_dspy.records import Iteration
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,18 @@ class Candidate:
 
     Attributes:
         origin: "original", "mode", "best seen" or "draw".
-        ordering: Demo indices by position, for each slot.
+        ordering: Demo indices by position, for each slot; empty for a student without demos.
         score: Mean score on the selection split.
-        estimate: What chose among the candidates: the model's estimate of the score from all calls on the
-            train and the selection split, or where there is no model, `score`.
+        expected_gain: What chose among the candidates: the mean score above the original's that is expected on
+            examples that nobody has seen.
+        probability: That the score there is above the original's.
     """
 
     origin: str
     ordering: dict[str, list[int]]
     score: float
-    estimate: float
+    expected_gain: float
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Comparison:
         confidence: Level of the interval.
         num_examples: Examples that the candidates were compared on.
         num_candidates: Orders that were compared, the original included.
-        probability: That the chosen order is better than the original one, by the search's model of all calls;
-            None where it has no model, and where the original one stayed.
+        expected_gain: What the chosen order scores above the original one on examples that nobody has seen, as far as
+            can be told: shrunk for few examples, and for being the best of many orders.
+        probability: That the chosen order is better there; 0 where the original one stayed.
     """
 
     original: float
@@ -76,7 +79,23 @@ class Comparison:
     confidence: float
     num_examples: int
     num_candidates: int
-    probability: float | None = None
+    expected_gain: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What there was to tell orders apart by.
+
+    Attributes:
+        num_met: Examples that two orders or more were scored on.
+        num_differing: Those of them on which scores differed.
+        num_compared: Examples that both the original order and the most promising other one were scored on.
+    """
+
+    num_met: int
+    num_differing: int
+    num_compared: int
 
 
 @dataclass(frozen=True)
@@ -108,6 +127,7 @@ class Findings:
         distinct_prompts: Number of orderings that render to different prompts.
         comparison: Chosen against original order; None if there was nothing to order, or no time for it.
         candidates: Orderings of the final comparison.
+        evidence: What there was to tell orders apart by; None where the metric did not score them.
         history: Rounds of the search.
         program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
             comparison ("final") beside those of the "original" order there, and in "total"; and those of
@@ -124,6 +144,7 @@ class Findings:
     distinct_prompts: float
     comparison: Comparison | None
     candidates: list[Candidate]
+    evidence: Evidence | None
     history: list[Iteration]
     program_calls: dict[str, int]
     tokens: dict[str, dict[str, int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ import dspy
 
 from plr_dspy.assembly import new_objective
 from plr_dspy.evaluation import program_scorer
+from plr_dspy.finals import MIN_PROBABILITY
 from plr_dspy.inputs import (
     check_demos,
     check_examples,
@@ -33,9 +35,15 @@ from plr_dspy.racing import RacingExamples
 from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch
 from plr_dspy.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.splits import Splits, make_splits
 from plr_dspy.stopping import Stopper
 from plr_dspy.work import MetricWork, Work
+
+logger = logging.getLogger(__name__)
+
+FEW_EXAMPLES = 30
+"""With fewer, chance decides which order looks best."""
 
 AnyObjective: TypeAlias = CommonExamples | RacingExamples | LabelObjective
 
@@ -47,11 +55,15 @@ class Method(ABC):
         name: What users call it.
         balanced: Whether the splits have the classes evenly mixed.
         scored_on: What orders are scored on in the search.
+        judges: Whether the metric's scores choose: then a student that came without demos is a candidate as it is.
+        min_probability: Of being better on new examples that an order needs to be chosen.
     """
 
     name: str
     balanced = True
     scored_on = "train examples"
+    judges = True
+    min_probability = MIN_PROBABILITY
 
     @property
     def stoppers(self) -> list[Stopper]:
@@ -72,8 +84,7 @@ class Method(ABC):
 
     def objective(self, job: Job, scorer: CellScorer) -> AnyObjective:
         """What scores orderings for the search."""
-        original = job.slots.space.identity
-        return new_objective(job.plan, scorer, num_train=len(job.splits.train), original=original)
+        return new_objective(job.plan, scorer, num_train=len(job.splits.train), original=job.original)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless it can order this program's demos.
@@ -137,6 +148,7 @@ class Job:
         slots: What can be ordered in it.
         splits: The examples that score orders.
         plan: The shape of the compile.
+        original: What the user has: the identity, or `WITHOUT_DEMOS`.
     """
 
     options: Options
@@ -144,6 +156,7 @@ class Job:
     slots: ProgramSlots
     splits: Splits
     plan: Plan
+    original: Ordering
 
     def new_search(self) -> CrossEntropySearch:
         """The search of the method."""
@@ -153,6 +166,11 @@ class Job:
     def probing(self) -> FixedInputs | WrittenInputs | None:
         """Inputs that the search uses instead of the train split."""
         return self.options.method.probing(self)
+
+    @cached_property
+    def work(self) -> Work:
+        """What a program call does."""
+        return self.options.method.work(self)
 
     @property
     def names(self) -> list[str]:
@@ -184,7 +202,7 @@ class Job:
             metric=self.options.metric,
             examples=[*self.splits.train, *self.splits.selection],
             names=self.names,
-            work=self.options.method.work(self),
+            work=self.work,
             num_threads=num_threads,
             max_errors=max_errors,
             max_metric_calls=self.plan.call_limit,
@@ -229,8 +247,7 @@ def prepare(
     check_fields(student, trainset=trainset, valset=valset)
     rng = random.Random(options.seed)
     program = ProgramFactory(student).build({})
-    if options.num_demos is not None:
-        add_labelled_demos(program, trainset, options.num_demos, rng)
+    added = add_labelled_demos(program, trainset, options.num_demos, rng) if options.num_demos else []
     demos = [demo for predictor in program.predictors() for demo in predictor.demos]
     if not demos:
         raise ValueError(
@@ -240,12 +257,27 @@ def prepare(
     method.check(program, trainset)
     slots = ProgramSlots(program)
     splits = make_splits(trainset, valset, demos, rng, balanced=method.balanced)
+    original = WITHOUT_DEMOS if added and method.judges else slots.space.identity
     if slots.space.num_distinct < 2:
-        return Job(options, program, slots, splits, NOTHING_TO_DO)
+        return Job(options, program, slots, splits, NOTHING_TO_DO, original)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
+    _warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), method)
     plan = method.plan(
         num_train=len(splits.train),
         num_selection=len(splits.selection),
         num_distinct=slots.space.num_distinct,
     )
-    return Job(options, program, slots, splits, plan)
+    return Job(options, program, slots, splits, plan, original)
+
+
+def _warn_of_few_examples(num_usable: int, num_given: int, method: Method) -> None:
+    """Say so where chance decides which order looks best."""
+    if num_usable >= FEW_EXAMPLES or not method.judges:
+        return
+    logger.warning(
+        "only %d of %d examples can score orders of the demos (the others are shown by demos, or given twice): chance "
+        "alone moves an order's score on so few by %.2f, so that little can be found; pass 100 or more",
+        num_usable,
+        num_given,
+        (0.25 / num_usable) ** 0.5,
+    )

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.effects import EXAMPLE_SHRINKAGE, example_effects, parameters_used
+from plr_dspy.effects import PRIOR_SHRINKAGE, example_effects, example_shrinkage, parameters_used
 from plr_dspy.variances import begin, posterior, stepped
 
 Array = NDArray[np.float64]
@@ -59,17 +59,18 @@ class Leaning:
         earlier: Array | None,
     ) -> None:
         known = ~np.isnan(scores)
-        rest = np.where(known, scores - example_effects(scores, effects) - effects[:, None], 0.0)
+        shrinkage = example_shrinkage(scores)
+        rest = np.where(known, scores - example_effects(scores, effects, shrinkage) - effects[:, None], 0.0)
         of_class = np.eye(classes.max() + 1)[classes]
         sums, counts = rest @ of_class, known @ of_class
         direction = _direction(sums, counts)
         along = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
         means = along / precisions
-        free = known.sum() - parameters_used(known)
+        free = known.sum() - parameters_used(known, shrinkage)
         variances, num_steps = begin(earlier, len(kernels))
         for step in range(num_steps + 1):
-            covariance, inverse = posterior(variances, kernels, precisions)
+            covariance, inverse = posterior(variances, kernels, np.diag(1.0 / precisions))
             centre = float(np.average(means, weights=precisions))
             solved = inverse @ (means - centre)
             leaning = covariance @ solved + centre
@@ -113,7 +114,7 @@ def _direction(sums: Array, counts: Array) -> Array:
     Args:
         sums, counts: Of the scores' rest, and of the scores, of each ordering in each class, ``[m, C]``.
     """
-    profiles = sums / (counts + EXAMPLE_SHRINKAGE)
+    profiles = sums / (counts + PRIOR_SHRINKAGE)
     profiles -= profiles.mean(axis=1, keepdims=True)
     direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
     shares = counts.sum(axis=0) / counts.sum()

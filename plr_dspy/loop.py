@@ -15,6 +15,7 @@ from plr_dspy.statistics import agreement
 from plr_dspy.stopping import Stopper
 
 TIME_LIMIT, BUDGET = "time limit", "budget"
+NOTHING_LEFT, ALL_ROUNDS = "no new ordering left", "all iterations done"
 
 MIN_SHARE = 0.5
 """Share of a round, but the first, that must be scored for a refit: fewer orderings would have too few elites."""
@@ -125,9 +126,9 @@ def run(
                 if stop := stopper(progress.history):
                     return stop
             if len(progress.history) >= num_iterations:
-                return "all iterations done"
+                return ALL_ROUNDS
             if not (orderings := search.ask()):
-                return "no new ordering left"
+                return NOTHING_LEFT
             affordable = orderings
             if max_program_calls is not None:
                 left = max_program_calls - objective.program_calls

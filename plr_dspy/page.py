@@ -93,7 +93,7 @@ def _predictor(slot: SlotReport, pictures: Sequence[str]) -> Iterable[str]:
         yield "<p>Every order of them gives the same prompt.</p>"
     yield _pictures(pictures)
     before = {demo: demo for demo in range(slot.num_demos)}
-    after = {demo: position for position, demo in enumerate(slot.ordering)}
+    after = {demo: position for position, demo in enumerate(slot.ordering)} or before
     cards = _cards(slot)
 
     def column(title: str, own: Mapping[int, int], other: Mapping[int, int], word: str) -> str:

@@ -32,10 +32,7 @@ def draw_scores(axis: Axes, findings: Findings) -> None:
         means = [iteration.mean_score for iteration in findings.history]
         best = [iteration.best_score_so_far for iteration in findings.history]
         axis.plot(calls, means, "o--", color=PALE, markersize=4, linewidth=1.2, label="mean of the round")
-        axis.plot(calls, best, "s-", color=BLUE, markersize=4, label="best so far")
-        if findings.candidates:
-            estimate = findings.candidates[0].estimate
-            axis.axhline(estimate, color=GREY, linestyle=":", label="original order, estimated")
+        axis.plot(calls, best, "s-", color=BLUE, markersize=4, label="best so far, estimated")
     if (comparison := findings.comparison) is not None:
         _draw_comparison(axis, comparison, findings.program_calls["total"])
     axis.set_ylabel("score")
@@ -113,12 +110,11 @@ def draw_positions(axis: Axes, slot: SlotReport) -> None:
     image = axis.imshow(probabilities, cmap=shades, norm=norm, aspect="auto", interpolation="none")
     bar = axis.figure.colorbar(image, ax=axis, fraction=0.04, aspect=max(40, 2 * count), pad=0.02)
     bar.ax.tick_params(labelsize=8)
-    position_of = {demo: position for position, demo in enumerate(slot.ordering)}
-    chosen = [position_of[demo] for demo in range(count)]
     size = max(3.0, min(8.0, 90 / count))
+    position_of = {demo: position for position, demo in enumerate(slot.ordering)}
     axis.plot(
-        chosen,
-        range(count),
+        [position_of[demo] for demo in sorted(position_of)],
+        sorted(position_of),
         "o",
         color=ORANGE,
         markersize=size,
@@ -148,7 +144,7 @@ def draw_orders(axis: Axes, slot: SlotReport) -> None:
     chosen, original = tuple(slot.ordering), places.original
     shown = places.most_probable(NUM_ORDERS)
     for ordering in dict.fromkeys((chosen, original)):
-        if ordering not in [order.ordering for order in shown]:
+        if ordering and ordering not in [order.ordering for order in shown]:
             shown.append(places.order(ordering))
     shown.sort(key=lambda order: -order.log_probability)
     lengths = np.exp([order.log_probability - shown[0].log_probability for order in shown])

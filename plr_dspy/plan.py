@@ -26,6 +26,9 @@ MORE_THAN_FIRST = 2
 FINAL_SHARE, RACE_SHARE = 0.15, 0.15
 """Of the budget for the final comparison, at most, and of the rest for the race."""
 
+CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20
+"""Program calls over the square of the number of examples, at most, and the least such limit."""
+
 MAX_ROUNDS = 1_000
 """A search ends with its calls, not its rounds, unless the user says so."""
 
@@ -50,7 +53,7 @@ class Plan:
         num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
         num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
         num_selection_examples: Examples of the final comparison.
-        exhaustive: Whether every distinct ordering is scored, in batches of `num_samples`.
+        exhaustive: Whether the first round scores every distinct ordering on the whole train split.
         racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
         max_metric_calls: Hard limit on program calls; None for none.
         with_mode: Whether the most probable ordering joins the final comparison.
@@ -94,10 +97,10 @@ class Plan:
     @property
     def search_calls(self) -> int:
         """Program calls of the search before the race, at most."""
-        if self.racing and self.max_metric_calls is not None:
-            return self.max_metric_calls - self.final_calls - self.race_calls
         if self.exhaustive:
             return self.num_initial * self.num_train_examples
+        if self.racing and self.max_metric_calls is not None:
+            return self.max_metric_calls - self.final_calls - self.race_calls
         return self.num_iterations * self.num_samples * self.num_train_examples
 
     @property
@@ -135,6 +138,18 @@ NOTHING_TO_DO = Plan(
 """The plan where all orders give the same prompt."""
 
 
+def most_calls(num_usable: int) -> int:
+    """Program calls that so few examples can make use of.
+
+    On n examples chance alone moves the score of an order by up to 1 / sqrt(4 n), so that the best of many orders is
+    the luckiest one. Looks at 2.5 n orders, each on all n, are as many as can pay.
+
+    Args:
+        num_usable: Examples of both splits.
+    """
+    return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
+
+
 def make_plan(
     auto: str, overrides: Overrides, *, num_train: int, num_selection: int, num_distinct: int
 ) -> Plan:
@@ -156,7 +171,7 @@ def make_plan(
         return _budget_plan(budget, overrides, num_train, num_selection, num_distinct)
 
     budget = overrides.max_metric_calls or BUDGETS[auto]
-    plan = plan_for(budget)
+    plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
     if plan is None:
         enough = next((larger for larger in range(budget + 1, budget + 100_000) if plan_for(larger)), None)
         raise ValueError(
@@ -171,8 +186,7 @@ def _budget_plan(
 ) -> Plan | None:
     """The plan for a budget, or None if that is too small."""
     exhaustive = _with_overrides(_exhaustive_plan(budget, num_train, num_selection, num_distinct), overrides)
-    enough = exhaustive.num_iterations * exhaustive.num_samples >= num_distinct
-    if enough and num_distinct * num_train + exhaustive.final_calls <= budget:
+    if overrides.num_samples is None and exhaustive.planned_calls <= budget:
         return exhaustive
     plan = _with_overrides(_racing_plan(budget, num_train, num_selection, num_distinct), overrides)
     if overrides.num_samples is None:
@@ -211,20 +225,23 @@ def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: 
 
 
 def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
-    """Every order on every train example."""
-    num_samples = min(24, num_distinct)
+    """Every order on every train example, and as many as the budget pays for on every selection example."""
+    left = budget - num_distinct * num_train
     return Plan(
-        num_iterations=-(-num_distinct // num_samples),
-        num_samples=num_samples,
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(24, num_distinct),
         elite_fraction=0.125,
         num_final_draws=0,
-        num_best_seen=2,
+        num_best_seen=min(num_distinct - 1, max(2, left // num_selection - 1)),
         num_train_examples=num_train,
         num_selection_examples=num_selection,
         exhaustive=True,
-        racing=False,
+        racing=True,
         max_metric_calls=budget,
         num_initial=num_distinct,
+        num_first_examples=num_train,
+        num_more_examples=num_train,
+        num_entrants=num_distinct,
     )
 
 

@@ -6,15 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from plr_dspy.effects import adjusted_means, score_table
+from plr_dspy.ordering_model import Scores
 from plr_dspy.racing import RacingExamples
 from plr_dspy.space import Ordering
 
 KEPT_SHARE = 0.4
 """Share of the orderings that go on to the next heat."""
-
-
-Scores = Mapping[Ordering, Mapping[int, float]]
-"""Scores by example of each ordering."""
 
 
 def adjusted_scores(scores: Scores) -> dict[Ordering, float]:

@@ -34,16 +34,18 @@ def build_report(
         comparison=outcome.comparison,
         candidates=[
             Candidate(
-                origin=finalist.origin,
+                origin=result.finalist.origin,
                 ordering={
                     name: list(permutation)
-                    for name, permutation in job.slots.permutations(finalist.ordering).items()
+                    for name, permutation in job.slots.permutations(result.finalist.ordering).items()
                 },
-                score=trial.score,
-                estimate=estimate,
+                score=result.score,
+                expected_gain=result.gain.expected,
+                probability=result.gain.probability,
             )
-            for finalist, trial, estimate in outcome.candidates
+            for result in outcome.candidates
         ],
+        evidence=outcome.evidence,
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=ledger.tokens,

@@ -17,6 +17,7 @@ from plr_dspy.distributions import (
     most_probable_ordering,
     sharpened,
 )
+from plr_dspy.ordering_model import OrderingModel
 from plr_dspy.records import Trial
 from plr_dspy.space import Ordering, OrderingSpace
 from plr_dspy.threads import one_thread
@@ -33,6 +34,8 @@ class Search(Protocol):
     """The ask/tell protocol that `plr_dspy.loop.run` drives."""
 
     space: OrderingSpace
+    model: OrderingModel
+    """Says what scores tell of new examples."""
     distributions: list[OrderingDistribution]
 
     def ask(self) -> list[Ordering]:
@@ -43,9 +46,6 @@ class Search(Protocol):
 
     def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
         """Trials that it was told, best first, with its own estimates of their scores where it has a model."""
-
-    def probability_better(self, ordering: Ordering, other: Ordering) -> float | None:
-        """Probability that one ordering is better than another, by its model; None where it has none."""
 
     def mode(self) -> Ordering:
         """The most probable ordering."""
@@ -99,6 +99,7 @@ class CrossEntropySearch:
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
         self.space = space
+        self.model = OrderingModel(space, families=())
         self.update = update_rule(update)
         self.num_samples = num_samples
         self.elite_fraction = elite_fraction
@@ -159,10 +160,6 @@ class CrossEntropySearch:
     def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
         """Trials, best first; the earlier of equals comes first."""
         return sorted(trials, key=lambda trial: -trial.score)
-
-    def probability_better(self, ordering: Ordering, other: Ordering) -> float | None:
-        """None: there is no model of scores."""
-        return None
 
     def mode(self) -> Ordering:
         """The most probable ordering."""

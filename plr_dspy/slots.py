@@ -12,7 +12,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.space import Ordering, OrderingSpace
+from plr_dspy.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 from plr_dspy.splits import answer_classes
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,10 @@ class ProgramSlots:
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Demo indices by position, for each slot.
 
-        Each block's demos take, in their new order, the places that the block had before.
+        Each block's demos take, in their new order, the places that the block had before. `WITHOUT_DEMOS` has none.
         """
+        if ordering == WITHOUT_DEMOS:
+            return {slot.predictor: () for slot in self.slots}
         blocks = iter(ordering)
         result = {}
         for slot in self.slots:

@@ -13,6 +13,9 @@ Permutation: TypeAlias = tuple[int, ...]
 Ordering: TypeAlias = tuple[Permutation, ...]
 """One permutation for each block; ``ordering[b][0]`` is the item of block b that comes first."""
 
+WITHOUT_DEMOS: Ordering = ((),)
+"""Stands for a program that shows no demos at all; in no space."""
+
 
 @dataclass(frozen=True)
 class OrderingSpace:

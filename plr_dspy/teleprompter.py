@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plr_dspy.assembly import new_search
+from plr_dspy.finals import MIN_PROBABILITY
 from plr_dspy.inputs import fraction, number, whole_number
 from plr_dspy.jobs import Job, Method
 from plr_dspy.metrics import Metric
@@ -34,6 +35,7 @@ class LearntOrder(Method):
     stop_at_score: float | None
     patience: int | None
     stop_at_mode_probability: float | None
+    min_probability: float = MIN_PROBABILITY
 
     name = "PLReorder"
 
@@ -63,6 +65,7 @@ class LearntOrder(Method):
             "stop_at_score": self.stop_at_score,
             "patience": self.patience,
             "stop_at_mode_probability": self.stop_at_mode_probability,
+            "min_probability": self.min_probability,
         }
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
@@ -109,6 +112,8 @@ class PLReorder(Reorderer):
         patience: The search ends when so many rounds in a row left the best order what it was.
         stop_at_mode_probability: The search ends after the round in which the most probable order of
             every predictor's demos has at least this probability.
+        min_probability: An order replaces the original one only if it is better on new examples with this probability.
+            0.9 changes only what is sure; of the orders that reach it, the one with the largest expected gain is taken.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
@@ -142,6 +147,7 @@ class PLReorder(Reorderer):
         stop_at_score: float | None = None,
         patience: int | None = None,
         stop_at_mode_probability: float | None = None,
+        min_probability: float = MIN_PROBABILITY,
         num_iterations: int | None = None,
         num_samples: int | None = None,
         elite_fraction: float | None = None,
@@ -171,6 +177,7 @@ class PLReorder(Reorderer):
         self.stop_at_score = number("stop_at_score", stop_at_score)
         self.patience = whole_number("patience", patience)
         self.stop_at_mode_probability = fraction("stop_at_mode_probability", stop_at_mode_probability)
+        self.min_probability = _probability("min_probability", min_probability)
         self.num_iterations = whole_number("num_iterations", num_iterations)
         self.num_samples = whole_number("num_samples", num_samples)
         self.elite_fraction = fraction("elite_fraction", elite_fraction)
@@ -190,7 +197,23 @@ class PLReorder(Reorderer):
             stop_at_score=self.stop_at_score,
             patience=self.patience,
             stop_at_mode_probability=self.stop_at_mode_probability,
+            min_probability=self.min_probability,
         )
+
+
+def _probability(name: str, value: Any) -> float:
+    """The value as a float in [0, 1].
+
+    Raises:
+        TypeError: when it is no number.
+        ValueError: when it is out of range.
+    """
+    chosen = number(name, value)
+    if chosen is None or not 0.0 <= chosen <= 1.0:
+        raise ValueError(
+            f"{name} must lie between 0 and 1, such as 0.9 to change only what is sure; got {value!r}"
+        )
+    return chosen
 
 
 def _parameters(value: Any) -> dict[str, Any]:

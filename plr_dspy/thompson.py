@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from plr_dspy.climbing import climb, moved
 from plr_dspy.features import FAMILIES
-from plr_dspy.ordering_model import OrderingModel
+from plr_dspy.ordering_model import FittedModel, OrderingModel
 from plr_dspy.records import Trial
 from plr_dspy.search import MAX_REDRAWS, CrossEntropySearch, as_ordering
 from plr_dspy.space import Ordering, OrderingSpace
@@ -95,16 +95,16 @@ class ThompsonSearch(CrossEntropySearch):
         self._num_initial = num_initial
         self._propose_known = propose_known
         self._seed = seed
-        self._model = OrderingModel(
-            space, classes=classes, example_classes=example_classes, families=families
-        )
+        self.model = OrderingModel(space, classes=classes, example_classes=example_classes, families=families)
+        self._scores: dict[Ordering, dict[int, float]] = {}
+        self._fitted: FittedModel = self.model.fit({})
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
         self._num_rounds = 0
 
     def ask(self) -> list[Ordering]:
         """Orderings to score on further examples; empty when all there are have been scored on all."""
         with one_thread():
-            return self._sampled() if self._model.scores else self._initial()
+            return self._sampled() if self._scores else self._initial()
 
     def tell(self, trials: Sequence[Trial]) -> list[Trial]:
         """Fit the process to all scores, and the distributions to the orderings it deems best.
@@ -118,15 +118,21 @@ class ThompsonSearch(CrossEntropySearch):
         if not trials:
             raise ValueError("tell needs at least one trial; got none")
         for ordering, scores in [self._checked(trial) for trial in trials]:
-            if not self._model.add(ordering, scores):
+            known = self._scores.setdefault(ordering, {})
+            if scores.keys() <= known.keys():
                 self._finished.add(ordering)
+            known.update(scores)
         self._num_rounds += 1
-        self._model.fit()
-        best = self._model.estimates()
+        self._fit(self._fitted.variances)
+        best = self._fitted.estimates()
         elites = best[: self._num_elites(len(best))]
         self.distributions = [self.update.initial(size) for size in self.space.sizes]
         self._refit(elites)
         return elites
+
+    def _fit(self, earlier: Mapping[str, Any]) -> None:
+        """Replace the fit whole, so that an interrupt finds one that fits together."""
+        self._fitted = self.model.fit(self._scores, earlier=earlier, kept=[self.space.identity])
 
     def _checked(self, trial: Trial) -> tuple[Ordering, dict[int, float]]:
         """The ordering of a trial, and its scores by example."""
@@ -149,18 +155,15 @@ class ThompsonSearch(CrossEntropySearch):
 
     def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
         """Trials with the process' estimates of their scores, best first; without those it has ruled out."""
-        estimates = {trial.ordering: trial for trial in self._model.estimates()}
+        estimates = {trial.ordering: trial for trial in self._fitted.estimates()}
         known = [estimates[trial.ordering] for trial in trials if trial.ordering in estimates]
         return sorted(known, key=lambda trial: -trial.score)
-
-    def probability_better(self, ordering: Ordering, other: Ordering) -> float | None:
-        """The process' probability that one ordering is better than another; None where it has ruled one out."""
-        return self._model.probability_better(ordering, other)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            **self._model.state_dict(),
+            "scores": [[ordering, list(scores.items())] for ordering, scores in self._scores.items()],
+            "surrogate": self._fitted.earlier,
             "finished": sorted(self._finished),
             "seed": self._seed,
             "num_rounds": self._num_rounds,
@@ -168,7 +171,10 @@ class ThompsonSearch(CrossEntropySearch):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._model.load_state_dict(state)
+        self._scores = {
+            as_ordering(o): {int(e): float(s) for e, s in scores} for o, scores in state["scores"]
+        }
+        self._fit(state["surrogate"])
         self._finished = {as_ordering(ordering) for ordering in state["finished"]}
         self._num_rounds, self._seed = int(state["num_rounds"]), int(state["seed"])
 
@@ -179,11 +185,11 @@ class ThompsonSearch(CrossEntropySearch):
         """The best candidates of posterior draws."""
         rng = np.random.default_rng([self._seed, self._num_rounds])
         candidates = self._candidates(rng)
-        pool = [*self._model.orderings, *candidates]
+        pool = [*self._fitted.orderings, *candidates]
         eligible = [self._may_be_asked(ordering) for ordering in pool]
         if not any(eligible):
             return []
-        draws = self._model.sample(candidates, 3 * self.num_samples, rng)
+        draws = self._fitted.sample(candidates, 3 * self.num_samples, rng)
         draws[:, ~np.array(eligible)] = -np.inf
         chosen: dict[int, None] = {}
         for draw in draws:
@@ -199,6 +205,8 @@ class ThompsonSearch(CrossEntropySearch):
     def _initial(self) -> list[Ordering]:
         asked = dict.fromkeys([self.space.identity])
         number = min(self._num_initial, self.space.num_distinct)
+        if number == self.space.num_distinct:
+            return list(self.space.enumerate())
         for _ in range(MAX_REDRAWS):
             asked |= dict.fromkeys(self._draw(number, 0.0))
             if len(asked) >= number:
@@ -206,7 +214,7 @@ class ThompsonSearch(CrossEntropySearch):
         return list(asked)[:number]
 
     def _may_be_asked(self, ordering: Ordering) -> bool:
-        known = self._model.scores.get(ordering)
+        known = self._scores.get(ordering)
         if known is None:
             return True
         return self._propose_known and len(known) < self._num_examples and ordering not in self._finished
@@ -216,11 +224,11 @@ class ThompsonSearch(CrossEntropySearch):
         if self.space.num_distinct <= NUM_CANDIDATES:
             found = dict.fromkeys(itertools.islice(self.space.enumerate(), NUM_CANDIDATES))
         else:
-            best = [trial.ordering for trial in self._model.estimates()]
+            best = [trial.ordering for trial in self._fitted.estimates()]
             parents = best[: self._num_elites(len(best))]
             found = dict.fromkeys(self._draw(NUM_CANDIDATES // 3, 1.0))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[moved(self.space, parents[index], rng)] = None
             found |= dict.fromkeys(self._draw(NUM_CANDIDATES // 6, 0.0))
-            found |= dict.fromkeys(climb(self.space, best, self._model.predict, rng))
-        return [ordering for ordering in found if ordering not in self._model.scores]
+            found |= dict.fromkeys(climb(self.space, best, self._fitted.predict, rng))
+        return [ordering for ordering in found if ordering not in self._scores]

@@ -38,16 +38,19 @@ def begin(earlier: Array | None, number: int) -> tuple[Array, int]:
     return earlier, NUM_STEPS
 
 
-def posterior(variances: Array, kernels: Sequence[Array], precisions: Array) -> tuple[Array, Array]:
+def posterior(
+    variances: Array, kernels: Sequence[Array], noise: Array, *, fixed: Array | float = 0.0
+) -> tuple[Array, Array]:
     """Prior covariance of the values and inverse covariance of their observations, ``[m, m]`` each.
 
     Args:
         variances: Of the components, ``[k]``.
         kernels: Their covariances at variance 1, ``[m, m]`` each.
-        precisions: Of the observations, over that of one score, ``[m]``.
+        noise: Covariance of what the observations have beside the values, over the variance of one score, ``[m, m]``.
+        fixed: Further prior variances of the values, which are known, ``[m]``.
     """
-    covariance = np.tensordot(variances, kernels, axes=1)
-    inverse = np.linalg.inv(covariance + np.diag(1.0 / precisions))
+    covariance = np.tensordot(variances, kernels, axes=1) + fixed * np.eye(len(noise))
+    inverse = np.linalg.inv(covariance + noise)
     return covariance, np.asarray(inverse, dtype=np.float64)
 
 

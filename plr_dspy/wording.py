@@ -6,6 +6,15 @@ import math
 
 from plr_dspy.findings import Comparison, Findings
 
+SURE = 0.9
+"""Probability of being better on new examples from which on an order is called better."""
+
+ENOUGH_MET = 20
+"""Examples under two orders on which no score differed, that say there is nothing to find."""
+
+ALL_COMPARED = 0.8
+"""Share of all examples that both orders were scored on, from which on more calls would tell little."""
+
 PHASES = {
     "search": "search",
     "race": "race of its best orders",
@@ -45,23 +54,31 @@ def verdict(findings: Findings) -> list[str]:
     """What the compile says about the chosen and the original order, a line for each statement."""
     if (c := findings.comparison) is not None:
         lines = [
-            f"original order {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples",
+            f"{original_name(findings)} {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples",
         ]
         if c.gain:
             lines.append(
-                f"gain {c.gain:+.3f}, {100 * c.confidence:.0f} % interval "
+                f"gain {c.gain:+.3f} there, {100 * c.confidence:.0f} % interval "
                 f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}] (for the best of {c.num_candidates} orders)"
             )
-        return lines + _advice(findings, c)
+        return lines + _claim(findings, c)
+    if findings.evidence is not None:
+        return [*_advice(findings), f"the {original_name(findings)} stays"]
     if not scored_on_examples(findings):
         return ["chosen by label probabilities; not compared with the original order"]
     if findings.history:
         return [
-            f"not compared with the original order; the best order scored "
+            f"not compared with the original order; the best order is estimated to score "
             f"{findings.history[-1].best_score_so_far:.3f} on train examples",
             "with log_dir, the same compile goes on from here",
         ]
     return []
+
+
+def original_name(findings: Findings) -> str:
+    """What a report calls that which the user had."""
+    without = findings.candidates and not any(findings.candidates[0].ordering.values())
+    return "student without demos" if without else "original order"
 
 
 def summary(findings: Findings) -> str:
@@ -82,27 +99,53 @@ def summary(findings: Findings) -> str:
     return "\n  ".join([overview(findings), *lines])
 
 
-def _advice(findings: Findings, comparison: Comparison) -> list[str]:
-    chosen = {slot.predictor: slot.ordering for slot in findings.slots}
-    candidates, settings = findings.candidates, findings.settings
+def _claim(findings: Findings, comparison: Comparison) -> list[str]:
+    """What is expected on new examples, how sure that is, and what would make it surer."""
     if not scored_on_examples(findings):
         worse = ": on these it is worse than the original one" if comparison.gain < 0 else ""
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
-    if candidates and candidates[0].ordering == chosen:
-        if all(c.estimate <= candidates[0].estimate for c in candidates):
-            return ["no order was better: the original one stays"]
-        return ["no order is better for sure: the original one stays; a larger budget might tell"]
-    if comparison.gain <= 0:
-        estimates = {str(c.ordering): c.estimate for c in candidates}
-        gain = estimates[str(chosen)] - candidates[0].estimate
-        likely = "" if comparison.probability is None else f", with probability {comparison.probability:.2f}"
-        return [
-            f"not better on these examples; by all calls, those of the search included, it is {gain:+.3f} "
-            f"better{likely}"
-        ]
-    if comparison.interval[0] > 0:
+    original, others = findings.candidates[0], findings.candidates[1:]
+    chosen = {slot.predictor: slot.ordering for slot in findings.slots}
+    if original.ordering == chosen:
+        promising = max(others, key=lambda candidate: candidate.expected_gain, default=None)
+        if promising is None or promising.expected_gain <= 0 or promising.probability < 0.5:
+            claim = f"no order is expected to do better on new examples: the {original_name(findings)} stays"
+        else:
+            claim = (
+                f"the {original_name(findings)} stays: the best other order is expected to gain "
+                f"{promising.expected_gain:+.3f} on new examples, but with p = {promising.probability:.2f} only"
+            )
+        return [claim, *_advice(findings)]
+    expected, probability = comparison.expected_gain, comparison.probability
+    claim = f"chosen: expected {expected:+.3f} on new examples, p = {probability:.2f}"
+    if probability >= SURE:
+        return [f"{claim}: better"]
+    return [f"{claim}: may be chance", *_advice(findings)]
+
+
+def _advice(findings: Findings) -> list[str]:
+    """What was short: calls, examples, or anything to find."""
+    evidence, settings = findings.evidence, findings.settings
+    if evidence is None:
         return []
-    compared = settings.get("num_selection_examples", comparison.num_examples)
-    all_used = compared >= settings.get("num_selection", 0)
-    cure = "more examples (in the trainset, or as a valset)" if all_used else "a larger budget"
-    return [f"the interval holds 0: this gain may be chance; {cure} would tell"]
+    usable = settings.get("num_train", 0) + settings.get("num_selection", 0)
+    if not evidence.num_differing:
+        if evidence.num_met >= ENOUGH_MET:
+            return [
+                f"no score differed between orders on {evidence.num_met} examples: the demos may not reach the model, "
+                "or their order decides nothing"
+            ]
+        short = (
+            "examples (in the trainset, or as a valset)"
+            if usable < ENOUGH_MET
+            else "calls (max_metric_calls)"
+        )
+        return [
+            f"only {evidence.num_met} examples were scored under two orders or more: more {short} would tell"
+        ]
+    if evidence.num_compared < ALL_COMPARED * usable:
+        return [
+            f"both orders were scored on {evidence.num_compared} of {usable} examples: a larger budget "
+            "(max_metric_calls) would tell more"
+        ]
+    return [f"the {usable} examples tell no more: pass further ones, in the trainset or as a valset"]

@@ -15,6 +15,10 @@ WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 """Of a program: there is no answer that a metric could call right, and the order is at fault."""
 
 
+SHOWN = 150
+"""Characters of a reply or an answer that messages show."""
+
+
 class WrongAnswer(Exception):
     """The program ended without an answer, by the fault of the order.
 
@@ -23,7 +27,11 @@ class WrongAnswer(Exception):
     """
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+        text = str(error)
+        if isinstance(error, AdapterParseError):
+            reply = " ".join(str(error.lm_response).split())
+            text = f"{error.adapter_name} could not read the reply {reply[:SHOWN]!r}"
+        super().__init__(text)
         self.error = error
 
 
@@ -50,9 +58,13 @@ class MetricWork:
     Args:
         metric: ``metric(example, prediction)``, as in `dspy.Evaluate`.
         examples: What cells name by index.
+
+    Attributes:
+        sample: The start of the program's first answer, with its score.
     """
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
+        self.sample = ""
         self._metric = metric_caller(metric)
         self._examples = examples
 
@@ -65,7 +77,9 @@ class MetricWork:
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
             prediction.set_lm_usage(usage.get_total_tokens())
-        return Cell(as_score(self._metric(shown, prediction)))
+        score = as_score(self._metric(shown, prediction))
+        self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
+        return Cell(score)
 
 
 def answer(program: dspy.Module, example: dspy.Example) -> Any:

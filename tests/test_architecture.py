@@ -31,6 +31,7 @@ LAYERS = [
         "rows",
         "solutions",
         "spread",
+        "gains",
     },
     {"continuations", "results", "hub", "latex", "equivalence_child", "significance", "findings"},
     {"distributions", "wording", "stopping", "effects", "climbing", "accuracy", "paired", "drawing", "store"},
@@ -39,6 +40,7 @@ LAYERS = [
         "ledger",
         "features",
         "leaning",
+        "interactions",
         "ranking_figure",
         "calls_figure",
         "ablation_figure",
@@ -47,6 +49,7 @@ LAYERS = [
     {
         "updates",
         "checkpoint",
+        "first_signs",
         "scoring",
         "surrogate",
         "figures",
@@ -56,7 +59,8 @@ LAYERS = [
         "places",
         "captions",
     },
-    {"search", "plan", "ordering_model", "expressivity", "expressions", "final_answers", "panels", "canvas"},
+    {"ordering_model"},
+    {"search", "plan", "evidence", "expressivity", "expressions", "final_answers", "panels", "canvas"},
     {"answers", "pictures"},
     {"loop", "finals", "progress", "thompson", "deadlines", "page"},
     {"objectives", "label_objective", "sweeps", "report"},
@@ -88,7 +92,7 @@ LAYERS = [
     {"__init__"},
 ]
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
-WITHOUT_DSPY = {m for layer in LAYERS[:13] for m in layer} - {"data"}
+WITHOUT_DSPY = {m for layer in LAYERS[:14] for m in layer} - {"data"}
 
 
 def imports(path):

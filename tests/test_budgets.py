@@ -58,7 +58,7 @@ class TestTime:
         assert report.stopped == "time limit"
         assert report.comparison.num_candidates == plan.num_finalists
         (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
-        assert chosen.estimate == max(candidate.estimate for candidate in report.candidates)
+        assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
 
     def test_no_time_for_a_comparison_keeps_the_original_order(self, clock, caplog):
         reorder = optimizer(max_seconds=20, num_threads=1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.plan import BUDGETS, Overrides, make_plan
+from plr_dspy.plan import BUDGETS, Overrides, make_plan, most_calls
 
 MANY = math.factorial(8)
 
@@ -38,10 +38,11 @@ def test_a_plan_keeps_its_budget(
     assert plan.program_calls <= plan.planned_calls <= budget
     assert 1 <= plan.num_train_examples <= num_train
     assert 1 <= plan.num_selection_examples <= num_selection
-    assert plan.exhaustive != plan.racing
-    everything = num_distinct * num_train + 4 * num_selection
-    if num_samples is None and num_final_draws is None:
-        assert plan.exhaustive == (everything <= budget)
+    assert plan.racing
+    compared = min(3, num_distinct)
+    everything = num_distinct * num_train + compared * num_selection
+    if num_samples is None:
+        assert plan.exhaustive == (everything <= min(budget, most_calls(num_train + num_selection)))
     if plan.racing:
         assert plan.num_initial * plan.num_first_examples <= plan.search_calls
         assert plan.num_initial <= num_distinct
@@ -92,7 +93,30 @@ def test_says_how_large_a_budget_must_be(auto):
 def test_few_prompts_are_all_scored():
     plan = make_plan("light", Overrides(), num_train=80, num_selection=20, num_distinct=6)
     assert plan.exhaustive
-    assert plan.num_train_examples == 80
+    assert (plan.num_initial, plan.num_first_examples) == (6, 80)
+    assert plan.num_finalists == 6
+    assert plan.program_calls == 600
+
+
+@pytest.mark.parametrize(("num_train", "num_selection", "most"), [(1, 1, 20), (8, 2, 250), (16, 4, 1_000)])
+def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection, most):
+    plans = [
+        make_plan(
+            "light",
+            Overrides(max_metric_calls=budget),
+            num_train=num_train,
+            num_selection=num_selection,
+            num_distinct=MANY,
+        )
+        for budget in (1_000, 10_000)
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].program_calls <= most
+
+
+def test_more_examples_get_all_of_a_budget():
+    plan = make_plan("light", Overrides(), num_train=32, num_selection=8, num_distinct=MANY)
+    assert plan.program_calls == 1_000
 
 
 def test_the_smallest_paper_budget_runs_an_iteration():

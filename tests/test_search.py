@@ -16,8 +16,9 @@ from plr_dspy import (
     OrderingSpace,
     RankEMA,
 )
-from plr_dspy.finals import affordable_examples, compare, finalists, winner
+from plr_dspy.finals import Finalist, Result, affordable_examples, choose, compare, finalists
 from plr_dspy.loop import Progress, run
+from plr_dspy.ordering_model import Gain
 from plr_dspy.records import Iteration, Trial
 from plr_dspy.search import elite_weights, num_elites
 from plr_dspy.statistics import mean_interval, paired_interval
@@ -289,12 +290,20 @@ class TestStopping:
         assert all(iteration.best_score < 1.0 for iteration in progress.history[:-1])
 
 
+def result(expected, probability=0.8, *, score=0.5):
+    return Result(Finalist("best seen", ()), score, Gain(expected, probability))
+
+
+def results(gains, probabilities=None):
+    return [result(g, p) for g, p in zip(gains, probabilities or [0.8] * len(gains), strict=True)]
+
+
 class TestFinals:
     def test_original_best_seen_mode_and_draws_each_once(self):
         space = OrderingSpace.of_sizes(5)
         search = CrossEntropySearch(space, seed=0)
         progress = run(search, SortedObjective(), num_iterations=3)
-        entries = finalists(search, progress.best(search, 2), num_draws=3)
+        entries = finalists(search, progress.best(search, 2), original=space.identity, num_draws=3)
         orderings = [entry.ordering for entry in entries]
         assert entries[0].origin == "original"
         assert orderings[0] == space.identity
@@ -320,22 +329,37 @@ class TestFinals:
         trials = [Trial(space.identity, 0.9, 1), Trial(((1, 0, 2),), 0.1, 1)]
         for _ in range(3):
             search.tell(trials[:1])  # the mode and the draws are the identity
-        entries = finalists(search, trials, num_draws=20)
+        entries = finalists(search, trials, original=space.identity, num_draws=20)
         assert (entries[0].origin, entries[0].ordering) == ("original", space.identity)
 
-    @given(st.lists(st.sampled_from([0.1, 0.5, 0.9]), min_size=1, max_size=8))
-    def test_the_first_of_equals_wins(self, scores):
-        assert winner(scores) == scores.index(max(scores))
+    @given(st.lists(st.sampled_from([-0.1, 0.0, 0.2]), max_size=8))
+    def test_the_best_on_new_examples_is_chosen_and_the_first_of_equals(self, expected):
+        gains = [0.0, *expected]
+        assert choose(results(gains)) == gains.index(max(gains))
+
+    def test_what_scored_best_on_few_examples_is_not_what_is_expected_to(self):
+        lucky, better = result(0.1, score=0.9), result(0.2, score=0.5)
+        assert choose([result(0.0, score=0.6), lucky, better]) == 2
+
+    @given(
+        st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 1)), max_size=8), st.sampled_from([0.5, 0.9, 1.0])
+    )
+    def test_what_is_not_sure_enough_is_not_chosen(self, others, least):
+        gains, probabilities = [0.0, *(g for g, _ in others)], [0.0, *(p for _, p in others)]
+        chosen = choose(results(gains, probabilities), min_probability=least)
+        assert not chosen or probabilities[chosen] >= least
+        assert all(g <= gains[chosen] for g, p in zip(gains, probabilities, strict=True) if p >= least)
 
     def test_comparison_is_paired(self):
         before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
-        comparison = compare(before, after, num_candidates=2)
+        comparison = compare(before, after, num_candidates=2, gain=Gain(0.1, 0.8))
         assert (comparison.original, comparison.chosen, comparison.gain) == (0.5, 0.75, 0.25)
         assert comparison.interval == paired_interval([1.0, 0.0, 0.0, 0.0])
+        assert (comparison.expected_gain, comparison.probability) == (0.1, 0.8)
 
     def test_comparison_of_many_is_wider(self):
         before, after = [0.0, 1.0, 1.0, 0.0] * 5, [1.0, 1.0, 1.0, 0.0] * 5
-        two, eight = (compare(before, after, num_candidates=n).interval for n in (2, 8))
+        two, eight = (compare(before, after, num_candidates=n, gain=Gain(0.1, 0.8)).interval for n in (2, 8))
         assert eight[0] < two[0] < two[1] < eight[1]
 
 
@@ -363,7 +387,8 @@ class TestStatistics:
         for _ in range(1000):
             scores = (torch.rand(8, 40, generator=generator) < 0.6).double()
             best = int(scores.mean(dim=1).argmax())
-            interval = compare(scores[0].tolist(), scores[best].tolist(), num_candidates=8).interval
+            rows, gain = scores.tolist(), Gain(0.0, 0.5)
+            interval = compare(rows[0], rows[best], num_candidates=8, gain=gain).interval
             above += interval[0] > 0
         assert above / 1000 <= 0.04
 

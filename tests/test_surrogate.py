@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plr_dspy import OrderingSpace
-from plr_dspy.effects import adjusted_means, score_table, shrunk_means
+from plr_dspy.effects import adjusted_means, example_effects, example_shrinkage, score_table, shrunk_means
 from plr_dspy.features import FAMILIES, OrderingFeatures
+from plr_dspy.interactions import MAX_SHARE, interaction_shares
 from plr_dspy.surrogate import Surrogate
 
 SPACE = OrderingSpace.of_sizes(8)
@@ -109,15 +110,37 @@ class World:
 
 
 def conditioned(world, variances):
-    """Mean and covariance of f at all orderings given every single score, in units of the noise."""
+    """Mean and covariance of f at all orderings given every single score, in units of the noise.
+
+    Scores of two orderings on one example share what that example prefers (`interaction_shares` of it).
+    """
     features = [np.concatenate(pair) for pair in zip(world.known, world.new, strict=True)]
     prior = sum(v * (f @ f.T) for v, f in zip(variances[:-1], features, strict=True))
     prior += variances[-1] * np.eye(len(prior))
     rows, columns = np.nonzero(~np.isnan(world.scores))
-    observed = prior[np.ix_(rows, rows)] + np.eye(len(rows))
+    effects = preferred(world)
+    same = columns[:, None] == columns
+    observed = prior[np.ix_(rows, rows)] + same * effects[np.ix_(rows, rows)]
+    observed += np.diag(np.maximum(1.0 - np.diag(effects), 1.0 - MAX_SHARE)[rows])
     gain = np.linalg.solve(observed, prior[rows]).T
-    scores = world.scores[rows, columns] - np.nanmean(world.scores)
+    weights = np.linalg.solve(observed, np.ones(len(rows)))  # generalised least squares
+    scores = world.scores[rows, columns]
+    scores = scores - weights @ scores / weights.sum()
     return gain @ scores, prior - gain @ prior[rows]
+
+
+def preferred(world):
+    """Covariance of what an example prefers, over the orderings known, by the least squares of the package."""
+    scores = world.scores
+    means = adjusted_means(scores)
+    effects = example_effects(scores, means, example_shrinkage(scores))
+    known = ~np.isnan(scores)
+    rest = np.where(known, scores - effects - means[:, None], 0.0)
+    kernels = [f @ f.T for f in world.known]
+    lengths = [np.sqrt(np.diag(k)) for k in kernels]
+    kernels += [np.outer(n, n) * (k / np.outer(n, n)) ** 3 for k, n in zip(kernels, lengths, strict=True)]
+    shares = interaction_shares(kernels, rest, known)
+    return sum(share * kernel for share, kernel in zip(shares, kernels, strict=True))
 
 
 class TestPosterior:

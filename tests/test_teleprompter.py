@@ -18,6 +18,7 @@ import torch
 from fakes import digest, exact_match, fake_lm, questions
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
+from plr_dspy.findings import Evidence
 from plr_dspy.surrogate import Surrogate
 
 EXAMPLES = questions(120)
@@ -67,12 +68,13 @@ class TestCompile:
     def test_an_original_order_that_none_beats_stays(self, engine):
         program = student()
         program.demos.sort(key=lambda demo: digest(f"[[ ## question ## ]]\n{demo.question}"))
-        reorder = optimizer()
+        reorder = optimizer(min_probability=0.9)
         compiled = reorder.compile(program, trainset=EXAMPLES)
         assert compiled.demos == program.demos
         assert reorder.report.comparison.gain == 0
         assert reorder.report.comparison.interval == (0, 0)
-        assert "the original one stays" in str(reorder.report)
+        assert reorder.report.comparison.expected_gain == 0
+        assert "the original order stays" in str(reorder.report)
 
     @pytest.mark.parametrize("update", ["ema", "mle", "mixture", MixtureEM(num_components=2)])
     def test_every_update(self, engine, update):
@@ -235,11 +237,11 @@ class TestCompile:
         assert compiled.demos == student(1).demos
         assert engine.num_calls == 0
 
-    def test_demos_that_decide_nothing_are_said_to(self, engine, caplog):
+    def test_demos_that_decide_nothing_are_said_to(self, engine):
         reorder = PLReorder(lambda example, prediction: 1.0, max_metric_calls=100, display_progress=False)
         compiled = reorder.compile(student(), trainset=EXAMPLES)
         assert compiled.demos == student().demos
-        assert "every order scored the same" in caplog.text
+        assert "more calls (max_metric_calls) would tell" in str(reorder.report)
 
     def test_no_demos_and_none_to_add(self, engine):
         with pytest.raises(ValueError, match="LabeledFewShot"):
@@ -321,11 +323,11 @@ class TestInterrupts:
         """What the search knew before the fit is what there is."""
         fits, fit = [], Surrogate.fit
 
-        def interrupted(self, *args):
+        def interrupted(self, *args, **kwargs):
             fits.append(self)
             if len(fits) == which:
                 raise KeyboardInterrupt
-            fit(self, *args)
+            fit(self, *args, **kwargs)
 
         monkeypatch.setattr(Surrogate, "fit", interrupted)
         reorder = optimizer()
@@ -358,7 +360,7 @@ class TestInterrupts:
         assert reorder.report.errors[0].type == "LookupError"
         assert reorder.report.stopped == "ended by LookupError"
         text = str(reorder.report)
-        assert f"scored {reorder.report.history[0].best_score_so_far:.3f} on" in text
+        assert f"to score {reorder.report.history[0].best_score_so_far:.3f} on" in text
         assert "not compared with the original order" in text
         assert "LookupError: gone (trainset[" in text
         assert reorder.best_program.reorder_report == reorder.report.to_dict()
@@ -433,7 +435,7 @@ class TestReport:
         reorder = PLReorder(noise, max_metric_calls=4000, num_threads=1, seed=6, display_progress=False)
         reorder.compile(Shown(), trainset=EXAMPLES[8:16], valset=EXAMPLES[16:56])
         assert sum(iteration.num_new for iteration in reorder.report.history) > 256
-        assert all(math.isfinite(candidate.estimate) for candidate in reorder.report.candidates)
+        assert all(math.isfinite(candidate.expected_gain) for candidate in reorder.report.candidates)
 
     def test_holds_what_happened(self, engine):
         reorder = optimizer(seed=4)
@@ -453,7 +455,11 @@ class TestReport:
         assert report.candidates[0].origin == "original"
         (chosen,) = [c for c in report.candidates if c.ordering["self"] == slot.ordering]
         assert chosen.score == report.comparison.chosen
-        assert chosen.estimate == max(candidate.estimate for candidate in report.candidates)
+        assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
+        assert chosen.probability == report.comparison.probability
+        usable = report.settings["num_train"] + report.settings["num_selection"]
+        assert 0 < report.evidence.num_differing <= report.evidence.num_met <= usable
+        assert 0 < report.evidence.num_compared <= usable
         assert report.seconds > 0
         assert compiled.reorder_report == report.to_dict()
         assert "original order" in str(report)
@@ -478,25 +484,30 @@ class TestReport:
                 Report.load(tmp_path / "odd.json")
 
     @pytest.mark.parametrize(
-        ("interval", "num_selection", "advice"),
+        ("probability", "evidence", "said"),
         [
-            ((-0.1, 0.3), 10, "more examples"),
-            ((-0.1, 0.3), 100, "a larger budget"),
-            ((0.05, 0.3), 100, None),
+            (0.95, Evidence(40, 30, 20), ["p = 0.95: better"]),
+            (0.9, Evidence(40, 30, 20), ["p = 0.90: better"]),
+            (0.74, Evidence(44, 30, 44), ["p = 0.74: may be chance", "pass further ones"]),
+            (0.74, Evidence(44, 30, 20), ["p = 0.74: may be chance", "20 of 44 examples: a larger budget"]),
+            (0.3, Evidence(40, 0, 40), ["no score differed", "may not reach the model"]),
+            (0.3, Evidence(3, 0, 40), ["only 3 examples", "more calls (max_metric_calls) would tell"]),
         ],
     )
-    def test_advice_names_what_would_help(self, engine, interval, num_selection, advice):
+    def test_the_claim_is_about_new_examples_and_advice_names_what_is_short(
+        self, engine, probability, evidence, said
+    ):
         reorder = optimizer(max_metric_calls=500)
         reorder.compile(student(), trainset=EXAMPLES)
+        compared = dataclasses.replace(reorder.report.comparison, probability=probability, expected_gain=0.02)
+        settings = {**reorder.report.settings, "num_train": 35, "num_selection": 9}
         report = dataclasses.replace(
-            reorder.report,
-            comparison=dataclasses.replace(
-                reorder.report.comparison, gain=0.1, interval=interval, num_examples=10
-            ),
-            settings={**reorder.report.settings, "num_selection": num_selection},
+            reorder.report, comparison=compared, evidence=evidence, settings=settings
         )
-        assert ("may be chance" in str(report)) == (advice is not None)
-        assert advice is None or f"{advice} " in str(report)
+        text = str(report)
+        assert "chosen: expected +0.020 on new examples" in text
+        assert all(words in text for words in said)
+        assert ("may be chance" in text) == (probability < 0.9)
 
     def test_more_orders_than_a_float_can_count(self, engine):
         program = with_many_demos(180)

@@ -44,6 +44,7 @@ class ByLabels(Method):
     max_metric_calls: int | None
 
     scored_on = "probing inputs"
+    judges = False
     least_calls: ClassVar[int] = 1
 
     @abstractmethod

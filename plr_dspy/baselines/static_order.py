@@ -15,6 +15,7 @@ class GivenOrder(Method):
     """Looks at no order."""
 
     name = "StaticOrder"
+    judges = False
 
     def arguments(self) -> dict[str, Any]:
         """None of its own."""
