@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
 
-from plr_dspy.programs import language_models
+from plr_dspy.programs import language_models, named_predictors
 from plr_dspy.splits import Splits
 
 
@@ -115,7 +115,7 @@ def check_student(student: Any) -> None:
         )
     if forward is None and type(student).__call__ is dspy.Module.__call__:
         raise TypeError(f"student must have a forward method; {type(student).__name__} has none: define one")
-    names = [name for name, _ in student.named_predictors()]
+    names = [name for name, _ in named_predictors(student)]
     if len(set(names)) < len(names):
         raise ValueError(
             f"student has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
@@ -142,7 +142,7 @@ def check_language_model(student: dspy.Module) -> None:
 
 def check_demos(student: dspy.Module) -> None:
     """Raise unless all demos are examples or dicts of values that `program.save` can write as JSON."""
-    for name, predictor in student.named_predictors():
+    for name, predictor in named_predictors(student):
         if not isinstance(predictor.demos, Sequence):
             raise TypeError(
                 f"demos of predictor {name!r} must be a list; got {type(predictor.demos).__name__}: pass [] for none"
@@ -201,7 +201,7 @@ def check_fields(student: dspy.Module, **datasets: Sequence[dspy.Example]) -> No
                 )
     mismatches = [
         f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
-        for name, predictor in student.named_predictors()
+        for name, predictor in named_predictors(student)
         if predictor.demos
         and not (held := {field for demo in predictor.demos for field in demo})
         & (shown := set(predictor.signature.fields))

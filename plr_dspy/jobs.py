@@ -30,7 +30,7 @@ from plr_dspy.metrics import Metric
 from plr_dspy.objectives import CommonExamples
 from plr_dspy.plan import NOTHING_TO_DO, Plan
 from plr_dspy.probing import FixedInputs, WrittenInputs
-from plr_dspy.programs import ProgramFactory
+from plr_dspy.programs import ProgramFactory, named_predictors
 from plr_dspy.racing import RacingExamples
 from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch
@@ -213,7 +213,7 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as plain data."""
-        predictors = self.program.predictors()
+        predictors = [predictor for _, predictor in named_predictors(self.program)]
         return {
             **self.options.arguments(),
             "scored_on": self.options.method.scored_on,
@@ -248,7 +248,7 @@ def prepare(
     rng = random.Random(options.seed)
     program = ProgramFactory(student).build({})
     added = add_labelled_demos(program, trainset, options.num_demos, rng) if options.num_demos else []
-    demos = [demo for predictor in program.predictors() for demo in predictor.demos]
+    demos = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     if not demos:
         raise ValueError(
             "student has no demos to order: compile it first with an optimizer that chooses demos, such as "

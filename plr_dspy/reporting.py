@@ -14,7 +14,7 @@ from plr_dspy.distributions import distribution_state
 from plr_dspy.findings import Candidate, SlotReport
 from plr_dspy.jobs import Job
 from plr_dspy.ledger import Ledger
-from plr_dspy.programs import language_models
+from plr_dspy.programs import language_models, named_predictors
 from plr_dspy.report import Report
 from plr_dspy.secrets import Redactor
 from plr_dspy.slots import Slot
@@ -61,7 +61,7 @@ def build_report(
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
     permutations = job.slots.permutations(outcome.ordering)
     distributions = iter(outcome.distributions)
-    predictors = dict(job.program.named_predictors())
+    predictors = dict(named_predictors(job.program))
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
     return [
         SlotReport(

@@ -12,6 +12,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.programs import named_predictors
 from plr_dspy.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 from plr_dspy.splits import answer_classes
 
@@ -75,7 +76,7 @@ class ProgramSlots:
 
     def __init__(self, program: dspy.Module) -> None:
         self._renderer = PromptRenderer()
-        self._predictors = dict(program.named_predictors())
+        self._predictors = dict(named_predictors(program))
         self.slots = tuple(
             slot
             for name, predictor in self._predictors.items()
@@ -167,7 +168,7 @@ def add_labelled_demos(
     Returns:
         Names of the predictors that got demos.
     """
-    predictors = dict(program.named_predictors())
+    predictors = dict(named_predictors(program))
     if any(predictor.demos for predictor in predictors.values()):
         return []
     demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2)))
