@@ -72,7 +72,7 @@ def outcome(
 ) -> Outcome:
     """All that `PLReorder` finds."""
     scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=plan.call_limit)
-    with Checkpoint(None, {}) as checkpoint, ProgressBar(0, display=False) as bar:
+    with Checkpoint(None, dict) as checkpoint, ProgressBar(0, display=False) as bar:
         return Compilation(
             search,
             objective(scorer) if objective else new_objective(plan, scorer, num_train=pool.num_train),

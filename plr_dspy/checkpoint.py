@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -11,12 +12,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from plr_dspy.changes import Changes, Identity
 from plr_dspy.ledger import Ledger
 from plr_dspy.records import write_atomically
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class Checkpoint:
@@ -27,17 +29,25 @@ class Checkpoint:
 
     Args:
         folder: Made if it does not exist; None keeps everything in memory.
-        identity: What decides the compile, as JSON data in groups: only an equal one goes on from the
-            folder.
+        identity: Tells what decides the compile, as JSON data in groups: only an equal one, or one with a larger
+            budget, goes on from the folder. It is asked again at the end: what has changed by itself meanwhile,
+            such as a counter, is not compared from then on.
+        accept_changes: Go on from the folder of another compile, too, if its cells are of the same examples.
 
     Attributes:
         ledger: What has been paid for; in the context only.
-        state: What was saved last; None at the start.
+        state: What was saved last; None at the start. With "extended" in it, it is that of a search which is to
+            go on, or if there is no search in it to begin anew, because of what has changed.
     """
 
-    def __init__(self, folder: Path | None, identity: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path | None, identity: Callable[[], Identity], *, accept_changes: bool = False
+    ) -> None:
         self._folder = folder
-        self._identity = json.loads(json.dumps(identity))
+        self._describe = identity
+        self._identity: Identity = {}
+        self._unstable: list[str] = []
+        self._accept_changes = accept_changes
         self._exit = ExitStack()
         self.ledger: Ledger
         self.state: dict[str, Any] | None = None
@@ -62,9 +72,9 @@ class Checkpoint:
                 raise RuntimeError(
                     f"log_dir {self._folder} is in use by another compile: wait for its end, or pass another log_dir"
                 ) from None
+            self._identity = _as_json(self._describe())
             self.state = self._read(self._folder)
-            if self.state is None:
-                self._write(self._folder, None)
+            self._write(self._folder, self.state)
             paid = (self.state or {}).get("program_calls", 0)
             self.ledger = Ledger(self._folder / "cells.jsonl", least=paid)
             opened.callback(self.ledger.close)
@@ -77,7 +87,8 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.ledger.close()
-        self._exit.close()
+        with self._exit:
+            self._note_unstable()
 
     def save(self, state: dict[str, Any] | None) -> None:
         """Replace the state on disk; a disk that cannot take it gives a warning.
@@ -94,14 +105,34 @@ class Checkpoint:
             logger.warning("the state could not be written to %s: %s", self._folder, error)
 
     def _write(self, folder: Path, state: dict[str, Any] | None) -> None:
-        content = {"schema_version": SCHEMA_VERSION, "identity": self._identity, "state": state}
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "identity": self._identity,
+            "unstable": self._unstable,
+            "state": state,
+        }
         write_atomically(folder / "state.json", json.dumps(content).encode())
+
+    def _note_unstable(self) -> None:
+        """Note which facts about the program changed while the compile ran."""
+        if self._folder is None:
+            return
+        try:
+            now = _as_json(self._describe())
+        except Exception as error:  # of the user's objects; what was found must not be lost to it
+            logger.warning("what changed while the compile ran cannot be told: %r", error)
+            return
+        if new := Changes(self._identity, now, self._unstable).names("program"):
+            logger.info("%s changed while the compile ran, and will not be compared", ", ".join(new))
+            self._unstable += new
+            self.save(self.state)
 
     def _read(self, folder: Path) -> dict[str, Any] | None:
         path = folder / "state.json"
         try:
             content = json.loads(path.read_bytes())
             version, identity = content["schema_version"], dict(content["identity"])
+            self._unstable = [str(name) for name in content["unstable"]]
             state: dict[str, Any] | None = content["state"]
             if not isinstance(state, (dict, type(None))):
                 raise TypeError(f"its state is a {type(state).__name__}")
@@ -122,25 +153,32 @@ class Checkpoint:
                 f"{path} has schema version {version!r}, this plr_dspy writes {SCHEMA_VERSION}: go on with the "
                 "version that wrote it, or pass another log_dir"
             )
-        if differences := _differences(identity, self._identity):
+        return self._resumed(folder, Changes(identity, self._identity, self._unstable), state)
+
+    def _resumed(self, folder: Path, changes: Changes, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The state to go on from, of a folder with these differences."""
+        if not changes.groups:
+            return state
+        phrases = "; ".join(changes.phrases())
+        if not (changes.only_grows or (self._accept_changes and changes.keeps_cells)):
+            accept = ", or, if the scores paid for there hold all the same, pass accept_changes=True"
             raise ValueError(
-                f"log_dir {folder} belongs to another compile: {'; '.join(differences)}. Pass another log_dir, or "
-                "compile with what it began with to go on from there"
+                f"log_dir {folder} belongs to another compile: {phrases}. Pass another log_dir, or compile with what "
+                f"it began with to go on from there{accept if changes.keeps_cells else ''}"
             )
-        return state
+        logger.log(
+            logging.INFO if changes.only_grows else logging.WARNING,
+            "%s: goes on with what was paid for there, although %s",
+            folder,
+            phrases,
+        )
+        if changes.same_search:
+            return state
+        paid = {"program_calls": (state or {}).get("program_calls", 0)}
+        return {**(state if state and changes.keeps_search else paid), "extended": True}
 
 
-def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """What differs in the first group that does, one phrase each; digests (`#...`) say nothing to people."""
-
-    def phrase(name: str, was: Any, now: Any) -> str:
-        if any(isinstance(value, str) and value.startswith("#") for value in (was, now)):
-            return f"{name} changed"
-        return f"{name} was {was!r}, is {now!r}"
-
-    for group in {**here, **there}:
-        was, now = there.get(group, {}), here.get(group, {})
-        names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-        if names:
-            return [phrase(name, was.get(name), now.get(name)) for name in names]
-    return []
+def _as_json(identity: Identity) -> Identity:
+    """The identity as it is read back from a file."""
+    read: Identity = json.loads(json.dumps(identity))
+    return read

@@ -22,6 +22,7 @@ from plr_dspy.plaintext import PlainTextAdapter
 from plr_dspy.plan import BUDGETS
 from plr_dspy.references import named_object, named_program, read_examples
 from plr_dspy.report import Report
+from plr_dspy.saving import json_obstacle
 from plr_dspy.secrets import Redactor
 from plr_dspy.teleprompter import PLReorder
 
@@ -125,6 +126,11 @@ def _add_compile(commands: Any) -> None:
     parser.add_argument("--threads", type=int, help="calls under way at once")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--log-dir", type=Path, help="folder that keeps every finished call")
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on from --log-dir although code or arguments changed: its scores hold all the same",
+    )
     parser.add_argument("--estimate", action="store_true", help="say what it would cost, and stop")
     parser.set_defaults(run=_compile)
 
@@ -138,6 +144,8 @@ def _compile(args: argparse.Namespace) -> int:
         if not args.demos.is_file():
             raise ValueError(f"--demos: no file {args.demos}")
         program.load(args.demos)
+    if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
+        raise ValueError(f"--out: {obstacle}")
     for path in (args.out, args.report):
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"no folder {path.parent}: make it first")
@@ -150,6 +158,7 @@ def _compile(args: argparse.Namespace) -> int:
         num_threads=args.threads,
         seed=args.seed,
         log_dir=args.log_dir,
+        accept_changes=args.accept_changes,
     )
     with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
         if args.estimate:

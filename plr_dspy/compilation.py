@@ -204,27 +204,39 @@ class Compilation:
         )
 
     def _restore(self, state: dict[str, Any]) -> None:
+        extended = "extended" in state
         try:
-            if "search" in state:
+            # With another budget, only a racing search can go on: others are laid out for one.
+            racing = isinstance(self._objective, RacingExamples) and "asked" in state.get("objective", {})
+            if "search" in state and (racing or not extended):
                 self._search.load_state_dict(state["search"])
                 self._progress = Progress.from_state(state["progress"])
                 self._objective.load_state_dict(state["objective"])
-                self._progress.stopped = state["stopped"]
-                self._searched = bool(state["searched"])
-                self._signs.nothing_found = str(state["nothing_found"])
-                self._search_calls = int(state["search_calls"])
-            self._earlier_finals = int(state["earlier_finals"])
+                self._signs.nothing_found = "" if extended else str(state["nothing_found"])
+                if not extended:
+                    self._progress.stopped, self._searched = state["stopped"], bool(state["searched"])
+                    self._search_calls = int(state["search_calls"])
+            finals = self._finals_paid - self._originals_paid if extended else state["earlier_finals"]
+            self._earlier_finals = max(0, int(finals))
         except Exception as error:  # of whatever somebody wrote there
-            raise ValueError(
-                f"state.json in log_dir cannot be read ({error!r}): pass another log_dir"
-            ) from error
+            message = f"state.json in log_dir cannot be read ({error!r}): pass another log_dir"
+            raise ValueError(message) from error
+
+    @property
+    def _finals_paid(self) -> int:
+        """Program calls of final comparisons so far."""
+        return self._scorer.ledger.calls(self._selection)
+
+    @property
+    def _originals_paid(self) -> int:
+        """Selection examples that the original order has been scored on; the next comparison needs them, too."""
+        return len(self._selection) - self._scorer.cost([self._original], self._selection)
 
     def _note_end(self) -> None:
         """Keep what a later part must know: calls made, and those of a final comparison of too early a search."""
-        ledger = self._scorer.ledger
         if self._progress.stopped == TIME_LIMIT:
-            self._earlier_finals = ledger.calls() - ledger.calls(self._train) - ledger.num_lost
-        state = {"earlier_finals": self._earlier_finals, "program_calls": ledger.calls()}
+            self._earlier_finals = self._finals_paid
+        state = {"earlier_finals": self._earlier_finals, "program_calls": self._scorer.program_calls}
         self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
     def _unchanged(self) -> Outcome:
@@ -242,17 +254,16 @@ class Compilation:
 
     def _program_calls(self) -> dict[str, int]:
         """Program calls by phase."""
-        ledger, selection = self._scorer.ledger, self._selection
+        ledger = self._scorer.ledger
         total, train = ledger.calls(), ledger.calls(self._train)
         train += ledger.num_lost  # most likely: nobody knows
         search = train if self._progress.stopped == "interrupted" else self._search_calls
         race = max(0, train - search)
-        original = len(selection) - self._scorer.cost([self._original], selection)
         return {
             "search": search,
             "race": race,
-            "final": total - search - race - original,
-            "original": original,
+            "final": total - search - race - self._originals_paid,
+            "original": self._originals_paid,
             "total": total,
             "resumed": ledger.num_resumed,
         }

@@ -138,7 +138,8 @@ class Ending:
 
     def _compared(self, orderings: list[Ordering], num_examples: int) -> tuple[list[int], list[list[float]]]:
         """The examples of the comparison, and rows of scores: of the first orderings only, where the time was up."""
-        scorer, left = self._scorer, self._plan.call_limit - self._scorer.program_calls
+        scorer = self._scorer
+        left = max(0, self._plan.call_limit - scorer.program_calls)
         selection = range(self._num_train, self._num_train + num_examples)
         examples = affordable_examples(selection, lambda some: scorer.cost(orderings, some), left)
         if not examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import numbers
 import operator
@@ -15,11 +16,12 @@ from typing import Any
 
 import dspy
 import numpy as np
-import orjson
-from dspy.predict.predict import serialize_object
 
 from plr_dspy.programs import language_models, named_predictors
+from plr_dspy.saving import json_obstacle
 from plr_dspy.splits import Splits
+
+logger = logging.getLogger(__name__)
 
 
 def whole_number(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int | None:
@@ -141,7 +143,7 @@ def check_language_model(student: dspy.Module) -> None:
 
 
 def check_demos(student: dspy.Module) -> None:
-    """Raise unless all demos are examples or dicts of values that `program.save` can write as JSON."""
+    """Raise unless all demos are examples or dicts; warn when `program.save` cannot write them as JSON."""
     for name, predictor in named_predictors(student):
         if not isinstance(predictor.demos, Sequence):
             raise TypeError(
@@ -152,14 +154,8 @@ def check_demos(student: dspy.Module) -> None:
                 raise TypeError(
                     f"demo {i} of predictor {name!r} must be a dspy.Example or a dict; got {type(demo).__name__}"
                 )
-            for field, value in demo.items():
-                try:
-                    orjson.dumps(serialize_object(value))
-                except TypeError as error:
-                    raise ValueError(
-                        f"demo {i} of predictor {name!r} cannot be saved as JSON: field {field!r} holds a "
-                        f"{type(value).__name__} ({error}); convert it to plain data before compile"
-                    ) from error
+    if obstacle := json_obstacle(student):
+        logger.warning("%s", obstacle)
 
 
 def as_folder(name: str, value: Any) -> Path | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -16,8 +15,7 @@ import dspy
 from dspy.predict.parameter import Parameter
 from dspy.primitives.base_module import BaseModule
 
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Types of values that hold no other."""
+from plr_dspy.objects import PLAIN, attributes
 
 LARGE = 1_000
 """Items of a container that DSPy had better not look at one by one."""
@@ -88,6 +86,24 @@ def _is_data(value: Any) -> bool:
         return False
     items = value.values() if isinstance(value, dict) else value
     return not any(issubclass(kind, (BaseModule, Parameter)) for kind in set(map(type, items)))
+
+
+def named_modules(program: BaseModule) -> Iterator[tuple[str, BaseModule]]:
+    """All modules of a program by their place in it, frozen ones too; the program itself comes first."""
+    pending: deque[tuple[str, Any]] = deque([("self", program)])
+    seen = set()
+    while pending:
+        name, value = pending.popleft()
+        if id(value) in seen or type(value) in PLAIN or _is_flat(value):
+            continue
+        seen.add(id(value))
+        if isinstance(value, BaseModule):
+            yield name, value
+            pending += ((f"{name}.{key}", part) for key, part in vars(value).items())
+        elif isinstance(value, (list, tuple)):
+            pending += ((f"{name}[{i}]", part) for i, part in enumerate(value))
+        elif isinstance(value, dict):
+            pending += ((f"{name}[{key}]", part) for key, part in value.items())
 
 
 def language_models(program: dspy.Module) -> list[Any]:
@@ -162,20 +178,6 @@ def _parts(value: Any) -> Iterable[Any]:
     if package not in sys.stdlib_module_names or package in CONTAINERS:
         parts += attributes(value).values()
     return parts
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object itself, in slots too; no code of the object's runs."""
-    held: dict[str, Any] = {}
-    for base in type(value).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            with contextlib.suppress(AttributeError, KeyError):  # not set, or of a private name
-                held[name] = vars(base)[name].__get__(value, base)
-    held.pop("__dict__", None)
-    with contextlib.suppress(AttributeError, TypeError):
-        held |= object.__getattribute__(value, "__dict__")
-    return held
 
 
 def _copy_module(module: BaseModule, memo: dict[int, Any]) -> Any:

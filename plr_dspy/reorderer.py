@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -42,6 +43,7 @@ class Common(TypedDict, total=False):
     max_errors: int | None
     seed: int
     log_dir: str | Path | None
+    accept_changes: bool
     display_progress: bool
 
 
@@ -50,7 +52,7 @@ class Reorderer(Teleprompter):
 
     Args:
         metric, max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
-            display_progress: As in `PLReorder`.
+            accept_changes, display_progress: As in `PLReorder`.
 
     Attributes:
         report: The `Report` of the last compile, also when it was interrupted or ended in an error.
@@ -69,6 +71,7 @@ class Reorderer(Teleprompter):
         max_errors: int | None = None,
         seed: int = 0,
         log_dir: str | Path | None = None,
+        accept_changes: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__()
@@ -81,6 +84,7 @@ class Reorderer(Teleprompter):
         self.max_errors = whole_number("max_errors", max_errors)
         self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
         self.log_dir = as_folder("log_dir", log_dir)
+        self.accept_changes = accept_changes
         self.display_progress = display_progress
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
@@ -124,7 +128,9 @@ class Reorderer(Teleprompter):
             check_log_dir(self.log_dir)
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
-            Checkpoint(self.log_dir, {} if self.log_dir is None else identity(job)) as checkpoint,
+            Checkpoint(
+                self.log_dir, partial(identity, job), accept_changes=self.accept_changes
+            ) as checkpoint,
             ProgressBar(job.plan.program_calls, display=self.display_progress) as bar,
             Interrupts() as interrupts,
         ):

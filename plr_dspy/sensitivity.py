@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def order_sensitivity(
     max_errors: int | None = None,
     seed: int = 0,
     log_dir: str | Path | None = None,
+    accept_changes: bool = False,
     display_progress: bool = True,
 ) -> OrderSensitivity:
     """Say whether the order of a program's demos matters, and what a search might gain.
@@ -150,7 +152,7 @@ def order_sensitivity(
         metric: As in `PLReorder`.
         dataset: Examples with inputs and labels.
         num_orders: The program's own included; all there are if these are fewer.
-        num_threads, max_errors, seed, log_dir, display_progress: As in `PLReorder`.
+        num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: for bad arguments, before any program call.
@@ -172,7 +174,7 @@ def order_sensitivity(
     if folder is not None:
         check_log_dir(folder)
     with (
-        Checkpoint(folder, {} if folder is None else identity(job)) as checkpoint,
+        Checkpoint(folder, partial(identity, job), accept_changes=accept_changes) as checkpoint,
         ProgressBar(job.plan.program_calls, display=display_progress) as bar,
         Interrupts() as interrupts,
     ):

@@ -124,7 +124,10 @@ class PLReorder(Reorderer):
         seed: Of everything random.
         log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
             (``state.json``) and the report (``report.json``). A compile with the same program, data
-            and settings goes on from there: no finished call is made again. None keeps nothing.
+            and settings, or with a larger budget, goes on from there: no finished call is made again. None keeps
+            nothing.
+        accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
+            what it was, because the scores paid for there hold all the same; the examples must be the same ones.
         display_progress: Draw a progress bar.
 
     Attributes:
@@ -157,6 +160,7 @@ class PLReorder(Reorderer):
         max_errors: int | None = None,
         seed: int = 0,
         log_dir: str | Path | None = None,
+        accept_changes: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__(
@@ -168,6 +172,7 @@ class PLReorder(Reorderer):
             max_errors=max_errors,
             seed=seed,
             log_dir=log_dir,
+            accept_changes=accept_changes,
             display_progress=display_progress,
         )
         if auto not in (*BUDGETS, "paper"):

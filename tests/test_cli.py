@@ -36,6 +36,12 @@ def program():
     return student
 
 
+def unsaveable():
+    student = program()
+    student.demos[2]["notes"] = {"a"}
+    return student
+
+
 def accuracy(example, prediction, trace=None):
     return example.sentiment == prediction.sentiment
 
@@ -100,6 +106,10 @@ def test_estimate_makes_no_call(folder, capsys):
         (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
         (compile_arguments("--demos", "none.json"), "no file none.json"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
+        (
+            compile_arguments(program="reviews_app.py:unsaveable"),
+            "--out: demo 2 of predictor 'self' holds a set in field 'notes'",
+        ),
         (compile_arguments("--max-calls", "-3"), "max_metric_calls"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (

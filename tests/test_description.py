@@ -1,18 +1,26 @@
 """What counts as the same compile: descriptions of metrics and programs."""
 
+import concurrent.futures
 import enum
 import functools
+import itertools
 import logging
+import queue
+import string
+import threading
+import types
 from pathlib import Path  # noqa: F401
 
 import dspy
 import numpy as np
+import openai
 import pydantic
 import pytest
 import torch
 from fakes import printed_whatever_the_hashes
 
-from plr_dspy.identity import digest
+from plr_dspy.description import digest
+from plr_dspy.libraries import is_library
 
 
 class Weighted:
@@ -70,6 +78,22 @@ def limited(limit):
     return metric
 
 
+def metric_in(source, **namespace):
+    """The metric of a user's module."""
+    namespace = {"__name__": "users", **namespace}
+    exec(source, namespace)
+    return namespace["metric"]
+
+
+def users_module(name, **contents):
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    return module
+
+
+READS = "def metric(example, prediction):\n    return NAME"
+
+
 class Slotted:
     __slots__ = ("limit",)
 
@@ -97,6 +121,14 @@ def with_attributes(**attributes):
     return metric
 
 
+def embed(texts):
+    return np.array([[len(text), NOISE.random()] for text in texts])
+
+
+TURNS = itertools.count()
+NOISE = np.random.default_rng(0)
+
+
 DIFFERENT = {
     "slots": (Slotted(1), Slotted(2)),
     "inherited method": (inheriting(Base), inheriting(OtherBase)),
@@ -118,6 +150,55 @@ DIFFERENT = {
     "bound built-in": ({"a": 1}.get, {"a": 2}.get),
     "cached function": (functools.lru_cache(lambda e, p: 1), functools.lru_cache(lambda e, p: 2)),
     "object array": (np.array([{1}] * 2000), np.array([{1}] * 1999 + [{2}])),
+    "global constant": (metric_in(READS, NAME=1), metric_in(READS, NAME=2)),
+    "global list": (metric_in(READS, NAME=["a"]), metric_in(READS, NAME=["b"])),
+    "global dict": (metric_in(READS, NAME={"a": {1}}), metric_in(READS, NAME={"a": {2}})),
+    "global function": (metric_in(READS, NAME=plain), metric_in(READS, NAME=lambda e, p: 2.0)),
+    "global class": (metric_in(READS, NAME=Base), metric_in(READS, NAME=OtherBase)),
+    "global object": (metric_in(READS, NAME=Weighted(1)), metric_in(READS, NAME=Weighted(2))),
+    "global model": (
+        metric_in(READS, NAME=dspy.LM("openai/a")),
+        metric_in(READS, NAME=dspy.LM("openai/b")),
+    ),
+    "global judge": (
+        metric_in(READS, NAME=dspy.Predict("a -> b")),
+        metric_in(READS, NAME=dspy.Predict("a -> c")),
+    ),
+    "what a helper reads": tuple(
+        metric_in(f"LIMIT = {limit}\ndef a():\n    return LIMIT\ndef metric(e, p):\n    return a()")
+        for limit in (1, 2)
+    ),
+    "what a nested function reads": tuple(
+        metric_in(f"LIMIT = {limit}\ndef metric(e, p):\n    return [(lambda: LIMIT)() for _ in p]")
+        for limit in (1, 2)
+    ),
+    "what a method of a global class reads": tuple(
+        metric_in(
+            f"LIMIT = {limit}\nclass A:\n    def b(self):\n        return LIMIT\ndef metric(e, p):\n    A().b()"
+        )
+        for limit in (1, 2)
+    ),
+    "function of a module of the user's": tuple(
+        metric_in(
+            "def metric(e, p):\n    return users.helpers.right(e)",
+            users=users_module("users", helpers=users_module("users.helpers", right=lambda e, n=n: n)),
+        )
+        for n in (1, 2)
+    ),
+    "class in a function": tuple(
+        metric_in(f"def metric(e, p):\n    class A:\n        x = {x}\n    return A.x") for x in (1, 2)
+    ),
+    "name of an argument": (lambda e, p, trace=None: 1.0, lambda e, p, limit=None: 1.0),
+    "type of an array": (np.zeros(2, np.int32), np.zeros(2, np.float32)),
+    "shape of an array": (np.zeros((2, 3)), np.zeros((3, 2))),
+    "type of a tensor": (torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float16)),
+    "list of texts": (["a"] * 20_000 + ["b"], ["a"] * 20_000 + ["c"]),
+    "texts that run together": (["a", "b"], ["a', 'b"]),
+    "number and text": ([1], ["1"]),
+    "truth and number": ([True], [1]),
+    "dict of texts": ({"a": "1", "b": "2"}, {"a": "2", "b": "1"}),
+    "settings of a retriever": tuple(dspy.retrievers.Embeddings(["a"], embed, k=k) for k in (1, 2)),
+    "corpus of a retriever": tuple(dspy.retrievers.Embeddings([text], embed) for text in "ab"),
     "state": (Weighted(1), Weighted(2)),
     "method": (Weighted(1).score, Weighted(2).score),
     "instructions of a judge": (Judge(), Judge("Judge harshly.")),
@@ -160,6 +241,35 @@ class Unreadable:
         raise NotImplementedError
 
 
+class Locked:
+    def __init__(self):
+        self.lock, self.event, self.limit = threading.Lock(), threading.Event(), 1
+        self.queue, self.pool = queue.Queue(), concurrent.futures.ThreadPoolExecutor(1)
+        self.steps = (i for i in range(3))
+
+
+def used(thing):
+    """A thing like Locked that has been at work."""
+    thing.lock.acquire()
+    thing.event.set()
+    thing.queue.put(1)
+    thing.pool.submit(int).result()
+    next(thing.steps)
+    return thing
+
+
+def retriever():
+    found = dspy.retrievers.Embeddings(["a", "b"], embed)
+    found.search_fn.input_queue.unfinished_tasks = int(1000 * NOISE.random())
+    return found
+
+
+def client():
+    found = openai.OpenAI(api_key="sk")
+    assert next(TURNS) % 2 == 0 or found.chat  # which it keeps
+    return found
+
+
 def cyclic():
     tree = {"children": []}
     tree["children"].append({"parent": tree})
@@ -174,10 +284,86 @@ SAME = {
         session=Unreadable(), huge=10**5000, log=logging.getLogger("x")
     ),
     "what holds itself": cyclic,
+    "what runs": lambda: used(Locked()) if next(TURNS) % 2 else Locked(),
+    "retriever": retriever,
+    "client of a library's": client,
+    "order of a dict": lambda: dict(sorted({"a": 1, "b": 2}.items(), key=lambda item: NOISE.random())),
+    "functions that call each other": lambda: metric_in(
+        "def a(n):\n    return metric(n, n)\ndef metric(e, p):\n    return a(e)"
+    ),
+    "counter": lambda: metric_in(
+        "def metric(e, p):\n    global COUNT\n    COUNT += 1\n    return 1.0", COUNT=NOISE.random()
+    ),
+    "global key": lambda: metric_in("def metric(e, p):\n    return API_KEY", API_KEY=f"sk-{NOISE.random()}"),
+    "what a library's module holds": lambda: metric_in(
+        "import string\ndef metric(e, p):\n    return string.stray", **stray()
+    ),
     "judge": Judge,
     "closure": lambda: closing_over({"b": {1, 2}, "a": object()}),
     "literal": lambda: dspy.Signature("a -> b: Literal['x', 'y']"),
 }
+
+
+def stray():
+    string.stray = NOISE.random()
+    return {}
+
+
+DOCUMENTED = """
+def metric(example, prediction):
+    DOC
+    def inner():
+        DOC
+        return 1.0
+
+    class Local:
+        DOC
+        limit = inner()
+
+    return None if prediction else Local.limit
+
+
+class Judge:
+    DOC
+
+    def __call__(self, example, prediction):
+        DOC
+        return metric(example, prediction)
+"""
+
+
+@pytest.mark.parametrize("name", ["metric", "Judge"])
+def test_what_is_said_about_code_does_not_count(name):
+    texts = ["'Says one thing.'", "'Says another.'", "'In more'\n\n# And more lines.\n", ""]
+    source = f"{DOCUMENTED}\n{'metric = Judge()' * (name == 'Judge')}"
+    sources = [source.replace("DOC\n", f"{text}\n") for text in texts]
+    assert len({digest(metric_in(source)) for source in sources}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("json", True),
+        ("builtins", True),
+        ("numpy.linalg", True),
+        ("dspy.evaluate", True),
+        ("plr_dspy.plan", True),
+        ("_pytest.python", True),
+        ("__main__", False),
+        (__name__, False),
+        ("nowhere", False),
+    ],
+)
+def test_whose_code_it_is(name, library):
+    assert is_library(name) is library
+
+
+def test_objects_that_hold_one_another_in_many_ways_take_no_time():
+    layers = [[Weighted(i) for i in range(8)] for _ in range(8)]
+    for upper, lower in itertools.pairwise(layers):
+        for held in upper:
+            held.others = lower
+    assert digest(layers[0]) == digest(layers[0])
 
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME.keys())

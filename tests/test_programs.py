@@ -12,7 +12,7 @@ import pytest
 from fakes import exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder
-from plr_dspy.programs import ProgramFactory, language_models, named_predictors
+from plr_dspy.programs import ProgramFactory, language_models, named_modules, named_predictors
 
 EXAMPLES = questions(60)
 
@@ -253,6 +253,9 @@ class TestFound:
         program = make()
         assert [(n, id(p)) for n, p in named_predictors(program)] == [
             (n, id(p)) for n, p in program.named_predictors()
+        ]
+        assert [(n, id(p)) for n, p in named_modules(program)] == [
+            (n, id(p)) for n, p in program.named_sub_modules()
         ]
 
     def test_models(self):

@@ -18,7 +18,8 @@ import orjson
 import pytest
 from fakes import OrderSensitiveEngine, exact_match, fake_lm, printed_whatever_the_hashes, questions
 
-from plr_dspy import PLReorder
+from plr_dspy import PLReorder, order_sensitivity
+from plr_dspy.baselines import TopKOrder
 from plr_dspy.updates import MixtureEM
 
 EXAMPLES = questions(60)
@@ -241,9 +242,9 @@ class TestIdentity:
         ("change", "difference"),
         [
             ({"seed": 1}, "seed was 0, is 1"),
-            ({"max_metric_calls": 400}, "max_metric_calls was 300, is 400"),
+            ({"max_metric_calls": 200}, "max_metric_calls was 300, is 200"),
             ({"update": "ema"}, "update was .*'mle'.* is .*'ema'"),
-            ({"auto": "medium"}, "auto was 'light', is 'medium'"),
+            ({"auto": "paper", "max_metric_calls": 900}, "auto was 'light', is 'paper'"),
             ({"patience": 2}, "patience was None, is 2"),
             ({"metric": lambda example, prediction: 1.0}, "metric was 'exact_match', is '<lambda>'"),
             ({"compile_seed": 3}, "seed was 0, is 3"),
@@ -414,6 +415,254 @@ class TestIdentity:
             "report.json",
         }
         assert not list((tmp_path / "elsewhere").iterdir())
+
+
+class TestLargerBudget:
+    """What was paid for is paid for, and the search goes on."""
+
+    @pytest.mark.parametrize(("first", "second"), [(120, 200), (120, 125), (100, 600), (150, 150)])
+    def test_goes_on(self, tmp_path, engine, first, second):
+        optimizer(tmp_path, max_metric_calls=first).compile(student(), trainset=EXAMPLES)
+        paid = engine.num_calls
+        reorder = optimizer(tmp_path, max_metric_calls=second)
+        reorder.compile(student(), trainset=EXAMPLES)
+        calls = reorder.report.program_calls
+        assert calls["resumed"] == paid
+        assert engine.num_calls == calls["total"] <= second
+        assert set(engine.requests.values()) == {1}  # none twice
+        assert reorder.report.comparison is not None
+
+    def test_the_search_gets_the_new_calls(self, tmp_path, engine):
+        small, large = (optimizer(tmp_path, max_metric_calls=calls) for calls in (120, 300))
+        small.compile(student(), trainset=EXAMPLES)
+        large.compile(student(), trainset=EXAMPLES)
+        rounds = len(small.report.history)
+        assert large.report.history[:rounds] == small.report.history
+        assert len(large.report.history) > rounds
+        new = large.report.program_calls["total"] - small.report.program_calls["total"]
+        assert large.report.program_calls["search"] - small.report.program_calls["search"] > new / 2
+
+    def test_and_once_more_and_back_is_refused(self, tmp_path, engine):
+        for budget in (120, 200, 280):
+            reorder = optimizer(tmp_path, max_metric_calls=budget)
+            reorder.compile(student(), trainset=EXAMPLES)
+            assert engine.num_calls == reorder.report.program_calls["total"] <= budget
+        before = engine.num_calls
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == before
+        with pytest.raises(ValueError, match=r"was 280, is 200\. .*pass accept_changes=True"):
+            optimizer(tmp_path, max_metric_calls=200).compile(student(), trainset=EXAMPLES)
+
+    @pytest.mark.parametrize("stop_at", [125, 170])
+    def test_stopped_and_gone_on_with(self, tmp_path, engine, stop_at):
+        """Whether before or after the larger search has ended a round."""
+
+        def ringing(example, prediction):
+            if engine.num_calls == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return exact_match(example, prediction)
+
+        optimizer(tmp_path, metric=Metric(ringing), max_metric_calls=120).compile(
+            student(), trainset=EXAMPLES
+        )
+        reorder = optimizer(tmp_path, metric=Metric(ringing), max_metric_calls=300, num_threads=1)
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.program_calls["total"] <= 300
+        assert engine.num_calls <= 300 + NUM_THREADS
+        assert reorder.report.program_calls["total"] > 240
+
+    def test_from_auto_to_a_number(self, tmp_path, engine):
+        optimizer(tmp_path, max_metric_calls=None).compile(student(3), trainset=EXAMPLES[:30])
+        reorder = optimizer(tmp_path, max_metric_calls=None, auto="medium")
+        reorder.compile(student(3), trainset=EXAMPLES[:30])
+        assert set(engine.requests.values()) == {1}
+
+    @pytest.mark.parametrize(
+        ("options", "first", "second"),
+        [
+            ({"auto": "paper", "num_samples": 4, "num_iterations": 6, "num_final_draws": 2}, 300, 500),
+            ({}, 100, 500),  # of three demos: from a racing plan to an exhaustive one
+        ],
+    )
+    def test_other_plans_begin_anew_over_what_is_paid(self, tmp_path, engine, options, first, second):
+        optimizer(tmp_path, max_metric_calls=first, **options).compile(student(3), trainset=EXAMPLES)
+        reorder = optimizer(tmp_path, max_metric_calls=second, **options)
+        reorder.compile(student(3), trainset=EXAMPLES)
+        whole = optimizer(max_metric_calls=second, **options)
+        assert set(engine.requests.values()) == {1}
+        assert engine.num_calls == reorder.report.program_calls["total"] <= second
+        whole.compile(student(3), trainset=EXAMPLES)
+        assert reorder.report.slots[0].ordering == whole.report.slots[0].ordering
+
+    def test_top_k(self, tmp_path, engine):
+        for budget in (200, 400):
+            reorder = TopKOrder(
+                exact_match,
+                num_candidates=6,
+                max_metric_calls=budget,
+                log_dir=tmp_path,
+                num_threads=NUM_THREADS,
+                display_progress=False,
+            )
+            reorder.compile(student(), trainset=EXAMPLES)
+            assert engine.num_calls == reorder.report.program_calls["total"] <= budget
+        assert set(engine.requests.values()) == {1}
+
+    def test_calls_that_failed_count(self, tmp_path, engine):
+        flaky = TestFailed().flaky(engine, first=60)
+        with dspy.context(lm=flaky), pytest.raises(Exception, match="refused"):
+            optimizer(tmp_path, max_metric_calls=120, max_errors=5).compile(student(), trainset=EXAMPLES)
+        reorder = optimizer(tmp_path, max_metric_calls=200)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == reorder.report.program_calls["total"] <= 200
+
+
+class TestAcceptedChanges:
+    def test_code(self, tmp_path, engine, caplog):
+        def other(example, prediction):
+            return 1.0 * exact_match(example, prediction)
+
+        whole = optimizer(tmp_path)
+        whole.compile(student(), trainset=EXAMPLES)
+        before = engine.num_calls
+        with pytest.raises(
+            ValueError, match=r"metric was 'exact_match', is 'other'.*pass accept_changes=True"
+        ):
+            optimizer(tmp_path, metric=other).compile(student(), trainset=EXAMPLES)
+        reorder = optimizer(tmp_path, metric=other, accept_changes=True)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert "although metric was 'exact_match', is 'other'" in caplog.text
+        assert engine.num_calls == before
+        assert reorder.report.slots == whole.report.slots
+        optimizer(tmp_path, metric=other).compile(student(), trainset=EXAMPLES)  # it is known by now
+
+    @pytest.mark.parametrize("change", [{"patience": 3}, {"update": "ema"}, {"max_metric_calls": 200}])
+    def test_arguments(self, tmp_path, engine, change):
+        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        before = engine.num_calls
+        reorder = optimizer(tmp_path, **change, accept_changes=True)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls <= 300
+        assert set(engine.requests.values()) == {1}
+        assert engine.num_calls == before or "max_metric_calls" not in change
+
+    def test_other_examples_are_never_accepted(self, tmp_path, engine):
+        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        for change in ({"seed": 1}, {}):
+            with pytest.raises(ValueError, match="belongs to another compile") as caught:
+                optimizer(tmp_path, **change, accept_changes=True).compile(student(), trainset=EXAMPLES[:50])
+            assert "pass accept_changes" not in str(caught.value)
+
+    def test_patch_versions_and_docstrings_do_not_count(self, tmp_path, engine, monkeypatch):
+        def metric(example, prediction):
+            """Say whether it is right."""
+            return exact_match(example, prediction)
+
+        first = metric
+
+        def metric(example, prediction):
+            # Says the same, in other words.
+            return exact_match(example, prediction)
+
+        optimizer(tmp_path, metric=first).compile(student(), trainset=EXAMPLES)
+        before = engine.num_calls
+        version = dspy.__version__.split(".")
+        monkeypatch.setattr(dspy, "__version__", ".".join([*version[:2], "99"]))
+        optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == before
+        monkeypatch.setattr(dspy, "__version__", "99.0")
+        with pytest.raises(ValueError, match=r"dspy was '\d+\.\d+', is '99\.0'.*accept_changes=True"):
+            optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
+        optimizer(tmp_path, metric=metric, accept_changes=True).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == before
+
+    def test_in_order_sensitivity(self, tmp_path, engine):
+        def other(example, prediction):
+            return 1.0 * exact_match(example, prediction)
+
+        options = {"num_orders": 3, "num_threads": 4, "log_dir": tmp_path, "display_progress": False}
+        order_sensitivity(student(), exact_match, EXAMPLES, **options)
+        before = engine.num_calls
+        with pytest.raises(ValueError, match="pass accept_changes=True"):
+            order_sensitivity(student(), other, EXAMPLES, **options)
+        order_sensitivity(student(), other, EXAMPLES, accept_changes=True, **options)
+        assert engine.num_calls == before
+
+
+class TestWhatTheMetricCalls:
+    SOURCE = """
+LIMIT = 1
+SEEN, TIMES, STRAY = [], {"all": 0}, 0
+
+def right(example, prediction):
+    return example.answer == prediction.answer
+
+def metric(example, prediction):
+    global STRAY
+    STRAY += 1
+    TIMES["all"] += 1
+    SEEN.append(example.question)
+    return LIMIT * right(example, prediction)
+"""
+
+    def metric(self, source=SOURCE):
+        namespace = {"__name__": "users"}
+        exec(source, namespace)
+        return namespace["metric"]
+
+    @pytest.mark.parametrize(
+        ("change", "difference"),
+        [
+            (("LIMIT = 1", "LIMIT = 2"), "LIMIT of users was 1, is 2"),
+            (("== prediction", "!= prediction"), "right of users changed"),
+        ],
+    )
+    def test_counts(self, tmp_path, engine, change, difference):
+        optimizer(tmp_path, metric=self.metric()).compile(student(), trainset=EXAMPLES)
+        before = engine.num_calls
+        with pytest.raises(ValueError, match=f"{difference}.*accept_changes=True"):
+            optimizer(tmp_path, metric=self.metric(self.SOURCE.replace(*change))).compile(
+                student(), trainset=EXAMPLES
+            )
+        assert engine.num_calls == before
+
+    def test_what_changes_while_a_compile_runs_does_not(self, tmp_path, engine):
+        """Counters, caches: in the same process, and in one where they begin anew."""
+        metric = self.metric()
+        for each in (metric, metric, self.metric()):
+            optimizer(tmp_path, metric=each).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == len(metric.__globals__["SEEN"]) == metric.__globals__["STRAY"]
+        with pytest.raises(ValueError, match="LIMIT of users was 1, is 2"):
+            optimizer(tmp_path, metric=self.metric(self.SOURCE.replace("LIMIT = 1", "LIMIT = 2"))).compile(
+                student(), trainset=EXAMPLES
+            )
+
+    def test_nor_does_what_it_changed_before_it_was_interrupted(self, tmp_path, engine):
+        metric = self.metric()
+        bell = threading.Thread(target=ring_at, args=(engine, 60))
+        bell.start()
+        with pytest.raises(KeyboardInterrupt):
+            optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
+        bell.join()
+        optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
+        assert set(engine.requests.values()) <= {1, 2}
+
+    def test_a_list_that_the_program_appends_to(self, tmp_path, engine):
+        class Writing(Wrapped):
+            def forward(self, question):
+                self.seen.append(question)
+                return super().forward(question)
+
+        program = Writing()
+        program.seen = []
+        for _ in range(2):
+            optimizer(tmp_path).compile(program, trainset=EXAMPLES)
+        assert engine.num_calls == len(program.seen)
+        program.depth = 2
+        with pytest.raises(ValueError, match=r"self\.depth was 1, is 2"):
+            optimizer(tmp_path).compile(program, trainset=EXAMPLES)
 
 
 class TestInterrupted:

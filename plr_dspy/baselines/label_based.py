@@ -145,7 +145,7 @@ class LabelReorderer(Reorderer):
             one, on the selection split.
         num_candidates: Random orders, the original one among them.
         **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
-            log_dir, display_progress.
+            log_dir, accept_changes, display_progress.
     """
 
     def __init__(self, metric: Metric, *, num_candidates: int, **common: Unpack[Common]) -> None:

@@ -37,7 +37,7 @@ class StaticOrder(Reorderer):
 
     Args:
         metric, max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
-            display_progress: As in `PLReorder`.
+            accept_changes, display_progress: As in `PLReorder`.
     """
 
     def _method(self) -> GivenOrder:

@@ -10,9 +10,9 @@ from typing import Any
 import dspy
 import torch
 
+from plr_dspy.description import digest
 from plr_dspy.distributions import distribution_from_state
 from plr_dspy.evaluation import program_scorer
-from plr_dspy.identity import digest
 from plr_dspy.ledger import Ledger
 from plr_dspy.metrics import Metric
 from plr_dspy.records import FAILED

@@ -17,6 +17,7 @@ import dspy
 
 from plr_dspy._version import __version__
 from plr_dspy.baselines.demo import PerInputOrder
+from plr_dspy.description import digest
 from plr_dspy.experiments.endpoints import Endpoint, MakeLM
 from plr_dspy.experiments.held_out import HeldOut, ranked_orders
 from plr_dspy.experiments.loading import load
@@ -24,7 +25,6 @@ from plr_dspy.experiments.methods import new_method, shares
 from plr_dspy.experiments.protocol import RANKING, Draw, Protocol, draw
 from plr_dspy.experiments.results import Run
 from plr_dspy.experiments.tasks import TASKS, Task
-from plr_dspy.identity import digest
 from plr_dspy.reorderer import Reorderer
 from plr_dspy.report import Report
 
