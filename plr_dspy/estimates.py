@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 import dspy
 
 from plr_dspy.jobs import Job
 from plr_dspy.wording import readable
 
-logger = logging.getLogger(__name__)
+TOKENIZER = "gpt-4o"
+"""The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
 
 SAMPLED_PROMPTS = 20
 """Prompts whose tokens are counted for the mean."""
@@ -32,8 +38,8 @@ class Estimate:
         search_calls, race_calls, final_calls: Program calls planned for the search, for the race of its best
             orders, and for the final comparison; what one leaves goes to the next.
         program_calls: Of all three, at most; a compile never makes more.
-        prompt_tokens: Tokens of all prompts, about, by litellm's count; None where the prompts cannot
-            be told from the examples, as with predictors that read each other's outputs.
+        prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. None where the
+            prompts cannot be told from the examples, as with predictors that read each other's outputs.
     """
 
     orders: dict[str, int]
@@ -101,20 +107,46 @@ def estimate(job: Job) -> Estimate:
 
 def _tokens_a_call(job: Job) -> float | None:
     """Mean prompt tokens of a program call, if every predictor reads the examples' inputs alone."""
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
     examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
-    total = 0
+    try:
+        prompts = _prompts(job, examples)
+        if not prompts:
+            return None
+        with _offline_litellm() as litellm:
+            # Images count as so many tokens each, so that none is downloaded.
+            count = partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
+            return float(sum(count(messages=messages) for messages in prompts) / len(examples))
+    except (
+        Exception
+    ):  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
+        return None
+
+
+def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[list[dict[str, Any]]]:
+    """The messages of all predictors on these examples; none where they cannot be told before a call."""
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    predictors = job.program.predictors()
+    prompts = []
     for example in examples:
         inputs = dict(example.inputs().items())
-        for predictor in job.program.predictors():
-            lm = predictor.lm or dspy.settings.lm
-            if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
-                return None
-            try:
-                litellm = importlib.import_module("litellm")  # a second, and a look at the network
-                messages = adapter.format(predictor.signature, predictor.demos, dict(inputs))
-                total += litellm.token_counter(model=lm.model, messages=messages)
-            except Exception as error:  # a tokenizer or a message that litellm does not know
-                logger.info("prompt tokens cannot be counted: %s", error)
-                return None
-    return total / len(examples) if examples else None
+        for predictor in predictors:
+            has_lm = (predictor.lm or dspy.settings.lm) is not None
+            if not has_lm or not predictor.signature.input_fields.keys() <= inputs.keys():
+                return []
+            prompts.append(adapter.format(predictor.signature, predictor.demos, dict(inputs)))
+    return prompts
+
+
+@contextmanager
+def _offline_litellm() -> Iterator[ModuleType]:
+    """Import litellm without the look at its price list on the network that the first import takes."""
+    name = "LITELLM_LOCAL_MODEL_COST_MAP"
+    before = os.environ.get(name)
+    os.environ[name] = "True"
+    try:
+        yield importlib.import_module("litellm")
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
