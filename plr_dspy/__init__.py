@@ -10,6 +10,7 @@ from plr_dspy.completion import completion_lm
 from plr_dspy.distributions import PlackettLuce
 from plr_dspy.engines import AsyncCompletionEngine, CompletionEngine
 from plr_dspy.estimates import Estimate
+from plr_dspy.logs import show_log_lines
 from plr_dspy.plaintext import PlainTextAdapter
 from plr_dspy.records import Trial
 from plr_dspy.report import Report
@@ -42,3 +43,5 @@ __all__ = [
     "completion_lm",
     "order_sensitivity",
 ]
+
+show_log_lines()

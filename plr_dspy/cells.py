@@ -14,7 +14,7 @@ import dspy
 from dspy.utils.exceptions import ContextWindowExceededError
 from dspy.utils.parallelizer import ParallelExecutor
 
-from plr_dspy.failures import Failures
+from plr_dspy.failures import Failures, is_milestone
 from plr_dspy.ledger import Ledger
 from plr_dspy.records import FAILED, WRONG, Cell, CellKey
 from plr_dspy.work import Work, WrongAnswer
@@ -76,7 +76,7 @@ class CellRunner:
         self._num_threads = num_threads or dspy.settings.num_threads
         self._on_cell = on_cell
         self._interrupted = threading.Event() if interrupted is None else interrupted
-        self._too_long: set[str] = set()
+        self._num_too_long = 0
         self._lock = threading.Lock()
 
     def run(
@@ -164,16 +164,19 @@ class CellRunner:
                 self._on_cell()
 
     def _warn_too_long(self, key: CellKey, variant: Variant) -> None:
-        """Say it once an order: where the demos alone are too long, every example says the same."""
+        """Say it the first time, the tenth, and so on: where the demos alone are too long, every call says it."""
         with self._lock:
-            if key[0] in self._too_long:
-                return
-            self._too_long.add(key[0])
-        logger.warning(
-            "%s exceeds the context window with the demos in the order %s; counted as wrong",
-            self._names[key[1]],
-            variant.order,
-        )
+            self._num_too_long += 1
+            count = self._num_too_long
+        name = self._names[key[1]]
+        if count == 1:
+            logger.warning(
+                "%s exceeds the context window with the demos in the order %s; counted as wrong",
+                name,
+                variant.order,
+            )
+        elif is_milestone(count):
+            logger.warning("%d calls exceeded the context window, the last of %s", count, name)
 
 
 def _passed(deadline: float | None) -> bool:

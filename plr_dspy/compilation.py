@@ -288,9 +288,9 @@ class Compilation:
     def _on_iteration(self, iteration: Iteration) -> None:
         self._save(searched=False)
         self._objective.deadline = self._deadlines.search()
-        self._bar.show(f"best on train={iteration.best_score_so_far:.3f}")
+        self._bar.show(f"estimated best={iteration.best_score_so_far:.3f}")
         logger.info(
-            "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, best so far %.3f; %d program calls",
+            "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, estimated best so far %.3f; %d program calls",
             iteration.index + 1,
             iteration.num_samples,
             iteration.num_new,

@@ -65,6 +65,9 @@ class Estimate:
         first = f"{self.num_first_examples} to " if self.num_first_examples < self.num_train_examples else ""
         return f"{first}{self.num_train_examples} of {self.num_train} train examples"
 
+    def __repr__(self) -> str:
+        return f"<Estimate: {str(self).splitlines()[0]}>"
+
     def __str__(self) -> str:
         tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
         orders = ", ".join(f"{name}: {readable(count)}" for name, count in self.orders.items())

@@ -24,6 +24,11 @@ HOPELESS = (Hopeless, LMAuthError, LMBillingError, LMConfigurationError, LMUnsup
 """The next call would fail in the same way: stop at once."""
 
 
+def is_milestone(count: int) -> bool:
+    """Whether a count is worth a line: 1, 10, 100 and so on."""
+    return str(count).strip("0") == "1"
+
+
 class Failures:
     """The failures of a run.
 
@@ -50,6 +55,7 @@ class Failures:
         self._max_errors = max_errors
         self._redact = redact
         self._counts: Counter[int] = Counter()
+        self._kinds: Counter[str] = Counter()
         self._ran = set(ran)
 
     def note_success(self, example: int) -> None:
@@ -57,12 +63,14 @@ class Failures:
         self._ran.add(example)
 
     def note(self, failure: BaseException, example: int) -> None:
-        """A call on the example failed; the first time that is logged."""
+        """A call on the example failed; that is logged the first time, the tenth, and so on."""
         name = self._names[example]
-        if not self._counts[example]:
-            logger.warning(
-                "%s was not scored: %s: %s", name, type(failure).__name__, self.first_line(failure)
-            )
+        what = f"{type(failure).__name__}: {self.first_line(failure)}"
+        self._kinds[what] += 1
+        if self._kinds[what] == 1:
+            logger.warning("%s was not scored: %s", name, what)
+        elif is_milestone(self._kinds[what]):
+            logger.warning("%d calls were not scored, the last of %s: %s", self._kinds[what], name, what)
         self._counts[example] += 1
         self.first = self.first or failure
         if self.fatal is not None:

@@ -27,6 +27,7 @@ from plr_dspy.progress import ProgressBar
 from plr_dspy.report import Report
 from plr_dspy.reporting import build_report
 from plr_dspy.tracking import track
+from plr_dspy.wording import result
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,9 @@ class Reorderer(Teleprompter):
             Checkpoint(
                 self.log_dir, partial(identity, job), accept_changes=self.accept_changes
             ) as checkpoint,
-            ProgressBar(job.plan.program_calls, display=self.display_progress) as bar,
+            ProgressBar(
+                job.plan.program_calls, display=self.display_progress, at_end=self._say_result
+            ) as bar,
             Interrupts() as interrupts,
         ):
             scorer = job.new_scorer(
@@ -207,6 +210,10 @@ class Reorderer(Teleprompter):
                 self.report.save(self.log_dir / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
-        logger.info("%s", self.report)
         track(self.report)
         return compiled
+
+    def _say_result(self) -> None:
+        """Log what came of the compile, in a line."""
+        if self.report is not None:
+            logger.info("%s", result(self.report))

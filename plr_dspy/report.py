@@ -89,6 +89,9 @@ class Report(Findings):
         """What notebooks show."""
         return page.excerpt(self)
 
+    def __repr__(self) -> str:
+        return f"<Report of {self.settings.get('method', 'PLReorder')}: {wording.result(self)}>"
+
     def __str__(self) -> str:
         return wording.summary(self)
 

@@ -77,6 +77,8 @@ class OrderSensitivity:
             f"({self.program_calls:,} program calls).\n{self._verdict()}"
         )
 
+    __repr__ = __str__
+
     def _verdict(self) -> str:
         if not self.noise and not self.deviation:
             return "No answer changed with the order: a search has nothing to find."

@@ -45,6 +45,19 @@ def overview(findings: Findings) -> str:
     )
 
 
+def result(findings: Findings) -> str:
+    """Say in a few words what came of a compile: both scores, how sure that is, and what it cost."""
+    calls = f"{findings.program_calls['total']:,} calls"
+    stays = all(slot.ordering == sorted(slot.ordering) for slot in findings.slots)
+    if (c := findings.comparison) is None:
+        what = "the original order stays" if stays else "the order is not compared with the original one"
+        return f"{what} ({findings.stopped}), {calls}"
+    if stays:
+        return f"the original order stays, {c.original:.3f} on {c.num_examples} examples, {calls}"
+    sure = "" if c.probability is None else f", better with probability {c.probability:.2f}"
+    return f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples{sure}, {calls}"
+
+
 def calls_by_phase(findings: Findings) -> dict[str, int]:
     """Program calls by what they were spent on, those phases that made any."""
     return {what: calls for name, what in PHASES.items() if (calls := findings.program_calls.get(name))}

@@ -83,7 +83,7 @@ LAYERS = [
     {"ending"},
     {"compilation"},
     {"labels"},
-    {"engines", "plaintext", "splits", "programs", "metrics", "failures"},
+    {"engines", "plaintext", "splits", "programs", "metrics", "failures", "logs"},
     {"work", "saving"},
     {"label_endpoints"},
     {"label_probe"},

@@ -274,7 +274,7 @@ class TestCompile:
         shown = capsys.readouterr().err
         total = reorder.report.program_calls["total"]
         assert f"{total}/{total}" in shown
-        assert "best on train=" in shown
+        assert "estimated best=" in shown
 
     def test_errors_of_the_metric_reach_the_user(self, engine):
         def metric(example, prediction, trace=None):
