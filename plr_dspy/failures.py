@@ -101,6 +101,7 @@ class Failures:
             error = wrapped
         if hasattr(error, "add_note"):
             error.add_note(
-                f"plr_dspy ended the compile at {reason}. With log_dir, the next compile goes on from here."
+                f"plr_dspy ended the compile at {reason}. With log_dir, the same compile goes on from here; where the "
+                "code of the program or the metric is another, it takes a new log_dir."
             )
         return error

@@ -19,7 +19,6 @@ import numpy as np
 
 from plr_dspy.programs import language_models, named_predictors
 from plr_dspy.saving import json_obstacle
-from plr_dspy.splits import Splits
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ def check_examples(name: str, examples: Any) -> None:
             )
         if not getattr(example, "_input_keys", None):
             raise ValueError(
-                f"{name}[{i}] has no inputs: call .with_inputs(...) on the examples with the input fields"
+                f"{name}[{i}] has no inputs: pass what example.with_inputs(...) returns, with the names of the inputs"
             )
 
 
@@ -110,10 +109,11 @@ def check_student(student: Any) -> None:
             "student is an Ensemble: compile its members with PLReorder first, then ensemble them"
         )
     forward = _forward(student)
-    if inspect.iscoroutinefunction(forward) or (forward is None and hasattr(student, "aforward")):
+    is_async = inspect.iscoroutinefunction(forward)
+    if is_async or (forward is None and hasattr(student, "aforward")):
         raise TypeError(
-            "student is an async program, which cannot run in worker threads as it is: wrap it with "
-            "dspy.syncify(program) and compile that"
+            "student is an async program, which cannot run in worker threads as it is: "
+            f"{'rename its forward to aforward, ' * is_async}wrap it with dspy.syncify(program) and compile that"
         )
     if forward is None and type(student).__call__ is dspy.Module.__call__:
         raise TypeError(f"student must have a forward method; {type(student).__name__} has none: define one")
@@ -135,7 +135,8 @@ def check_language_model(student: dspy.Module) -> None:
     if lm is None and not language_models(student):
         raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
     if lm is not None and not isinstance(lm, dspy.BaseLM):
-        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm=dspy.LM({lm!r}))")
+        named = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
+        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={named})")
     if adapter is not None and not isinstance(adapter, dspy.Adapter):
         raise TypeError(
             f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
@@ -231,16 +232,3 @@ def _inputs_taken(student: dspy.Module) -> Callable[[set[str]], str]:
         return ""
 
     return problem
-
-
-def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
-    """Raise unless both splits hold an example."""
-    left = "of its {} examples {} are left, the others are shown by demos: pass more examples"
-    if num_valset and not splits.selection:
-        raise ValueError(f"valset must hold an example that no demo shows; {left.format(num_valset, 0)}")
-    if not splits.train or not splits.selection:
-        usable = len(splits.train) + (0 if num_valset else len(splits.selection))
-        raise ValueError(
-            "trainset must hold at least two examples that no demo shows, or one beside a valset; "
-            f"{left.format(num_trainset, usable)}"
-        )

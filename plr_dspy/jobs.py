@@ -21,7 +21,6 @@ from plr_dspy.inputs import (
     check_examples,
     check_fields,
     check_language_model,
-    check_splits,
     check_student,
 )
 from plr_dspy.label_objective import LabelObjective
@@ -36,7 +35,7 @@ from plr_dspy.scoring import CellScorer
 from plr_dspy.search import CrossEntropySearch
 from plr_dspy.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.space import WITHOUT_DEMOS, Ordering
-from plr_dspy.splits import Splits, make_splits
+from plr_dspy.splits import Splits, check_splits, make_splits
 from plr_dspy.stopping import Stopper
 from plr_dspy.work import MetricWork, Work
 
@@ -57,6 +56,7 @@ class Method(ABC):
         scored_on: What orders are scored on in the search.
         judges: Whether the metric's scores choose: then a student that came without demos is a candidate as it is.
         min_probability: Of being better on new examples that an order needs to be chosen.
+        takes_num_demos: Whether users can have it give demos to a student without any.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Method(ABC):
     scored_on = "train examples"
     judges = True
     min_probability = MIN_PROBABILITY
+    takes_num_demos = True
 
     @property
     def stoppers(self) -> list[Stopper]:
@@ -252,7 +253,8 @@ def prepare(
     if not demos:
         raise ValueError(
             "student has no demos to order: compile it first with an optimizer that chooses demos, such as "
-            f"dspy.LabeledFewShot or dspy.BootstrapFewShot, or pass num_demos to {method.name}"
+            "dspy.LabeledFewShot or dspy.BootstrapFewShot"
+            + (f", or pass num_demos to {method.name}" if method.takes_num_demos else "")
         )
     method.check(program, trainset)
     slots = ProgramSlots(program)

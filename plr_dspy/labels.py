@@ -57,7 +57,8 @@ def finite_output(signature: Any, *, purpose: str) -> tuple[str, dict[str, Any]]
         described = ", ".join(f"{name}: {_readable(annotation)}" for name, annotation in outputs.items())
         raise ValueError(
             f"{purpose} needs a finite label set: exactly one output field that is a Literal, an enum or a bool; the "
-            f"outputs are {described}. Give one of them such a type, or use PLReorder or TopKOrder, which need none"
+            f"outputs are {described}. Give {'only ' * bool(found)}one of them such a type, or use PLReorder or "
+            "TopKOrder, which need none"
         )
     name, labels = next(iter(found.items()))
     if "" in labels:

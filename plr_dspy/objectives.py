@@ -82,7 +82,8 @@ def never_ran(scorer: CellScorer, examples: Collection[int], ran: Collection[int
         scorer.ledger.retry()
         raise RuntimeError(
             f"only {len(examples) - len(lost)} of {len(examples)} train examples ran for any order: mend the "
-            "program, the metric or what they call, and compile again (with log_dir, from here)"
+            "program, the metric or what they call, and compile again (with log_dir, from here; where the code of the "
+            "program or the metric is another, with a new log_dir)"
         )
     if lost:
         logger.warning(

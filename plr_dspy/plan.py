@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+from plr_dspy.shortage import paper_shortage, shortage
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
 """Program calls of each `auto` setting."""
@@ -164,19 +167,20 @@ def make_plan(
     Raises:
         ValueError: when a budget is too small for what was asked.
     """
-    if auto == "paper":
-        return _paper_plan(overrides, num_train, num_selection)
 
-    def plan_for(budget: int) -> Plan | None:
+    def plan_for(budget: int, overrides: Overrides = overrides) -> Plan | None:
         return _budget_plan(budget, overrides, num_train, num_selection, num_distinct)
 
+    if auto == "paper":
+        return _paper_plan(overrides, num_train, num_selection, light=plan_for)
     budget = overrides.max_metric_calls or BUDGETS[auto]
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
     if plan is None:
-        enough = next((larger for larger in range(budget + 1, budget + 100_000) if plan_for(larger)), None)
-        raise ValueError(
-            f"max_metric_calls must be at least {enough or 'much more'} for this many samples and finalists; "
-            f"got {budget}: raise it, or lower num_samples"
+        raise shortage(
+            budget,
+            auto=auto if overrides.max_metric_calls is None else None,
+            num_samples=overrides.num_samples,
+            pays=lambda calls, number: plan_for(calls, replace(overrides, num_samples=number)) is not None,
         )
     return plan
 
@@ -245,7 +249,10 @@ def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distin
     )
 
 
-def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Plan:
+def _paper_plan(
+    overrides: Overrides, num_train: int, num_selection: int, *, light: Callable[[int], Plan | None]
+) -> Plan:
+    """The paper's values; `light` is the plan of other settings for a budget, if there is one."""
     paper = Plan(
         num_iterations=15,
         num_samples=15,
@@ -259,11 +266,13 @@ def _paper_plan(overrides: Overrides, num_train: int, num_selection: int) -> Pla
         max_metric_calls=overrides.max_metric_calls,
     )
     plan = _with_overrides(paper, overrides)
-    least = plan.final_calls + plan.num_samples * plan.num_train_examples
-    if plan.max_metric_calls is not None and plan.max_metric_calls < least:
-        raise ValueError(
-            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
-            f"the finalists; got {plan.max_metric_calls}: raise it, pass fewer examples, or use auto='light'"
+    budget, least = plan.max_metric_calls, plan.final_calls + plan.num_samples * plan.num_train_examples
+    if budget is not None and budget < least:
+        raise paper_shortage(
+            budget,
+            least,
+            fewer_examples=plan.num_finalists + plan.num_samples <= budget,
+            light=light(budget) is not None,
         )
     return plan
 

@@ -112,6 +112,7 @@ class _Sample(Method):
     num_orders: int
 
     name = "order_sensitivity"
+    takes_num_demos = False
 
     def arguments(self) -> dict[str, Any]:
         return asdict(self)

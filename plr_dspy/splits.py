@@ -26,11 +26,13 @@ class Splits:
         train: Drive the search.
         selection: Choose the final order.
         names: What the user knows those of train, then those of selection by, such as "trainset[3]".
+        num_shared: Examples of the trainset that are left out because the valset holds them too.
     """
 
     train: list[dspy.Example]
     selection: list[dspy.Example]
     names: list[str]
+    num_shared: int = 0
 
     @property
     def classes(self) -> list[int] | None:
@@ -59,6 +61,7 @@ def make_splits(
     everything = [*trainset, *valset]
     shown, labels = shown_by(demos, everything), label_keys(everything)
     usable = [i for i in range(len(trainset)) if i not in shown]
+    num_usable = len(usable)
     if valset:
         usable = _without_shared(usable, everything, len(trainset))
         chosen = [i for i in range(len(trainset), len(everything)) if i not in shown]
@@ -70,7 +73,26 @@ def make_splits(
         [everything[i] for i in train],
         [everything[i] for i in selection],
         [names[i] for i in (*train, *selection)],
+        num_usable - len(usable),
     )
+
+
+def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
+    """Raise unless both splits hold an example."""
+    left = "of its {} examples {} are left, the others are shown by demos{}: pass more examples"
+    if num_valset and not splits.selection:
+        raise ValueError(f"valset must hold an example that no demo shows; {left.format(num_valset, 0, '')}")
+    if splits.num_shared > 1 and not splits.train:
+        raise ValueError(
+            f"trainset must hold an example that valset does not; all {splits.num_shared} that no demo shows are in "
+            "both: leave valset out (20 % of trainset take its place), or split the examples between the two"
+        )
+    if not splits.train or not splits.selection:
+        usable = len(splits.train) + (0 if num_valset else len(splits.selection))
+        raise ValueError(
+            "trainset must hold at least two examples that no demo shows, or one beside a valset; "
+            f"{left.format(num_trainset, usable, ' or in valset too' if splits.num_shared else '')}"
+        )
 
 
 def _without_shared(usable: list[int], everything: Sequence[dspy.Example], num_train: int) -> list[int]:
@@ -78,7 +100,7 @@ def _without_shared(usable: list[int], everything: Sequence[dspy.Example], num_t
     keys = [value_key(dict(example.inputs().items())) for example in everything]
     held = set(keys[num_train:])
     kept = [i for i in usable if keys[i] not in held]
-    if len(kept) < len(usable):
+    if 0 < len(kept) < len(usable):
         logger.warning(
             "%d examples are in both trainset and valset: they only choose the final order",
             len(usable) - len(kept),

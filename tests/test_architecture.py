@@ -32,6 +32,7 @@ LAYERS = [
         "solutions",
         "spread",
         "gains",
+        "shortage",
         "bytecode",
         "objects",
         "libraries",

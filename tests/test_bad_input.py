@@ -97,7 +97,7 @@ CONSTRUCTOR = [
     ({"metric": lambda example: 1.0}, TypeError, "metric must be callable as"),
     ({"metric": lambda example, prediction, *, limit: 1.0}, TypeError, "metric must be callable as"),
     ({"metric": dspy.evaluate.SemanticF1}, TypeError, "metric .* is a class: pass an instance"),
-    ({"metric": async_metric}, TypeError, "metric must not be async: wrap it"),
+    ({"metric": async_metric}, TypeError, "metric must not be async: pass metric=lambda"),
     ({"update": "adam"}, ValueError, "update must be one of"),
     ({"update": 3}, TypeError, "update object"),
     ({"auto": "extreme"}, ValueError, "auto must be one of .*light"),

@@ -85,11 +85,12 @@ class ByLabels(Method):
 
         budget = self.max_metric_calls
         num_calls, num_compared = (most, num_selection) if budget is None else affordable(budget)
-        if num_calls < self.least_calls:
+        if budget is not None and num_calls < self.least_calls:
             enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= self.least_calls)
+            fewer = (budget - 2 * num_compared) // self.least_calls
+            lower = f", or lower num_candidates to {fewer}" if fewer > 1 else ""
             raise ValueError(
-                f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: raise it, or lower "
-                "num_candidates"
+                f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: raise it{lower}"
             )
         return random_plan(
             num_orders,
