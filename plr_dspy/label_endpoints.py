@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dspy
@@ -126,7 +127,8 @@ class PlainServer:
         Raises:
             NoProbabilities: when the server gives none.
         """
-        reply = self._asked(text, logprobs=NUM_ALTERNATIVES)
+        with refusals_told(self._lm, self._purpose):
+            reply = self._asked(text, logprobs=NUM_ALTERNATIVES)
         if not reply.logprobs:
             raise without_probabilities(self._lm, self._purpose)
         token = reply.logprobs[0]
@@ -145,6 +147,26 @@ class PlainServer:
         config = lm15.Config(max_tokens=1, temperature=0.0, logprobs=logprobs, extensions=extensions)
         message = lm15.Message.user(text)
         return self._lm(lm15.Request(model=self._lm.model, messages=(message,), config=config))
+
+
+@contextmanager
+def refusals_told(lm: Any, purpose: str | None) -> Iterator[None]:
+    """Say what an error means of an LM that refuses to give log-probabilities.
+
+    Args:
+        lm: It.
+        purpose: What needs them, for messages; None where nobody has asked for any.
+
+    Raises:
+        NoProbabilities: in the place of such an error.
+    """
+    try:
+        yield
+    except (LMInvalidRequestError, LMUnsupportedFeatureError) as error:
+        refused = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+        if purpose is None or not refused:
+            raise
+        raise without_probabilities(lm, purpose) from error
 
 
 def without_probabilities(lm: Any, purpose: str) -> NoProbabilities:

@@ -79,6 +79,9 @@ class LabelObjective:
     def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
         """Score orderings; fewer trials than orderings when the time is up."""
         orderings = list(dict.fromkeys(orderings))
+        self._cells(
+            orderings[:1], range(1)
+        )  # alone: if the LM gives no log-probabilities, no other call is made
         writing = range(self._inputs.num_written)
         written = self._cells(orderings, writing)
         if len(written) < len(orderings):

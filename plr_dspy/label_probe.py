@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import LMUnsupportedFeatureError
 
 from plr_dspy.engines import CompletionEngine
-from plr_dspy.label_endpoints import NUM_ALTERNATIVES, Endpoints, NoProbabilities, without_probabilities
+from plr_dspy.label_endpoints import (
+    NUM_ALTERNATIVES,
+    Endpoints,
+    NoProbabilities,
+    refusals_told,
+    without_probabilities,
+)
 from plr_dspy.label_probabilities import (
     Array,
     Position,
@@ -101,10 +106,8 @@ class LabelProbe(dspy.Adapter):
 
         adapter._call_postprocess = postprocess  # the one place that sees replies before they are parsed
         wanted = {**lm_kwargs, "logprobs": True, "top_logprobs": NUM_ALTERNATIVES}
-        try:
+        with refusals_told(lm, self._purpose):
             adapter(lm, wanted, signature, demos, inputs)
-        except LMUnsupportedFeatureError as error:
-            raise without_probabilities(lm, self._purpose) from error
         if not outputs:
             raise NoProbabilities(
                 f"{self._purpose} needs an adapter that makes one LM call; {type(self._adapter).__name__} does not: "

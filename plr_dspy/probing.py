@@ -12,7 +12,7 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
 
 from plr_dspy.engines import CompletionEngine
-from plr_dspy.label_endpoints import Endpoints
+from plr_dspy.label_endpoints import Endpoints, refusals_told, without_probabilities
 from plr_dspy.label_probe import LabelProbe, NoLabel
 from plr_dspy.metrics import Metric
 from plr_dspy.plaintext import PlainTextAdapter, title_of
@@ -104,13 +104,17 @@ class ProbingWork:
         self._purpose = purpose
         self._scored = MetricWork(metric, examples)
         self._endpoints = Endpoints(purpose)
+        self._gives_probabilities = False  # as far as is known
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """A cell with a distribution over labels, with the fields of an input, or with a score."""
         if example >= self._inputs.most:
             return self._scored(program, example - self._inputs.most, usage)
         if isinstance(self._inputs, WrittenInputs) and example < self._inputs.num_written:
-            return Cell(None, value=written_input(program, temperature=self._inputs.temperature))
+            purpose = None if self._gives_probabilities else self._purpose
+            text = written_input(program, temperature=self._inputs.temperature, purpose=purpose)
+            self._gives_probabilities = True
+            return Cell(None, value=text)
         fields = self._inputs.inputs[example - self._inputs.num_written]
         found, _ = probed(program, fields, purpose=self._purpose, endpoints=self._endpoints)
         return Cell(None, value=found)
@@ -140,12 +144,18 @@ def probed(
     return [float(p) for p in probe.found[0]], prediction
 
 
-def written_input(program: dspy.Module, *, temperature: float) -> dict[str, str]:
+def written_input(program: dspy.Module, *, temperature: float, purpose: str | None = None) -> dict[str, str]:
     """A new input in the manner of a program's demos, in their order.
 
     Plain completions go on after the last demo; other models are asked for one more example.
 
+    Args:
+        program: With its demos.
+        temperature: At which it is written.
+        purpose: What will need log-probabilities: the LM must give them for this input. None does not ask.
+
     Raises:
+        NoProbabilities: when it gives none.
         WrongAnswer: when the reply cannot be read, or is empty.
         Exception: of the LM.
     """
@@ -161,13 +171,17 @@ def written_input(program: dspy.Module, *, temperature: float) -> dict[str, str]
             for name, field in signature.input_fields.items():
                 asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
             prompt = "\n\n".join([*shown, plain.format(asks, [], {})[0]["content"]])
-            text = _continued(lm, prompt, temperature=temperature)
+            text = _continued(lm, prompt, temperature=temperature, purpose=purpose)
             answers = "|".join(re.escape(title_of(*output)) for output in signature.output_fields.items())
             written = plain.parse(asks, re.split(rf"\n(?:{answers})", text, maxsplit=1)[0])
         else:
             asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
-            replies = adapter(lm, {"temperature": temperature}, asks, [], {"examples": "\n\n".join(shown)})
+            wanted = {"temperature": temperature, **({"logprobs": True} if purpose else {})}
+            with refusals_told(lm, purpose):
+                replies = adapter(lm, wanted, asks, [], {"examples": "\n\n".join(shown)})
             written = dict(replies[0])
+            if purpose and not getattr(written.get("logprobs"), "content", None):
+                raise without_probabilities(lm, purpose)
     except AdapterParseError as error:
         raise WrongAnswer(error) from error
     fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
@@ -176,8 +190,14 @@ def written_input(program: dspy.Module, *, temperature: float) -> dict[str, str]
     return fields
 
 
-def _continued(lm: dspy.LM, prompt: str, *, temperature: float) -> str:
+def _continued(lm: dspy.LM, prompt: str, *, temperature: float, purpose: str | None) -> str:
     """What a model of plain completions writes after a prompt, up to a blank line."""
-    config = lm15.Config(max_tokens=WRITTEN_TOKENS, temperature=temperature, stop=("\n\n",))
-    reply = lm(lm15.Request(model=lm.model, messages=(lm15.Message.user(prompt),), config=config))
+    logprobs = 1 if purpose else None
+    config = lm15.Config(
+        max_tokens=WRITTEN_TOKENS, temperature=temperature, stop=("\n\n",), logprobs=logprobs
+    )
+    with refusals_told(lm, purpose):
+        reply = lm(lm15.Request(model=lm.model, messages=(lm15.Message.user(prompt),), config=config))
+    if purpose and not reply.logprobs:
+        raise without_probabilities(lm, purpose)
     return str(reply.message.text or "")

@@ -207,7 +207,11 @@ class LabelEngine:
                 text = f"made up {int(digest(values[0]) * 6)}"
                 self.written[text] += 1
                 fields = [f"[[ ## {name} ## ]]\n{text}" for name in wanted]
-                return chat_response("\n\n".join([*fields, "[[ ## completed ## ]]"]))
+                told = self.logprobs and request.config.logprobs is not None
+                logprobs = (
+                    {"content": [{"token": text, "logprob": -1.0, "top_logprobs": []}]} if told else None
+                )
+                return chat_response("\n\n".join([*fields, "[[ ## completed ## ]]"]), logprobs=logprobs)
         demos = [FIELD.findall(text)[0][1].strip() for text in texts[:-1:2]]
         p = self.probabilities(demos, values[0])
         likeliest = max(range(len(p)), key=p.__getitem__)

@@ -164,6 +164,65 @@ class TestWinners:
 METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
 
 
+def refuses(error):
+    """An engine that answers nothing but requests for text alone."""
+
+    def complete(self, request):
+        if request.config.logprobs is None:
+            return LabelEngine.complete(self, request)
+        self.requests += 1
+        raise error
+
+    return complete
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("kind", [*METHODS, DEmO])
+class TestWithoutLogProbabilities:
+    """One request tells, and no other is made."""
+
+    def ends(self, kind, threads, table):
+        optimizer = quiet(kind, num_threads=threads, num_candidates=6, max_errors=1_000)
+        with pytest.raises(
+            NoProbabilities, match=f"{kind.__name__} needs the log-probabilities of tokens.*gives none"
+        ):
+            table.chosen(optimizer)
+        return optimizer
+
+    def test_a_reply_without_any(self, kind, threads):
+        table = Table()
+        table.engine.logprobs = False
+        optimizer = self.ends(kind, threads, table)
+        assert table.engine.requests == optimizer.report.program_calls["total"] == 1
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            lm15.UnsupportedFeatureError("not with this model", feature="logprobs"),
+            lm15.InvalidRequestError("'logprobs' is not supported with this model"),
+        ],
+        ids=["unsupported", "400"],
+    )
+    def test_a_refusal(self, kind, threads, error):
+        table = Table()
+        table.engine.complete = refuses(error).__get__(table.engine)
+        self.ends(kind, threads, table)
+        assert table.engine.requests == 1
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_goes_on_with_a_model_that_gives_log_probabilities(kind, tmp_path):
+    """The call that told is made again, and no further one."""
+    table, whole = Table(), Table()
+    table.engine.logprobs = False
+    with pytest.raises(NoProbabilities):
+        table.chosen(quiet(kind, num_candidates=6, log_dir=tmp_path))
+    table.engine.logprobs = True
+    chosen = table.chosen(quiet(kind, num_candidates=6, log_dir=tmp_path))
+    assert chosen == whole.chosen(quiet(kind, num_candidates=6))
+    assert table.engine.requests == whole.engine.requests + 1
+
+
 @pytest.mark.parametrize("kind", METHODS)
 class TestEveryMethod:
     def test_reports_without_claiming_that_the_metric_chose(self, kind):
@@ -221,29 +280,6 @@ class TestEveryMethod:
         ):
             quiet(kind).compile(Pair(table.program(), table.program()), trainset=table.examples)
         assert table.engine.requests == 0
-
-    def test_a_provider_without_log_probabilities_ends_it_at_the_first_call(self, kind):
-        table = Table()
-        table.engine.logprobs = False
-        with pytest.raises(
-            NoProbabilities, match=f"{kind.__name__} needs the log-probabilities of tokens.*gives none"
-        ):
-            table.chosen(quiet(kind, num_threads=1, num_candidates=6))
-        assert table.engine.requests <= 7  # the inputs that LocalE and GlobalE write, and one more
-
-    def test_a_provider_that_refuses_to_give_any_ends_it_too(self, kind):
-        table = Table()
-        answer = table.engine.complete
-
-        def complete(request):
-            if request.config.logprobs is not None:
-                raise lm15.UnsupportedFeatureError("logprobs are not supported", feature="logprobs")
-            return answer(request)
-
-        table.engine.complete = complete
-        with pytest.raises(NoProbabilities, match=f"{kind.__name__} needs the log-probabilities of tokens"):
-            table.chosen(quiet(kind, num_threads=1, num_candidates=6, max_errors=1_000))
-        assert table.engine.requests <= 6
 
     def test_goes_on_where_it_was_killed(self, kind, tmp_path):
         whole = Table()
