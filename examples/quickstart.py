@@ -176,7 +176,6 @@ def main() -> None:
     args = parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("plr_dspy").setLevel(logging.INFO)
-    logging.getLogger("plr_dspy.reorderer").setLevel(logging.WARNING)  # the report is printed below
     started = time.monotonic()
     try:
         data = load_data(args.task, args.data_dir)

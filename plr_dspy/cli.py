@@ -167,8 +167,10 @@ def _compile(args: argparse.Namespace) -> int:
         try:
             compiled = optimizer.compile(program, trainset=trainset, valset=valset)
         finally:
-            if args.report is not None and optimizer.report is not None:
-                optimizer.report.save(args.report)
+            if optimizer.report is not None:
+                print(optimizer.report)
+                if args.report is not None:
+                    optimizer.report.save(args.report)
         compiled.save(args.out)
     return 0
 

@@ -128,7 +128,8 @@ class PLReorder(Reorderer):
             nothing.
         accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
             what it was, because the scores paid for there hold all the same; the examples must be the same ones.
-        display_progress: Draw a progress bar.
+        display_progress: Draw a progress bar; where you have set up no log handlers, also show a line for each
+            round and one at the end, as DSPy does.
 
     Attributes:
         report: The `Report` of the last compile, also when it was interrupted or ended in an error.

@@ -79,6 +79,7 @@ def test_compile_and_report(folder, capsys):
     assert 0 < first.program_calls["total"] <= 60
     assert cli.main(arguments) == 0, "it goes on from the folder"
     assert Report.load("found.json").program_calls["resumed"] == first.program_calls["total"]
+    assert "predictor(s) with demos" in capsys.readouterr().out
     for path in ("found.json", "log"):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0
