@@ -15,7 +15,8 @@ from plr_dspy.plaintext import PlainTextAdapter
 from plr_dspy.records import Trial
 from plr_dspy.report import Report
 from plr_dspy.search import CrossEntropySearch
-from plr_dspy.sensitivity import OrderSensitivity, order_sensitivity
+from plr_dspy.sensitivity import order_sensitivity
+from plr_dspy.sensitivity_findings import OrderSensitivity
 from plr_dspy.space import OrderingSpace
 from plr_dspy.sweeps import ExhaustiveSearch
 from plr_dspy.teleprompter import PLReorder

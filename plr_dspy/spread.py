@@ -1,4 +1,10 @@
-"""Whether orders differ by more than chance: scores of some orders on the same examples."""
+"""Whether orders differ by more than chance, and what the best of them may gain, from scores on the same examples.
+
+Examples are the random sample throughout: what is said is about the mean score on new examples. Answers that change
+with the order on some examples, but not on the mean of all, are chance here. Analyses that take the scores of one
+example for interchangeable (a permutation test within examples, Cochran's Q, the F test of orders x examples) find
+too much where each example prefers similar orders; `benchmarks/sensitivity.py` has the figures.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +17,14 @@ from scipy import special
 
 Array = NDArray[np.float64]
 
-NUM_PERMUTATIONS = 4_999
-CONFIDENCE = 0.95
+NUM_FLIPS = 4_999
+NUM_DRAWS = 4_000
+TAIL = 0.025
+"""Of each end of the intervals."""
+
+PSEUDO_EXAMPLES = 2
+"""Examples on which orders disagree as far as on any seen, added to the noise of intervals: few examples that happen
+to agree must not look certain (see `paired_interval`)."""
 
 
 @dataclass(frozen=True)
@@ -20,66 +32,213 @@ class Spread:
     """How far the scores of orders lie apart.
 
     Attributes:
-        p_value: Of scores that lie as far apart, if order decided nothing.
-        noise: Standard deviation that chance alone gives to the mean score of an order.
-        deviation: Standard deviation of the true scores of orders, with chance taken out.
-        interval: Confidence interval of `deviation`.
+        p_value: How often chance puts mean scores at least so far apart if all orders score the same on new examples.
+        noise: Standard deviation that the choice of examples gives to the mean score of an order.
+        deviation: Standard deviation of the true scores of all orders, with that noise taken out.
+        interval: 95 % interval of `deviation`.
+        gain: True score of the best order less that of the program's own; 0 where none is better.
+        gain_interval: 95 % interval of `gain`.
     """
 
     p_value: float
     noise: float
     deviation: float
     interval: tuple[float, float]
+    gain: float
+    gain_interval: tuple[float, float]
 
 
-def spread(scores: Array, seed: int = 0) -> Spread:
+@dataclass(frozen=True)
+class _Contrasts:
+    """Differences between the mean scores of n orders, in n - 1 coordinates whose errors are uncorrelated.
+
+    Attributes:
+        means: Observed, ``[n - 1]``.
+        variances: Of their errors, with the pseudo-examples, ``[n - 1]``.
+        basis: From these coordinates to the orders, ``[n - 1, n]``.
+        noise: Mean variance of their errors, without pseudo-examples.
+        num_examples: That they are means of.
+    """
+
+    means: Array
+    variances: Array
+    basis: Array
+    noise: float
+    num_examples: int
+
+
+def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0) -> Spread:
     """Take chance out of the spread of orders.
 
-    The p-value is that of a permutation test: where order decides nothing, the scores of an example could as well
-    have come from the orders in another arrangement. The deviation is that of a random-effects analysis of variance
-    of orders x examples, its interval the one of the chi-squared distribution with the noise taken as known (Searle,
-    Casella and McCulloch, Variance Components, 1992, chapter 3).
+    Scores can lie between 0 and 1, or between the lowest and the highest seen where these lie beyond: no deviation and
+    no gain is larger than that allows. The program's own order may have been chosen, so it is no part of the sample
+    that stands for all orders, unless all have been scored.
 
     Args:
-        scores: ``[R, E]``, of at least 2 orders that are a random sample, on at least 2 examples.
-        seed: Of the permutations.
+        scores: ``[R, E]``, of at least 3 orders (2 where there are no more) on at least 2 examples; the program's own
+            order comes first, the others are a random sample of the rest, or all of it.
+        num_distinct: Orders that there are.
+        num_searched: Orders of which `gain` takes the best, those scored among them.
+        seed: Of everything random.
 
     Raises:
         ValueError: for fewer.
     """
     num_orders, num_examples = scores.shape
-    if num_orders < 2 or num_examples < 2:
-        raise ValueError(f"scores must be of at least 2 orders and 2 examples; got shape {scores.shape}")
-    deviation, noise, interval = _deviation(scores)
-    rng, observed = np.random.default_rng(seed), _variance(scores)
-    reached = sum(
-        _variance(rng.permuted(scores, axis=0)) >= observed - 1e-12 for _ in range(NUM_PERMUTATIONS)
+    if num_orders < min(3, num_distinct) or num_examples < 2:
+        raise ValueError(f"scores must be of at least 3 orders and 2 examples; got shape {scores.shape}")
+    scores = scores[:, np.lexsort(scores)]  # so that the order of the examples does not change what is drawn
+    rng = np.random.default_rng(seed)
+    lowest, highest = min(0.0, float(scores.min())), max(1.0, float(scores.max()))
+    scores = np.round(scores / (highest - lowest), 9) * (highest - lowest)  # differences of rounding are none
+    disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
+    others = _contrasts(scores[1:], disagreement)
+    every = num_orders == num_distinct
+    sampled = _contrasts(scores, disagreement) if every else others
+    population = min(num_distinct, 10**9) - (not every)
+    low, high = _deviations(sampled, population, rng)
+    scale = math.sqrt((population - 1) / population)  # from a sample's deviation to that of all there are
+    most = (highest - lowest) / 2 / scale
+    low, high = np.minimum(low, most), np.minimum(high, most)
+    deviation = min(math.sqrt(max(0.0, float((sampled.means**2).mean()) - sampled.noise)), most)
+    least, greatest = float(np.quantile(low, TAIL)), float(np.quantile(high, 1 - TAIL))
+    best = _Best(scores, others, disagreement, num_distinct, num_searched, rng)
+    room = highest - _least_plausible(scores[0], lowest, highest)
+    least_gain = min(max(0.0, float(np.quantile(np.where(low > 0, best.gains(low), 0.0), TAIL))), room)
+    most_gain = min(max(0.0, float(np.quantile(best.gains(high), 1 - TAIL))), room)
+    gain = best.estimate(deviation) if deviation else 0.0
+    gain = max(0.0, min(max(gain, least_gain), most_gain, highest - float(scores[0].mean())))
+    return Spread(
+        p_value=_p_value(scores, rng),
+        noise=math.sqrt(sampled.noise),
+        deviation=deviation * scale,
+        interval=(min(least, deviation) * scale, max(greatest, deviation) * scale),
+        gain=gain,
+        gain_interval=(min(least_gain, gain), most_gain),
     )
-    return Spread((1 + reached) / (1 + NUM_PERMUTATIONS), noise, deviation, interval)
 
 
-def _deviation(scores: Array) -> tuple[float, float, tuple[float, float]]:
-    """Standard deviation of true scores, that of the noise of means, and the interval of the first."""
-    if (scores == scores[0]).all():
-        return 0.0, 0.0, (0.0, 0.0)  # rounding would leave some
+def _p_value(scores: Array, rng: np.random.Generator) -> float:
+    """Of the variance of mean scores, by flipping the signs of whole examples.
+
+    If all orders score the same on new examples, an example's deviations from its own mean are 0 on the average; for
+    two orders and right-or-wrong answers this is McNemar's test.
+    """
+    deviations = scores - scores[0]  # exactly 0 where no order differs
+    deviations = deviations - deviations.mean(axis=0)
+    observed = float((deviations.sum(axis=1) ** 2).sum())
+    signs = rng.choice([-1.0, 1.0], size=(NUM_FLIPS, scores.shape[1]))
+    flipped = ((signs @ deviations.T) ** 2).sum(axis=1)
+    reached = int((flipped >= observed * (1 - 1e-9)).sum())
+    return (1 + reached) / (1 + NUM_FLIPS)
+
+
+def _contrasts(scores: Array, disagreement: float) -> _Contrasts:
+    """Contrasts of orders, ``[n, E]``; their covariance is drawn towards that of unrelated orders.
+
+    It is drawn so far that its sum of squares is what an unbiased estimate says (Z. Bai and H. Saranadasa, Statistica
+    Sinica 6, 1996); of few examples the sample's own is too large.
+    """
     num_orders, num_examples = scores.shape
-    rows, columns = scores.mean(axis=1, keepdims=True), scores.mean(axis=0, keepdims=True)
-    residuals = scores - rows - columns + scores.mean()
-    freedom, observed = num_orders - 1, _variance(scores)
-    noise = float((residuals**2).sum()) / (freedom * (num_examples - 1)) / num_examples
-    tails = (0.5 + CONFIDENCE / 2, 0.5 - CONFIDENCE / 2)
-    ends = [freedom * observed / float(special.chdtri(freedom, 1 - tail)) for tail in tails]
-    low, deviation, high = (math.sqrt(max(0.0, v - noise)) for v in (ends[0], observed, ends[1]))
-    return deviation, math.sqrt(noise), (low, high)
+    size = num_orders - 1
+    if size == 0:
+        return _Contrasts(np.zeros(0), np.zeros(0), np.zeros((0, 1)), 0.0, num_examples)
+    basis = np.linalg.qr(np.column_stack([np.ones(num_orders), np.eye(num_orders)[:, 1:]]))[0].T[1:]
+    contrasts = basis @ (scores - scores[0])
+    covariance = np.cov(contrasts).reshape(size, size)
+    total, freedom = float(np.trace(covariance)), num_examples - 1
+    unrelated = total / size * np.eye(size)
+    excess = float(((covariance - unrelated) ** 2).sum())
+    kept = 0.0
+    if excess > 0 and freedom > 1:
+        square = freedom**2 / (freedom - 1) / (freedom + 2) * ((covariance**2).sum() - total**2 / freedom)
+        kept = math.sqrt(np.clip((square - total**2 / size) / excess, 0.0, 1.0))
+    variances, axes = np.linalg.eigh((kept * covariance + (1 - kept) * unrelated) / num_examples)
+    one = disagreement**2 * num_orders / 4 / size  # half the orders at one end, half at the other
+    return _Contrasts(
+        means=axes.T @ contrasts.mean(axis=1),
+        variances=np.maximum(variances, 0.0) + PSEUDO_EXAMPLES * one / num_examples**2,
+        basis=axes.T @ basis,
+        noise=total / size / num_examples,
+        num_examples=num_examples,
+    )
 
 
-def _variance(scores: Array) -> float:
-    """Of the mean scores of orders."""
-    return float(scores.mean(axis=1).var(ddof=1))
+def _deviations(sampled: _Contrasts, population: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Draws of the true deviation, for the lower and for the upper end of its interval.
+
+    For each draw of the noise g, and of the length b that the effects of so many orders have at a deviation of 1, the
+    deviation s at which effects and noise together, ``s b + g``, are as long as what was observed: a generalised
+    confidence interval (S. Weerahandi, JASA 88, 1993). Effects lie in the direction observed. Where the noise alone is
+    as long, the lower end is 0.
+    """
+    size, variances = len(sampled.means), sampled.variances
+    squared = float((sampled.means**2).sum())
+    towards = sampled.means / math.sqrt(squared) if squared else np.eye(size)[0]
+    freedom = (sampled.num_examples - 1) * variances.sum() ** 2 / (variances**2).sum()
+    widths = np.sqrt(variances * freedom / rng.chisquare(freedom, size=(NUM_DRAWS, 1)))
+    noise = rng.normal(size=(NUM_DRAWS, size)) * widths
+    lengths = rng.chisquare(size, size=NUM_DRAWS)
+    rest = population - 1 - size
+    unseen = rng.chisquare(rest, size=NUM_DRAWS) if rest else 0.0
+    lengths *= (population - 1) / (lengths + unseen)  # the deviation of all is 1, not that of the sample
+    along, alone = np.sqrt(lengths) * (noise @ towards), (noise**2).sum(axis=1)
+    reached = squared + variances.sum() - size * sampled.noise  # pseudo-examples lengthen both
+    root = np.sqrt(np.maximum(along**2 - lengths * (alone - reached), 0.0))
+    high = np.maximum((root - along) / lengths, 0.0)
+    return np.where(alone >= reached, 0.0, high), high
 
 
-def expected_maximum(count: int) -> float:
-    """Mean of the largest of so many draws from the standard normal distribution."""
-    x, step = np.linspace(-10.0, 10.0, 4001, retstep=True)
-    density = count * np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * special.ndtr(x) ** (count - 1)
-    return float((x * density).sum() * step)  # exact: smooth, and 0 at both ends
+class _Best:
+    """Draws of what the best order gains over the program's own.
+
+    Args:
+        scores: As in `spread`.
+        others: Contrasts of the orders that are not the program's own.
+        disagreement: Largest that was seen.
+        num_distinct, num_searched, rng: As in `spread`.
+    """
+
+    def __init__(
+        self,
+        scores: Array,
+        others: _Contrasts,
+        disagreement: float,
+        num_distinct: int,
+        num_searched: int,
+        rng: np.random.Generator,
+    ) -> None:
+        count, num_examples = len(scores) - 1, scores.shape[1]
+        gaps = scores[1:].mean(axis=0) - scores[0]
+        variance = (gaps.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / num_examples) / num_examples
+        self._others = others
+        self._gap = float(gaps.mean())
+        self._error = math.sqrt(variance) * rng.standard_t(num_examples - 1, size=NUM_DRAWS)
+        self._effects = rng.normal(size=(NUM_DRAWS, count - 1))
+        unseen = max(0.0, 1 / count - 1 / (min(num_distinct, 10**9) - 1))
+        self._mean = math.sqrt(unseen) * rng.normal(size=NUM_DRAWS)
+        more = num_searched - len(scores)
+        uniform = rng.random(NUM_DRAWS)
+        self._more = special.ndtri(uniform ** (1 / more)) if more > 0 else np.zeros(NUM_DRAWS)
+
+    def gains(self, deviations: Array) -> Array:
+        """One gain for each of these draws of the deviation of true scores, negative where the own order is best."""
+        return self._best(deviations) + self._gap + self._error + self._mean * deviations
+
+    def estimate(self, deviation: float) -> float:
+        """The mean gain if the deviation is this one, and the own order lies where it was observed."""
+        return float(self._best(np.full(NUM_DRAWS, deviation)).mean()) + self._gap
+
+    def _best(self, deviations: Array) -> Array:
+        """The best of the other orders, over their mean: those scored are drawn towards it, the rest are unknown."""
+        others, column = self._others, deviations[:, None]
+        trust = column**2 / (column**2 + others.variances)
+        effects = trust * others.means + np.sqrt(trust * others.variances) * self._effects
+        best = (effects @ others.basis).max(axis=1)  # 0 or more
+        return np.asarray(np.maximum(best, deviations * self._more))
+
+
+def _least_plausible(scores: Array, lowest: float, highest: float) -> float:
+    """Lower end of the 95 % interval of a mean score, with two pseudo-examples at either end of the scale."""
+    scores = np.append(scores, [lowest, lowest, highest, highest])
+    return max(lowest, float(scores.mean() - 2 * scores.std() / math.sqrt(len(scores))))

@@ -32,6 +32,7 @@ LAYERS = [
         "solutions",
         "spread",
         "gains",
+        "sensitivity_findings",
         "shortage",
         "bytecode",
         "objects",
