@@ -1,6 +1,6 @@
 """Whether the intervals and the test of `order_sensitivity` hold, on simulated scores whose truth is known.
 
-python benchmarks/sensitivity.py                 # all worlds, 400 tables each: 20 minutes on 2 cores
+python benchmarks/sensitivity.py                 # all worlds, 400 tables each: 6 minutes on 2 cores
 python benchmarks/sensitivity.py --tables 100    # quicker, less exact
 python benchmarks/sensitivity.py --splits        # how 300 calls are best split into orders and examples
 

@@ -72,9 +72,8 @@ class OrderSensitivity:
                 "the model, and count as wrong: this says nothing about the order. See what the model answers "
                 "(dspy.inspect_history()), mend the program or the adapter, and run this again."
             )
-        best = (
-            f"the best of {'all' if self.num_searched == self.num_distinct else 'random'} {self.num_searched}"
-        )
+        every = self.num_searched == self.num_distinct
+        best = f"the best of {'all ' if every else ''}{self.num_searched}{'' if every else ' random'} orders"
         most = f"on new examples {best} may be up to {high:+.3f} better than the program's own"
         if not self.noise and not self.deviation:
             return f"No answer changed with the order: a search has nothing to find here ({most})."
@@ -95,6 +94,8 @@ class OrderSensitivity:
             verdict, advice = "but the program's own is a good one already", ""
         elif low > 0 and self.expected_gain >= WORTHWHILE:
             verdict, advice = "and a search is worth its calls", ""
+        elif self.expected_gain >= WORTHWHILE:
+            verdict, advice = "and a search may pay", f" {self._advice()}"
         else:
             verdict, advice = "but the program's own may be a good one already", f" {self._advice()}"
         ends = "[{:.3f}, {:.3f}]".format(*self.deviation_interval)

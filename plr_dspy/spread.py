@@ -18,7 +18,7 @@ from scipy import special
 Array = NDArray[np.float64]
 
 NUM_FLIPS = 4_999
-NUM_DRAWS = 4_000
+NUM_DRAWS = 20_000
 TAIL = 0.025
 """Of each end of the intervals."""
 
@@ -103,9 +103,10 @@ def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0
     deviation = min(math.sqrt(max(0.0, float((sampled.means**2).mean()) - sampled.noise)), most)
     least, greatest = float(np.quantile(low, TAIL)), float(np.quantile(high, 1 - TAIL))
     best = _Best(scores, others, disagreement, num_distinct, num_searched, rng)
-    room = highest - _least_plausible(scores[0], lowest, highest)
-    least_gain = min(max(0.0, float(np.quantile(np.where(low > 0, best.gains(low), 0.0), TAIL))), room)
-    most_gain = min(max(0.0, float(np.quantile(best.gains(high), 1 - TAIL))), room)
+    own = _mean_interval(scores[0], lowest, highest)
+    gains = np.where(low > 0, best.gains(low), 0.0)
+    least_gain = min(max(0.0, float(np.quantile(gains, TAIL))), highest - own[1])
+    most_gain = min(max(0.0, float(np.quantile(best.gains(high), 1 - TAIL))), highest - own[0])
     gain = best.estimate(deviation) if deviation else 0.0
     gain = max(0.0, min(max(gain, least_gain), most_gain, highest - float(scores[0].mean())))
     return Spread(
@@ -238,7 +239,8 @@ class _Best:
         return np.asarray(np.maximum(best, deviations * self._more))
 
 
-def _least_plausible(scores: Array, lowest: float, highest: float) -> float:
-    """Lower end of the 95 % interval of a mean score, with two pseudo-examples at either end of the scale."""
+def _mean_interval(scores: Array, lowest: float, highest: float) -> tuple[float, float]:
+    """The 95 % interval of a mean score on this scale, with two pseudo-examples at either end (Agresti and Coull)."""
     scores = np.append(scores, [lowest, lowest, highest, highest])
-    return max(lowest, float(scores.mean() - 2 * scores.std() / math.sqrt(len(scores))))
+    mean, margin = float(scores.mean()), 2 * float(scores.std()) / math.sqrt(len(scores))
+    return max(lowest, mean - margin), min(highest, mean + margin)

@@ -191,7 +191,7 @@ class TestProperties:
         assert points.deviation == pytest.approx(100 * fractions.deviation, abs=1e-4)
         for name in ("interval", "gain", "gain_interval"):  # simulated
             expected = 100 * np.array(getattr(fractions, name))
-            assert np.array(getattr(points, name)) == pytest.approx(expected, rel=0.1, abs=3)
+            assert np.array(getattr(points, name)) == pytest.approx(expected, rel=0.3, abs=5)
 
 
 def result(**changes):
@@ -217,8 +217,10 @@ class TestWords:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
-            ({}, "a search is worth its calls: the best of random 100 should be +0.300 [+0.100, +0.500] better"),
+            ({}, "a search is worth its calls: the best of 100 random orders should be +0.300 [+0.100, +0.500] better"),
             ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "the program's own is a good one already:"),
+            ({"gain_interval": (0.0, 0.5)}, "and a search may pay: the best of 100 random orders should be +0.300"),
+            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}, "the program's own may be a good one already:"),
             ({"gain_interval": (0.0, 0.5)}, "More orders would tell: num_orders=40, max_metric_calls=1200."),
             ({"gain_interval": (0.0, 0.5), "noise": 0.1}, "More examples would tell: 120 of them (max_metric_calls"),
             ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, "it is not known whether the order matters"),
@@ -234,7 +236,7 @@ class TestWords:
         few = {"scores": [0.5, 0.4, 0.6, 0.9, 0.2, 0.1], "num_distinct": 6, "num_searched": 6}
         text = str(result(**few, gain_interval=(0.0, 0.5)))
         assert "More examples" in text
-        assert "the best of all 6" in text
+        assert "the best of all 6 orders" in text
 
     @pytest.mark.parametrize("changes", [{}, {"p_value": 1.0, "noise": 0.0, "deviation": 0.0}])
     def test_answers_that_could_not_be_used_are_no_verdict(self, changes):
