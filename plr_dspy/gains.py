@@ -43,15 +43,17 @@ def expected_gains(
         contrasts = prior - prior[reference]
         gains.append(contrasts @ inverse @ rest)
         before = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
-        after = np.maximum(before - ((contrasts @ inverse) * contrasts).sum(axis=1), 0.0)
+        weights = contrasts @ inverse
+        of_mean = weights.sum(axis=1) ** 2 / inverse.sum()
+        after = np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0)
         differ = before > 1e-12
         chance = special.ndtr(gains[-1] / np.sqrt(np.where(differ, np.maximum(after, 1e-18), 1.0)))
         chances.append(np.where(differ, chance, 0.0))
     nothing = np.array(SCALES) == 0.0
-    weights = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
-    weights *= np.exp(np.array(logs) - max(logs))
-    weights /= weights.sum()
-    return weights @ np.array(gains), weights @ np.array(chances)
+    shares = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
+    shares *= np.exp(np.array(logs) - max(logs))
+    shares /= shares.sum()
+    return shares @ np.array(gains), shares @ np.array(chances)
 
 
 def generalised_mean(values: Array, inverse: Array) -> float:

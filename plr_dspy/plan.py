@@ -17,7 +17,7 @@ MIN_EXAMPLES = 2
 MIN_ORDERS = 4
 """Fewest orders that the first round scores."""
 
-MIN_FIRST = 8
+MIN_FIRST = 4
 """Fewest examples that an order is scored on at first."""
 
 NUM_LOOKS = 360

@@ -64,6 +64,8 @@ class OrderSensitivity:
             f"({self.program_calls:,} program calls).\n{self._verdict()}"
         )
 
+    __repr__ = __str__
+
     def _verdict(self) -> str:
         num_answers, high = len(self.scores) * self.num_examples, self.gain_interval[1]
         if 2 * self.num_unusable > num_answers:
