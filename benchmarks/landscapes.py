@@ -172,11 +172,14 @@ class OwnEffectsLandscape:
         self._common = common * rng.normal(size=(num_demos, num_demos)) * weights / scale
         self._own = own * rng.normal(size=(num_examples, num_demos, num_demos)) * weights / scale
         self._margin = rng.normal(0.35, 0.9, num_examples)
+        self._known: dict[tuple[int, ...], np.ndarray] = {}
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:
-        items, places = np.array(order), np.arange(self.num_demos)
-        effects = self._common[items, places].sum() + self._own[:, items, places].sum(axis=1)
-        return self._margin + effects > 0
+        if order not in self._known:
+            items, places = np.array(order), np.arange(self.num_demos)
+            effects = self._common[items, places].sum() + self._own[:, items, places].sum(axis=1)
+            self._known[order] = self._margin + effects > 0
+        return self._known[order]
 
 
 class CoinLandscape:
@@ -192,10 +195,13 @@ class CoinLandscape:
     def __init__(self, num_demos: int, seed: int, num_examples: int = 1_200, *, chance: float = 0.5) -> None:
         self.num_demos, self.num_examples = num_demos, num_examples
         self._seed, self._chance = seed, chance
+        self._known: dict[tuple[int, ...], np.ndarray] = {}
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:
-        rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
-        return rng.random(self.num_examples) < self._chance
+        if order not in self._known:
+            rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
+            self._known[order] = rng.random(self.num_examples) < self._chance
+        return self._known[order]
 
 
 class RecordedLandscape:

@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
 """What the variance of orderings may be, over its estimate."""
 
-PRIOR_NOTHING = 0.3
+PRIOR_NOTHING = 0.5
 """Prior probability of the first: that all orderings score the same on new examples."""
 
 

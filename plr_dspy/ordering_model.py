@@ -91,7 +91,8 @@ class FittedModel:
         with one_thread():
             expected, probabilities = self._surrogate.gains(self.orderings.index(reference))
         return {
-            ordering: Gain(float(gain), float(probability))
+            # Rounded to what arithmetic gives again on another day.
+            ordering: Gain(round(float(gain), 9), round(float(probability), 6))
             for ordering, gain, probability in zip(self.orderings, expected, probabilities, strict=True)
         }
 

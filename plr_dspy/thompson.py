@@ -189,7 +189,7 @@ class ThompsonSearch(CrossEntropySearch):
         eligible = [self._may_be_asked(ordering) for ordering in pool]
         if not any(eligible):
             return []
-        draws = self._fitted.sample(candidates, 3 * self.num_samples, rng)
+        draws = self._fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
         draws[:, ~np.array(eligible)] = -np.inf
         chosen: dict[int, None] = {}
         for draw in draws:

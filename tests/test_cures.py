@@ -140,12 +140,11 @@ class TestBudgets:
 
     @pytest.mark.parametrize(
         "options",
-        [{"max_metric_calls": 60, "num_samples": 50}, {"num_samples": 5_000}, {"num_samples": 10**12}],
+        [{"max_metric_calls": 60, "num_samples": 50}, {"max_metric_calls": 100, "num_samples": 10**12}],
     )
     def test_samples(self, options):
         with pytest.raises(ValueError, match=r"for num_samples=\d+; .*or lower num_samples to \d+$") as error:
             compiled(PLReorder(exact_match, **options, **QUIET))
-        assert ("auto='light' gives 1000: pass it" in str(error.value)) == ("max_metric_calls" not in options)
         fewer = int(str(error.value).rpartition(" ")[2])
         for cure in ({"num_samples": fewer}, {"max_metric_calls": least(error)}):
             PLReorder(exact_match, **{**options, **cure}, **QUIET).estimate(student(), trainset=EXAMPLES)
@@ -157,7 +156,8 @@ class TestBudgets:
             compiled(PLReorder(exact_match, max_metric_calls=5, num_samples=50, **QUIET))
 
     @pytest.mark.parametrize(
-        ("budget", "cures"), [(20, "raise it$"), (30, "pass fewer examples$"), (100, "or use auto='light'$")]
+        ("budget", "cures"),
+        [(20, "raise it$"), (30, "pass fewer examples, or use auto='light'$"), (100, "or use auto='light'$")],
     )
     def test_the_papers_settings(self, budget, cures):
         options = {"max_metric_calls": budget, **QUIET}

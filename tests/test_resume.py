@@ -803,7 +803,7 @@ class TestFailed:
 
     def test_calls_of_the_round_that_failed_are_made_again(self, tmp_path, engine):
         reorder = optimizer(tmp_path, max_errors=5)
-        with dspy.context(lm=self.flaky(engine, first=60)), pytest.raises(Exception, match="refused"):
+        with dspy.context(lm=self.flaky(engine, first=70)), pytest.raises(Exception, match="refused"):
             reorder.compile(student(), trainset=EXAMPLES)
         failed = reorder.report.errors[0].count
         assert 5 <= failed <= 5 + NUM_THREADS

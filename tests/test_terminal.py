@@ -102,9 +102,9 @@ def test_lines_stand_above_the_bar_and_the_result_below():
     lines = rendered(shown)
     bars = [line for line in lines if "call/s" in line]
     assert bars == lines[-2:-1]
-    assert "200/200" in bars[0]
+    assert re.search(r"(\d+)/\1", bars[0])
     assert "estimated best=" in bars[0]
-    assert re.search(r" INFO .* -> .* on 9 examples, better with .*, 200 calls$", lines[-1]), lines[-1]
+    assert re.search(r" INFO .* -> .* on 9 examples, better with .*, \d+ calls$", lines[-1]), lines[-1]
     for text, count in [
         ("DSPy says", 5),
         ("A library says", 4),
@@ -166,7 +166,7 @@ def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
     handler.setFormatter(logging.Formatter("mine: %(message)s"))
     compiled(handlers=[handler])
     *lines, bar, result = rendered(terminal())
-    assert "200/200" in bar
+    assert re.search(r"(\d+)/\1", bar)
     assert all(line.startswith("mine: ") for line in [*lines, result])
     assert len([line for line in lines if "iteration 1:" in line]) == 1
     assert handler.stream is sys.stderr
@@ -179,7 +179,7 @@ def test_a_handler_of_the_users_own_shows_lines_alone(terminal, monkeypatch):
     package = logging.getLogger("plr_dspy")
     monkeypatch.setattr(package, "handlers", [*package.handlers, handler])
     compiled()
-    assert lines[-1].endswith("200 calls")
+    assert re.search(r"\d+ calls$", lines[-1])
     assert all("call/s" in line for line in rendered(terminal()))
 
 
@@ -189,8 +189,11 @@ class TestResult:
     @pytest.mark.parametrize(
         ("options", "ending"),
         [
-            ({}, r"0\.\d{3} -> 0\.\d{3} on 10 examples, better with probability \d\.\d\d, 200 calls"),
-            ({"metric": lambda e, p: 1}, "the original order stays, 1.000 on 10 examples, 198 calls"),
+            ({}, r"\d\.\d{3} -> \d\.\d{3} on 10 examples, better with probability \d\.\d\d, \d+ calls"),
+            (
+                {"metric": lambda e, p: 1},
+                r"the original order stays \(every score was 1 in 60 calls\), 60 calls",
+            ),
             ({"num_demos": 1}, r"the original order stays \(all orders give the same prompt\), 0 calls"),
             ({"kind": StaticOrder}, r"nothing compared\), 0 calls"),
             ({"kind": TopKOrder}, "the original order stays, 0.455 on 11 examples, 154 calls"),
@@ -228,7 +231,7 @@ def test_what_is_found_reads_well_in_a_list(terminal):
     for part in (
         "<Report of PLReorder: ",
         "<Estimate: at most 200 program calls",
-        "4 orders of the demos score",
+        "4 of 120 orders of the demos score",
     ):
         assert part in str(found)
     assert all(dataclasses.replace(value) == value for value in found)
