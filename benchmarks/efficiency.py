@@ -4,7 +4,7 @@ python benchmarks/efficiency.py                              # table, 48 landsca
 python benchmarks/efficiency.py --curve --plot curve.png     # 250 to 10,000 calls
 python benchmarks/efficiency.py --ablation                   # the default with one part taken out
 python benchmarks/efficiency.py --pool 1000 --budgets 18200
-python benchmarks/efficiency.py --kinds triples              # effects that the search has no model of
+python benchmarks/efficiency.py --kinds triples "own effects"   # what the search has no model of, or half of one
 python benchmarks/efficiency.py --recorded DATA/mr_k5_seed1.npz --budgets 500 1000 2000
 
 Every method runs on the same landscapes with the same splits: 160 train, 40 selection and 1,000 held-out
@@ -24,7 +24,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from landscapes import KINDS, TRIPLES, RecordedLandscape, Renamed, SyntheticLandscape
+from landscapes import (
+    KINDS,
+    OWN,
+    TRIPLES,
+    Landscape,
+    OwnEffectsLandscape,
+    RecordedLandscape,
+    Renamed,
+    SyntheticLandscape,
+)
 from methods import Method, Pool, ablation, default, halving, paper, paper_within, top_k
 
 from plr_dspy.statistics import mean_interval
@@ -63,7 +72,11 @@ def landscape_rows(
         pool = Pool(Renamed(recorded, original), round(0.8 * size), size - round(0.8 * size))
     else:
         size, best = arguments.pool, float("nan")
-        landscape = SyntheticLandscape(kind, num_demos, seed, num_examples=size + 1_000)
+        landscape: Landscape
+        if kind == OWN:
+            landscape = OwnEffectsLandscape(num_demos, seed, size + 1_000, common=0.3, own=0.8)
+        else:
+            landscape = SyntheticLandscape(kind, num_demos, seed, num_examples=size + 1_000)
         pool = Pool(landscape, round(0.8 * size), size - round(0.8 * size))
     held_out = pool.held_out(tuple(range(pool.landscape.num_demos)))
     rows = {}
@@ -176,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--demos", type=int, nargs="+", default=[8, 16, 32])
-    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=[*KINDS, TRIPLES])
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=[*KINDS, TRIPLES, OWN])
     parser.add_argument(
         "--landscapes", type=int, default=48, help="of each kind, or splits of a recorded one"
     )

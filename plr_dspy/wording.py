@@ -48,14 +48,24 @@ def overview(findings: Findings) -> str:
 def result(findings: Findings) -> str:
     """Say in a few words what came of a compile: both scores, how sure that is, and what it cost."""
     calls = f"{findings.program_calls['total']:,} calls"
-    stays = all(slot.ordering == sorted(slot.ordering) for slot in findings.slots)
+    stays = f"the {original_name(findings)} stays"
     if (c := findings.comparison) is None:
-        what = "the original order stays" if stays else "the order is not compared with the original one"
+        what = stays if original_stays(findings) else "the order is not compared with the original one"
         return f"{what} ({findings.stopped}), {calls}"
-    if stays:
-        return f"the original order stays, {c.original:.3f} on {c.num_examples} examples, {calls}"
-    sure = "" if c.probability is None else f", better with probability {c.probability:.2f}"
-    return f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples{sure}, {calls}"
+    if original_stays(findings):
+        return f"{stays}, {c.original:.3f} on {c.num_examples} examples, {calls}"
+    chance = "" if c.probability >= SURE else " (may be chance)"
+    return (
+        f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples, "
+        f"better with probability {c.probability:.2f}{chance}, {calls}"
+    )
+
+
+def original_stays(findings: Findings) -> bool:
+    """Whether a compile returned what the user had."""
+    if findings.candidates:
+        return findings.candidates[0].ordering == {slot.predictor: slot.ordering for slot in findings.slots}
+    return all(slot.ordering == sorted(slot.ordering) for slot in findings.slots)
 
 
 def calls_by_phase(findings: Findings) -> dict[str, int]:
@@ -117,10 +127,8 @@ def _claim(findings: Findings, comparison: Comparison) -> list[str]:
     if not scored_on_examples(findings):
         worse = ": on these it is worse than the original one" if comparison.gain < 0 else ""
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
-    original, others = findings.candidates[0], findings.candidates[1:]
-    chosen = {slot.predictor: slot.ordering for slot in findings.slots}
-    if original.ordering == chosen:
-        promising = max(others, key=lambda candidate: candidate.expected_gain, default=None)
+    if original_stays(findings):
+        promising = max(findings.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
         if promising is None or promising.expected_gain <= 0 or promising.probability < 0.5:
             claim = f"no order is expected to do better on new examples: the {original_name(findings)} stays"
         else:

@@ -144,6 +144,8 @@ class TestStudentWithoutDemos:
         assert report.comparison.original == (1.0 if without else pytest.approx(report.comparison.original))
         assert report.candidates[0].ordering == {"self": []}
         assert ("the student without demos stays" in str(report)) == without
+        assert ("the student without demos stays" in repr(report)) == without
+        assert ("-> " in repr(report)) == (not without)
         report.to_html(tmp_path / "report.html")
         report.plot()
         assert not program.demos
