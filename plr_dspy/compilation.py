@@ -11,7 +11,7 @@ from plr_dspy.checkpoint import Checkpoint
 from plr_dspy.deadlines import Deadlines
 from plr_dspy.distributions import OrderingDistribution
 from plr_dspy.ending import CriterionEnding, Ending, RacingEnding
-from plr_dspy.finals import MIN_PROBABILITY, Result
+from plr_dspy.finals import Result
 from plr_dspy.findings import Comparison, Evidence
 from plr_dspy.first_signs import FirstSigns
 from plr_dspy.label_objective import LabelObjective
@@ -84,7 +84,7 @@ class Compilation:
         plan: Plan,
         num_train: int,
         original: Ordering | None = None,
-        min_probability: float = MIN_PROBABILITY,
+        min_probability: float = 0.0,
         sample: Callable[[], str] = str,
         stoppers: Sequence[Stopper],
         max_seconds: float | None,

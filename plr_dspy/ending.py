@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from plr_dspy.deadlines import Deadlines
 from plr_dspy.evidence import weigh
-from plr_dspy.finals import MIN_PROBABILITY, Finalist, Result, affordable_examples, choose, compare, finalists
+from plr_dspy.finals import Finalist, Result, affordable_examples, choose, compare, finalists
 from plr_dspy.findings import Comparison, Evidence
 from plr_dspy.loop import Progress
 from plr_dspy.ordering_model import Scores
@@ -68,7 +68,7 @@ class Ending:
         original: Ordering,
         num_train: int,
         deadlines: Deadlines,
-        min_probability: float = MIN_PROBABILITY,
+        min_probability: float = 0.0,
     ) -> None:
         self.phase = "final comparison"
         self._search = search
@@ -171,7 +171,7 @@ class RacingEnding(Ending):
         original: Ordering,
         num_train: int,
         deadlines: Deadlines,
-        min_probability: float = MIN_PROBABILITY,
+        min_probability: float = 0.0,
     ) -> None:
         super().__init__(
             search,

@@ -94,11 +94,7 @@ def affordable_examples(
     return [example for example in examples if example in kept]
 
 
-MIN_PROBABILITY = 0.5
-"""Of being better on new examples, that an ordering needs to replace the original: it must be likelier than not."""
-
-
-def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY) -> int:
+def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
     """The number of the result whose score on new examples is expected to be best; among equals the first.
 
     Args:

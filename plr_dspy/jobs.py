@@ -15,7 +15,6 @@ import dspy
 
 from plr_dspy.assembly import new_objective
 from plr_dspy.evaluation import program_scorer
-from plr_dspy.finals import MIN_PROBABILITY
 from plr_dspy.inputs import (
     check_demos,
     check_examples,
@@ -63,7 +62,7 @@ class Method(ABC):
     balanced = True
     scored_on = "train examples"
     judges = True
-    min_probability = MIN_PROBABILITY
+    min_probability = 0.0
     takes_num_demos = True
 
     @property

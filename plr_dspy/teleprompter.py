@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from plr_dspy.assembly import new_search
-from plr_dspy.finals import MIN_PROBABILITY
 from plr_dspy.inputs import fraction, number, whole_number
 from plr_dspy.jobs import Job, Method
 from plr_dspy.metrics import Metric
@@ -35,7 +34,7 @@ class LearntOrder(Method):
     stop_at_score: float | None
     patience: int | None
     stop_at_mode_probability: float | None
-    min_probability: float = MIN_PROBABILITY
+    min_probability: float = 0.0
 
     name = "PLReorder"
 
@@ -112,8 +111,8 @@ class PLReorder(Reorderer):
         patience: The search ends when so many rounds in a row left the best order what it was.
         stop_at_mode_probability: The search ends after the round in which the most probable order of
             every predictor's demos has at least this probability.
-        min_probability: An order replaces the original one only if it is better on new examples with this probability.
-            0.9 changes only what is sure; of the orders that reach it, the one with the largest expected gain is taken.
+        min_probability: An order replaces the original one only if it is better on new examples with this probability;
+            0.9 changes only what is sure. By default the largest expected gain decides, if there is one.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
@@ -151,7 +150,7 @@ class PLReorder(Reorderer):
         stop_at_score: float | None = None,
         patience: int | None = None,
         stop_at_mode_probability: float | None = None,
-        min_probability: float = MIN_PROBABILITY,
+        min_probability: float = 0.0,
         num_iterations: int | None = None,
         num_samples: int | None = None,
         elite_fraction: float | None = None,

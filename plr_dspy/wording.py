@@ -129,12 +129,13 @@ def _claim(findings: Findings, comparison: Comparison) -> list[str]:
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
     if original_stays(findings):
         promising = max(findings.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
-        if promising is None or promising.expected_gain <= 0 or promising.probability < 0.5:
+        if promising is None or promising.expected_gain <= 0:
             claim = f"no order is expected to do better on new examples: the {original_name(findings)} stays"
         else:
             claim = (
                 f"the {original_name(findings)} stays: the best other order is expected to gain "
-                f"{promising.expected_gain:+.3f} on new examples, but with p = {promising.probability:.2f} only"
+                f"{promising.expected_gain:+.3f} on new examples, but with p = {promising.probability:.2f}, below "
+                "min_probability"
             )
         return [claim, *_advice(findings)]
     expected, probability = comparison.expected_gain, comparison.probability
