@@ -15,7 +15,7 @@ from plr_dspy.finals import Result
 from plr_dspy.findings import Comparison, Evidence
 from plr_dspy.first_signs import FirstSigns
 from plr_dspy.label_objective import LabelObjective
-from plr_dspy.loop import ALL_ROUNDS, BUDGET, NOTHING_LEFT, TIME_LIMIT, Progress, run
+from plr_dspy.loop import ALL_ROUNDS, NOTHING_LEFT, TIME_LIMIT, Progress, run
 from plr_dspy.objectives import CommonExamples
 from plr_dspy.plan import Plan
 from plr_dspy.progress import ProgressBar
@@ -25,6 +25,7 @@ from plr_dspy.scoring import CellScorer
 from plr_dspy.search import Search
 from plr_dspy.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.stopping import Stopper
+from plr_dspy.wording import BUDGET
 
 logger = logging.getLogger(__name__)
 

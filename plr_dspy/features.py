@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 Family = Callable[[NDArray[np.int64]], Array]
 """Orders ``[m, n]`` of one block to features ``[m, d]``."""
 
-FAMILIES = ("position", "region", "rank", "adjacency", "class region", "class adjacency")
+FAMILIES = ("position", "region", "rank", "last", "adjacency", "class region", "class adjacency")
 
 REGION = 0.25
 """Length scale of "region", as a share of the block: places so near are much alike."""
@@ -41,8 +41,8 @@ class OrderingFeatures:
         classes: For each block the class of each of its items; None for no classes. Families of
             classes are left out where classes are more than two thirds as many as items.
         families: Which of `FAMILIES`: "position" (item at a place), "region" (item near a place), "rank"
-            (how early an item comes: what one Plackett-Luce can say), "adjacency" (an item right before
-            another), and "class region" and "class adjacency".
+            (how early an item comes: what one Plackett-Luce can say), "last" (the item at the end), "adjacency" (an
+            item right before another), and "class region" and "class adjacency".
 
     Raises:
         ValueError: for an unknown family, or classes that do not fit the space.
@@ -108,6 +108,7 @@ def _families(size: int, classes: Sequence[int] | None, *, max_features: int) ->
             lambda orders: basis[np.argsort(orders, axis=1)].reshape(len(orders), -1),
         ),
         "rank": (size, lambda orders: np.argsort(orders, axis=1).astype(np.float64)),
+        "last": (size, lambda orders: np.eye(size)[orders[:, -1]]),
         "adjacency": (size**2, lambda orders: _counts(orders[:, :-1] * size + orders[:, 1:], size**2)),
     }
     _, codes = np.unique(np.asarray([] if classes is None else classes), return_inverse=True)

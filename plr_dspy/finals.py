@@ -116,11 +116,14 @@ def compare(
         gain: What is expected of the chosen one on new examples.
     """
     gains = [b - a for a, b in zip(original, chosen, strict=True)]
+    scores = [0.0, 1.0, *original, *chosen]
+    largest = max(scores) - min(scores)
+    low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
         gain=sum(gains) / len(gains),
-        interval=paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1)),
+        interval=(max(low, -largest), min(high, largest)),
         confidence=CONFIDENCE,
         num_examples=len(gains),
         num_candidates=num_candidates,

@@ -13,8 +13,9 @@ from plr_dspy.search import Search, as_ordering
 from plr_dspy.space import Ordering
 from plr_dspy.statistics import agreement
 from plr_dspy.stopping import Stopper
+from plr_dspy.wording import BUDGET
 
-TIME_LIMIT, BUDGET = "time limit", "budget"
+TIME_LIMIT = "time limit"
 NOTHING_LEFT, ALL_ROUNDS = "no new ordering left", "all iterations done"
 
 MIN_SHARE = 0.5

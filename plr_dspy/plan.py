@@ -32,6 +32,9 @@ FINAL_SHARE, RACE_SHARE = 0.15, 0.15
 CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20
 """Program calls over the square of the number of examples, at most, and the least such limit."""
 
+MANY_ORDERS = 100
+"""More orders than these are scored on all examples at once, where all of them are to be scored."""
+
 MAX_ROUNDS = 1_000
 """A search ends with its calls, not its rounds, unless the user says so."""
 
@@ -56,7 +59,7 @@ class Plan:
         num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
         num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
         num_selection_examples: Examples of the final comparison.
-        exhaustive: Whether the first round scores every distinct ordering on the whole train split.
+        exhaustive: Whether the search scores every distinct ordering on the whole train split.
         racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
         max_metric_calls: Hard limit on program calls; None for none.
         with_mode: Whether the most probable ordering joins the final comparison.
@@ -229,7 +232,11 @@ def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: 
 
 
 def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
-    """Every order on every train example, and as many as the budget pays for on every selection example."""
+    """Every order on every train example, and as many as the budget pays for on every selection example.
+
+    A quarter of the examples comes first, so that a search that is ended early, or can find nothing, saves the rest.
+    """
+    first = num_train if num_distinct > MANY_ORDERS else -(-num_train // 4)
     left = budget - num_distinct * num_train
     return Plan(
         num_iterations=MAX_ROUNDS,
@@ -243,7 +250,7 @@ def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distin
         racing=True,
         max_metric_calls=budget,
         num_initial=num_distinct,
-        num_first_examples=num_train,
+        num_first_examples=first,
         num_more_examples=num_train,
         num_entrants=num_distinct,
     )

@@ -15,6 +15,9 @@ ENOUGH_MET = 20
 ALL_COMPARED = 0.8
 """Share of all examples that both orders were scored on, from which on more calls would tell little."""
 
+BUDGET = "budget"
+"""What a search says that used all of its calls."""
+
 PHASES = {
     "search": "search",
     "race": "race of its best orders",
@@ -150,24 +153,19 @@ def _advice(findings: Findings) -> list[str]:
     evidence, settings = findings.evidence, findings.settings
     if evidence is None:
         return []
-    usable = settings.get("num_train", 0) + settings.get("num_selection", 0)
+    racing = bool(settings.get("racing"))
+    # Elsewhere the selection split alone compares.
+    usable = settings.get("num_selection", 0) + (settings.get("num_train", 0) if racing else 0)
+    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_MET, ALL_COMPARED * usable):
+        return [
+            f"no score differed between orders on {evidence.num_met} examples: the demos may not reach the model, "
+            "or their order decides nothing"
+        ]
+    seen = f"both orders were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
-        if evidence.num_met >= ENOUGH_MET:
-            return [
-                f"no score differed between orders on {evidence.num_met} examples: the demos may not reach the model, "
-                "or their order decides nothing"
-            ]
-        short = (
-            "examples (in the trainset, or as a valset)"
-            if usable < ENOUGH_MET
-            else "calls (max_metric_calls)"
-        )
-        return [
-            f"only {evidence.num_met} examples were scored under two orders or more: more {short} would tell"
-        ]
-    if evidence.num_compared < ALL_COMPARED * usable:
-        return [
-            f"both orders were scored on {evidence.num_compared} of {usable} examples: a larger budget "
-            "(max_metric_calls) would tell more"
-        ]
-    return [f"the {usable} examples tell no more: pass further ones, in the trainset or as a valset"]
+        seen = f"only {evidence.num_met} examples were scored under two orders or more, and no score differed"
+    if not racing or evidence.num_compared >= ALL_COMPARED * usable:
+        return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
+    if findings.stopped == BUDGET:
+        return [f"{seen}: a larger budget (max_metric_calls) would tell more"]
+    return [f"{seen}: the search was ended early ({findings.stopped})"]

@@ -28,6 +28,7 @@ KERNELS = {
     "position": lambda a, b: sum(x == y for x, y in zip(a, b, strict=True)),
     "region": lambda a, b: sum(nearness(a.index(i), b.index(i), len(a)) for i in a),
     "rank": lambda a, b: sum(a.index(i) * b.index(i) for i in a),
+    "last": lambda a, b: float(a[-1] == b[-1]),
     "adjacency": lambda a, b: len(set(pairwise(a)) & set(pairwise(b))),
     "class region": lambda a, b: sum(
         nearness(p, q, len(a))
@@ -112,7 +113,7 @@ class TestSpaces:
 
     def test_two_items_have_two_orders(self):
         features = OrderingFeatures(OrderingSpace.of_sizes(2))
-        assert features.names == ["position", "region", "rank", "adjacency"]
+        assert features.names == ["position", "region", "rank", "last", "adjacency"]
         for values in features([((0, 1),), ((1, 0),)]):
             assert ((values[0] - values[1]) ** 2).sum() == pytest.approx(4.0, rel=0.05)
 
@@ -123,7 +124,7 @@ class TestSpaces:
     @pytest.mark.parametrize("classes", [range(6), [3] * 6, [0, 1, 2, 3, 4, 4]])
     def test_classes_that_say_little_are_left_out(self, classes):
         features = OrderingFeatures(OrderingSpace.of_sizes(6), classes=[list(classes)])
-        assert features.names == ["position", "region", "rank", "adjacency"]
+        assert features.names == ["position", "region", "rank", "last", "adjacency"]
 
     def test_classes_of_one_block_are_enough(self):
         space = OrderingSpace.of_sizes(7, 4)
@@ -145,7 +146,7 @@ class TestSpaces:
     def test_large_blocks_go_without_pairs_of_items(self):
         space = OrderingSpace.of_sizes(200)
         features = OrderingFeatures(space, classes=[[i % 2 for i in range(200)]])
-        assert features.names == ["region", "rank", "class region", "class adjacency"]
+        assert features.names == ["region", "rank", "last", "class region", "class adjacency"]
         assert all(np.isfinite(values).all() for values in features(orderings(space, 3)))
 
     def test_a_large_block_beside_a_small_one(self):

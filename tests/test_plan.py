@@ -93,7 +93,7 @@ def test_says_how_large_a_budget_must_be(auto):
 def test_few_prompts_are_all_scored():
     plan = make_plan("light", Overrides(), num_train=80, num_selection=20, num_distinct=6)
     assert plan.exhaustive
-    assert (plan.num_initial, plan.num_first_examples) == (6, 80)
+    assert (plan.num_initial, plan.num_first_examples, plan.num_more_examples) == (6, 20, 80)
     assert plan.num_finalists == 6
     assert plan.program_calls == 600
 

@@ -241,7 +241,8 @@ class TestCompile:
         reorder = PLReorder(lambda example, prediction: 1.0, max_metric_calls=100, display_progress=False)
         compiled = reorder.compile(student(), trainset=EXAMPLES)
         assert compiled.demos == student().demos
-        assert "more calls (max_metric_calls) would tell" in str(reorder.report)
+        assert reorder.report.stopped == "every score was 1 in 60 calls"
+        assert reorder.report.program_calls["total"] == 60
 
     def test_no_demos_and_none_to_add(self, engine):
         with pytest.raises(ValueError, match="LabeledFewShot"):
@@ -488,10 +489,10 @@ class TestReport:
         [
             (0.95, Evidence(40, 30, 20), ["p = 0.95: better"]),
             (0.9, Evidence(40, 30, 20), ["p = 0.90: better"]),
-            (0.74, Evidence(44, 30, 44), ["p = 0.74: may be chance", "pass further ones"]),
+            (0.74, Evidence(44, 30, 44), ["p = 0.74: may be chance", "only further examples"]),
             (0.74, Evidence(44, 30, 20), ["p = 0.74: may be chance", "20 of 44 examples: a larger budget"]),
             (0.3, Evidence(40, 0, 40), ["no score differed", "may not reach the model"]),
-            (0.3, Evidence(3, 0, 40), ["only 3 examples", "more calls (max_metric_calls) would tell"]),
+            (0.3, Evidence(3, 0, 3), ["only 3 examples", "a larger budget (max_metric_calls) would tell"]),
         ],
     )
     def test_the_claim_is_about_new_examples_and_advice_names_what_is_short(

@@ -74,11 +74,14 @@ class TestSearch:
             assert all(0 < len(set(batch)) == len(batch) <= 16 for batch in batches[1:])
 
     def test_searches_blocks_jointly(self):
-        world = World(5, 4, 1, seed=1)
-        search = search_in(world)
-        asked = asked_in(play(search, world))
-        assert [world.space.canonical(ordering) for ordering in asked] == asked
-        assert world.height(ranked(search, world)[0].ordering) > 1.5
+        heights = []
+        for seed in range(4):
+            world = World(5, 4, 1, seed=seed)
+            search = search_in(world)
+            asked = asked_in(play(search, world))
+            assert [world.space.canonical(ordering) for ordering in asked] == asked
+            heights.append(world.height(ranked(search, world)[0].ordering))
+        assert np.mean(heights) > 1.8
 
     def test_asks_for_no_ordering_that_has_been_scored_on_all_examples(self):
         world = World(8, num_examples=20)
