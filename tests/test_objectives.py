@@ -162,12 +162,6 @@ class TestCommonExamples:
 
 
 class TestTables:
-    def test_a_call_that_failed_counts_as_0_where_all_others_are_better(self):
-        scores = np.full((24, 6), 0.5)
-        scores[1, 2] = np.nan
-        _, rows = CellScorer(TablePayer(scores)).table(ORDERINGS[:2], range(6))
-        assert rows[1] == [0.5, 0.5, 0.0, 0.5, 0.5, 0.5]
-
     def test_a_favoured_ordering_that_the_time_left_out(self):
         scorer = CellScorer(TablePayer(table()))
         examples, rows = scorer.table(ORDERINGS[:3], range(6), favoured=2, deadline=8)
