@@ -832,8 +832,9 @@ class TestFailed:
         assert Counter(engine.requests.values())[2] == failed
         assert set(engine.requests.values()) == {1, 2}
 
-    @pytest.mark.parametrize("first", [1, 112])
+    @pytest.mark.parametrize("first", [1, 88, 120])
     def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, first):
+        """From the first call on, and from the end of the second and the third round."""
         down = True
 
         def metric(example, prediction):
