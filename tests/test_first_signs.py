@@ -5,6 +5,9 @@ import pytest
 from fakes import OrderSensitiveEngine, chat_response, digest, exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder
+from plr_dspy.first_signs import FirstSigns
+from plr_dspy.ledger import Ledger
+from plr_dspy.records import Cell
 from plr_dspy.space import WITHOUT_DEMOS
 
 EXAMPLES = questions(120)
@@ -63,6 +66,32 @@ class TestAnswersThatCannotBeParsed:
         assert "could not be parsed" not in caplog.text
 
 
+class TestEnough:
+    """How much it takes to say so, by cells made by hand."""
+
+    def said(self, cells, *, num_train=1_000):
+        ledger = Ledger()
+        for key, score in cells.items():
+            ledger.add(key, Cell(score), {})
+        return FirstSigns(ledger, num_train=num_train)([object()])
+
+    @pytest.mark.parametrize(("number", "said"), [(59, None), (60, "every score was 1 in 60 calls")])
+    def test_scores(self, number, said):
+        assert self.said({("order", example): 1.0 for example in range(number)}) == said
+
+    @pytest.mark.parametrize(("number", "said"), [(124, None), (125, "no score differed between two orders")])
+    def test_pairs(self, number, said):
+        """Three orders on each example, two pairs; examples are easy or hard."""
+        cells = {(f"order {i}", example): example % 2 for i in range(3) for example in range(number)}
+        found = self.said(cells)
+        assert found is None if said is None else found.startswith(said)
+        cells["order 0", 0] = 1
+        assert self.said(cells) is None
+
+    def test_those_of_the_selection_split_count_for_nothing(self):
+        assert self.said({("order", example): 1.0 for example in range(80)}, num_train=59) is None
+
+
 class TestNothingToFind:
     def test_scores_that_are_all_equal_end_it(self, caplog):
         model = engine()
@@ -113,6 +142,16 @@ class TestEndedEarly:
         share = after["search"] / before["search"]
         for phase in ("race", "final"):
             assert after[phase] <= share * before[phase] + 20
+
+    def test_but_not_where_all_orders_have_been_scored_on_all_examples(self):
+        """Such a search ends early as it has nothing left to do."""
+        program = dspy.Predict("question -> answer")
+        program.demos = EXAMPLES[:2]
+        optimizer, _ = compile_with(engine(), program=program, num_samples=2, max_metric_calls=1_000)
+        report = optimizer.report
+        assert report.stopped == "no new ordering left"
+        assert report.program_calls["search"] < 250
+        assert report.comparison.num_examples == report.settings["num_selection_examples"] > 16
 
 
 class Opinionated(OrderSensitiveEngine):

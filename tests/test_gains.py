@@ -83,6 +83,11 @@ class TestConditioning:
         np.testing.assert_allclose(gains, 0.0, atol=1e-12)
         assert (chances < 0.5).all()
 
+    def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):
+        gains, chances = found(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))
+        np.testing.assert_allclose(gains, 0.0, atol=1e-9)
+        np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
+
 
 class TestClaims:
     @pytest.mark.parametrize("size", [2, 6, 30])

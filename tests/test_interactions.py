@@ -60,6 +60,13 @@ class TestShares:
         rest = np.where(known, 1.0, 0.0)
         np.testing.assert_allclose(interaction_shares(kernels(), rest, known), 0.1, atol=1e-9)
 
+    def test_leave_something_to_the_noise_of_single_calls(self):
+        """Scores that are nothing but what examples prefer."""
+        values, vectors = np.linalg.eigh(kernels()[0])
+        factor = vectors * np.sqrt(np.maximum(values, 0.0))
+        scores = factor @ np.random.default_rng(5).normal(size=(NUM, 60))
+        assert shares_of(scores).sum() == pytest.approx(0.95)
+
     def test_scores_that_are_all_equal_have_none(self):
         known = np.ones((NUM, 3), dtype=bool)
         np.testing.assert_array_equal(interaction_shares(kernels(), np.zeros((NUM, 3)), known), 0.0)

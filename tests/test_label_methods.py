@@ -234,6 +234,19 @@ class TestEveryMethod:
         assert "chosen by its label probabilities" in str(report)
         assert str(report).startswith(f"{kind.__name__}: ")
 
+    def test_a_student_that_came_without_demos_is_no_candidate(self, kind, caplog):
+        """Its label probabilities are not those of an order. And the method needs few examples: none is missed."""
+        table, optimizer = Table(), quiet(kind, num_demos=3, num_candidates=6)
+        program = table.program()
+        program.demos = []
+        table.engine.probabilities = lambda demos, text: [0.4 + 0.2 * digest(f"{demos} {text}"), 0.3]
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            compiled = optimizer.compile(program, trainset=table.examples[:20])
+        assert len(compiled.demos) == 3
+        assert sorted(optimizer.report.candidates[0].ordering["self"]) == [0, 1, 2]
+        assert "without demos" not in str(optimizer.report)
+        assert "can score orders of the demos" not in caplog.text
+
     def test_never_costs_more_than_it_said(self, kind):
         table, optimizer = Table(), quiet(kind, max_metric_calls=100, num_candidates=12)
         with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):

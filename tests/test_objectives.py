@@ -161,6 +161,13 @@ class TestCommonExamples:
         assert [trial.ordering for trial in objective(ORDERINGS[:4])] == ORDERINGS[:count]
 
 
+class TestTables:
+    def test_a_favoured_ordering_that_the_time_left_out(self):
+        scorer = CellScorer(TablePayer(table()))
+        examples, rows = scorer.table(ORDERINGS[:3], range(6), favoured=2, deadline=8)
+        assert (examples, len(rows)) == (list(range(6)), 1)
+
+
 class TestWhatIsDown:
     def scores(self, *broken):
         scores = table()

@@ -127,3 +127,17 @@ def test_the_smallest_paper_budget_runs_an_iteration():
         "paper", Overrides(max_metric_calls=needed), num_train=80, num_selection=20, num_distinct=MANY
     )
     assert needed - plan.final_calls >= plan.num_samples * plan.num_train_examples
+
+
+def test_what_was_asked_for_is_paid_for_where_few_examples_would_not_need_it():
+    """22 calls are all that three examples can make use of; 20 orders on both train examples take more."""
+    plan = make_plan("light", Overrides(num_samples=20), num_train=2, num_selection=1, num_distinct=MANY)
+    assert (plan.num_samples, plan.num_initial) == (20, 20)
+    assert most_calls(3) < plan.program_calls <= BUDGETS["light"]
+
+
+def test_the_number_of_orders_in_a_round_is_what_was_asked_for():
+    plan = make_plan("light", Overrides(num_samples=3), num_train=80, num_selection=20, num_distinct=6)
+    assert not plan.exhaustive
+    assert (plan.num_samples, plan.num_initial) == (3, 3)
+    assert plan.num_first_examples < 80

@@ -6,9 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
+from plr_dspy import OrderingSpace
+from plr_dspy.deadlines import Deadlines
+from plr_dspy.ending import RacingEnding
+from plr_dspy.loop import run as search_run
+from plr_dspy.plan import Overrides, make_plan
 from plr_dspy.race import adjusted_scores, race
 from plr_dspy.racing import RacingExamples
 from plr_dspy.scoring import CellScorer
+from plr_dspy.thompson import ThompsonSearch
 
 
 def started(payer, entrants, *, num_first=4):
@@ -166,3 +172,71 @@ class TestGuest:
         assert best not in winners
         assert objective.num_asked(best) == objective.num_asked(winners[0]) > 8
         assert len(payer.paid) <= 80 + 200
+
+    def test_waits_for_the_last_heat(self):
+        guest, *entrants = ORDERINGS[:20]
+        objective, counts = started(TablePayer(table(seed=2)), entrants), []
+        run(
+            objective,
+            entrants,
+            num_calls=200,
+            guest=guest,
+            on_heat=lambda: counts.append(objective.num_asked(guest)),
+        )
+        assert len(counts) > 1
+        assert not any(counts[:-1])
+        assert counts[-1] > 8
+
+
+class TestEnding:
+    """The race and the final comparison after a search of 30 train examples; the other 10 compare."""
+
+    def ended(self, scores, *, original=ORDERINGS[0], num_calls=500):
+        payer = TablePayer(scores)
+        scorer, space = CellScorer(payer), OrderingSpace.of_sizes(4)
+        plan = make_plan(
+            "light", Overrides(max_metric_calls=num_calls), num_train=30, num_selection=10, num_distinct=24
+        )
+        search = ThompsonSearch(space, num_examples=30, num_samples=6, num_initial=20, seed=0)
+        objective = RacingExamples(scorer, num_train=30, num_first=4, num_more=8, favoured=original)
+        progress = search_run(search, objective, num_iterations=99, max_program_calls=plan.search_calls)
+        ending = RacingEnding(
+            search,
+            objective,
+            scorer,
+            plan=plan,
+            original=original,
+            num_train=30,
+            deadlines=Deadlines(None, plan, scorer.ledger),
+        )
+        choice = ending.run(progress, race_calls=plan.race_calls, num_selection=10)
+        scored = {}
+        for row, example in payer.paid:
+            scored.setdefault(ORDERINGS[row], set()).add(example)
+        return choice, scored
+
+    def test_all_scores_are_evidence(self):
+        choice, scored = self.ended(table(seed=1))
+        assert choice.ordering != ORDERINGS[0]
+        assert choice.evidence.num_met == 40
+        assert choice.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[choice.ordering]) > 10
+
+    def test_an_original_that_stays_is_held_against_the_most_promising_other(self):
+        choice, scored = self.ended(table(seed=1)[::-1], num_calls=250)
+        assert choice.ordering == ORDERINGS[0]
+        other = max(choice.results[1:], key=lambda result: result.gain.probability).finalist.ordering
+        assert choice.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
+        assert choice.evidence.num_compared < len(scored[ORDERINGS[0]])
+
+    def test_the_original_is_a_finalist_once(self):
+        choice, _ = self.ended(table(seed=1)[::-1])
+        orderings = [result.finalist.ordering for result in choice.results]
+        assert orderings[0] == ORDERINGS[0]
+        assert len(set(orderings)) == len(orderings) == 3
+
+    def test_failures_of_the_original_count_for_nothing(self):
+        scores = np.ones((24, 40))
+        scores[:, :30] = table(seed=1)[:, :30]
+        scores[0, 30:35] = np.nan
+        choice, _ = self.ended(scores)
+        assert choice.results[0].score == 1.0

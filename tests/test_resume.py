@@ -20,6 +20,7 @@ from fakes import OrderSensitiveEngine, exact_match, fake_lm, printed_whatever_t
 
 from plr_dspy import PLReorder, order_sensitivity
 from plr_dspy.baselines import TopKOrder
+from plr_dspy.changes import Changes
 from plr_dspy.updates import MixtureEM
 
 EXAMPLES = questions(60)
@@ -44,8 +45,8 @@ class RecordingEngine(OrderSensitiveEngine):
         return super().complete(request)
 
 
-def student(num_demos=5):
-    program = dspy.Predict("question -> answer")
+def student(num_demos=5, **config):
+    program = dspy.Predict("question -> answer", **config)
     program.demos = EXAMPLES[:num_demos]
     return program
 
@@ -260,6 +261,11 @@ class TestIdentity:
             ({"temperature": 0.7}, "the settings of its models changed"),
             ({"model": "fake/other"}, "models was .*order-sensitive.* is .*other"),
             ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter', is 'JSONAdapter'"),
+            (
+                {"adapter": dspy.ChatAdapter(use_json_adapter_fallback=False)},
+                "the settings of the adapter changed",
+            ),
+            ({"student": student(temperature=0.7)}, "the settings of self changed"),
         ],
     )
     def test_another_compile_is_refused(self, tmp_path, engine, change, difference):
@@ -415,6 +421,19 @@ class TestIdentity:
             "report.json",
         }
         assert not list((tmp_path / "elsewhere").iterdir())
+
+
+class TestChanges:
+    @pytest.mark.parametrize(
+        ("was", "now", "grows"),
+        [(100, 100, True), (100, 200, True), (100, 99, False), (100, None, True), (None, 100, False)],
+    )
+    def test_a_budget_grows_unless_a_limit_is_smaller_or_new(self, was, now, grows):
+        there, here = (
+            {"arguments": {"max_metric_calls": calls}, "settings": {"max_metric_calls": calls}}
+            for calls in (was, now)
+        )
+        assert Changes(there, here).only_grows == grows
 
 
 class TestLargerBudget:
@@ -813,8 +832,9 @@ class TestFailed:
         assert Counter(engine.requests.values())[2] == failed
         assert set(engine.requests.values()) == {1, 2}
 
-    @pytest.mark.parametrize("first", [1, 112])
+    @pytest.mark.parametrize("first", [1, 88, 120])
     def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, first):
+        """From the first call on, and from the end of the second and the third round."""
         down = True
 
         def metric(example, prediction):

@@ -16,7 +16,9 @@ from plr_dspy import (
     OrderingSpace,
     RankEMA,
 )
+from plr_dspy.evidence import weigh
 from plr_dspy.finals import Finalist, Result, affordable_examples, choose, compare, finalists
+from plr_dspy.findings import Evidence
 from plr_dspy.loop import Progress, run
 from plr_dspy.ordering_model import Gain
 from plr_dspy.records import Iteration, Trial
@@ -349,6 +351,16 @@ class TestFinals:
         chosen = choose(results(gains, probabilities), min_probability=least)
         assert not chosen or probabilities[chosen] >= least
         assert all(g <= gains[chosen] for g, p in zip(gains, probabilities, strict=True) if p >= least)
+
+    def test_what_is_just_sure_enough_is_chosen(self):
+        assert choose(results([0.0, 0.1], [0.0, 0.5])) == 1
+        assert choose(results([0.0, 0.1], [0.0, 0.9]), min_probability=0.9) == 1
+
+    def test_evidence_by_hand(self):
+        """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
+        scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
+        assert weigh(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
+        assert weigh(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
 
     def test_comparison_is_paired(self):
         before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]

@@ -18,7 +18,9 @@ import torch
 from fakes import digest, exact_match, fake_lm, questions
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
-from plr_dspy.findings import Evidence
+from plr_dspy.findings import Candidate, Comparison, Evidence, SlotReport
+from plr_dspy.ledger import Ledger
+from plr_dspy.records import FAILED, Cell
 from plr_dspy.surrogate import Surrogate
 
 EXAMPLES = questions(120)
@@ -510,6 +512,57 @@ class TestReport:
         assert all(words in text for words in said)
         assert ("may be chance" in text) == (probability < 0.9)
 
+    @pytest.mark.parametrize(
+        ("gain", "probability", "said"),
+        [
+            (
+                0.012,
+                0.6,
+                "the best other order is expected to gain +0.012 on new examples, but with p = 0.60 only",
+            ),
+            (
+                0.012,
+                0.5,
+                "the best other order is expected to gain +0.012 on new examples, but with p = 0.50 only",
+            ),
+            (0.012, 0.4, "no order is expected to do better on new examples: the original order stays"),
+            (0.0, 0.6, "no order is expected to do better on new examples: the original order stays"),
+        ],
+    )
+    def test_why_the_original_order_stays(self, gain, probability, said):
+        text = str(by_hand([0, 1], others=[(-0.1, 0.9), (gain, probability), (-0.2, 0.1)]))
+        assert said in text
+        assert "the original order stays" in text
+
+    @pytest.mark.parametrize(
+        ("num_usable", "evidence", "said"),
+        [
+            (19, Evidence(19, 0, 19), "more examples (in the trainset, or as a valset) would tell"),
+            (20, Evidence(19, 0, 19), "more calls (max_metric_calls) would tell"),
+            (20, Evidence(20, 0, 20), "no score differed between orders on 20 examples"),
+            (40, Evidence(40, 1, 31), "scored on 31 of 40 examples: a larger budget"),
+            (40, Evidence(40, 1, 32), "the 40 examples tell no more: pass further ones"),
+        ],
+    )
+    def test_what_was_short(self, num_usable, evidence, said):
+        text = str(by_hand([1, 0], others=[(0.1, 0.8)], evidence=evidence, num_usable=num_usable))
+        assert said in text
+
+    @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
+    def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):
+        report = by_hand([1, 0], others=[(0.0, 0.0)], gain=gain)
+        report.settings["scored_on"] = "probing inputs"
+        assert "chosen by its label probabilities" in str(report)
+        assert ("on these it is worse than the original one" in str(report)) == worse
+
+    def test_errors_are_listed_most_frequent_first(self):
+        ledger = Ledger()
+        for example, name in enumerate(["KeyError", "TimeoutError", "TimeoutError"]):
+            ledger.add(("order", example), Cell(None, FAILED, name, f"late {example}"), {})
+        errors = ledger.errors([f"trainset[{i}]" for i in range(3)])
+        assert [(error.type, error.count) for error in errors] == [("TimeoutError", 2), ("KeyError", 1)]
+        assert errors[0].examples == ["trainset[1]", "trainset[2]"]
+
     def test_more_orders_than_a_float_can_count(self, engine):
         program = with_many_demos(180)
         reorder = optimizer(max_metric_calls=100)
@@ -518,6 +571,30 @@ class TestReport:
         assert reorder.report.distinct_prompts > 1e308
         assert "10^308 distinct prompts" in str(reorder.report)
         assert json.loads(json.dumps(reorder.report.to_dict()))
+
+
+def by_hand(chosen, *, others, gain=0.1, evidence=None, num_usable=40):
+    """A report on two demos, of which the original order scored 0.5; `others` have expected gains and probabilities."""
+    slot = SlotReport("self", 2, chosen, [[0, 1]], [], [{}, {}], [None, None])
+    candidates = [Candidate("original", {"self": [0, 1]}, 0.5, 0.0, 0.0)]
+    candidates += [Candidate("best seen", {"self": [1, 0]}, 0.5 + gain, *other) for other in others]
+    expected = (0.0, 0.0) if chosen == [0, 1] else others[0]
+    return Report(
+        slots=[slot],
+        distinct_prompts=2,
+        comparison=Comparison(0.5, 0.5 + gain, gain, (-0.1, 0.3), 0.95, 8, len(candidates), *expected),
+        candidates=candidates,
+        evidence=evidence,
+        history=[],
+        program_calls={"total": 100},
+        tokens={},
+        seconds=1.0,
+        errors=[],
+        stopped="budget",
+        settings={"num_train": num_usable - 8, "num_selection": 8},
+        plr_dspy_version="0",
+        dspy_version="0",
+    )
 
 
 def with_many_demos(count):

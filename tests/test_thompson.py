@@ -6,6 +6,7 @@ import pytest
 from worlds import World, random_orderings
 
 from plr_dspy import OrderingSpace
+from plr_dspy.ordering_model import MAX_MODELLED, OrderingModel
 from plr_dspy.records import Trial
 from plr_dspy.thompson import ThompsonSearch
 
@@ -205,3 +206,16 @@ class TestState:
         batches = [play(search_in(World(7), seed=seed), World(7), rounds=3) for seed in (5, 5, 6)]
         assert batches[0] == batches[1]
         assert all(one[1:] != other[1:] for one, other in zip(batches[0], batches[2], strict=True))
+
+
+def test_what_is_kept_is_modelled_however_little_it_promises():
+    space = OrderingSpace.of_sizes(6)
+    orderings = list(space.enumerate())[: MAX_MODELLED + 40]
+    scores = {ordering: dict.fromkeys(range(4), 1.0) for ordering in orderings}
+    for ordering in orderings[:2]:
+        scores[ordering] = {0: 0.0}
+    fitted = OrderingModel(space).fit(scores, kept=orderings[:1])
+    assert orderings[0] in fitted.orderings
+    assert orderings[1] not in fitted.orderings
+    assert len(fitted.orderings) == MAX_MODELLED
+    assert fitted.gains(orderings[0])[orderings[0]].expected == 0.0
