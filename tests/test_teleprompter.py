@@ -201,7 +201,7 @@ class TestCompile:
             return
         reorder.compile(student(), trainset=EXAMPLES)
         scores = [iteration.best_score_so_far for iteration in reorder.report.history]
-        assert scores == pytest.approx([scores[0]] * 4, abs=0.15)
+        assert scores == pytest.approx([scores[0]] * len(scores), abs=0.15)
         assert "ran for no order so far: they are left out" in caplog.text
 
     def test_compile_seed_wins(self, engine):
@@ -515,17 +515,7 @@ class TestReport:
     @pytest.mark.parametrize(
         ("gain", "probability", "said"),
         [
-            (
-                0.012,
-                0.6,
-                "the best other order is expected to gain +0.012 on new examples, but with p = 0.60 only",
-            ),
-            (
-                0.012,
-                0.5,
-                "the best other order is expected to gain +0.012 on new examples, but with p = 0.50 only",
-            ),
-            (0.012, 0.4, "no order is expected to do better on new examples: the original order stays"),
+            (0.012, 0.6, "expected to gain +0.012 on new examples, but with p = 0.60, below min_probability"),
             (0.0, 0.6, "no order is expected to do better on new examples: the original order stays"),
         ],
     )
@@ -537,16 +527,30 @@ class TestReport:
     @pytest.mark.parametrize(
         ("num_usable", "evidence", "said"),
         [
-            (19, Evidence(19, 0, 19), "more examples (in the trainset, or as a valset) would tell"),
-            (20, Evidence(19, 0, 19), "more calls (max_metric_calls) would tell"),
-            (20, Evidence(20, 0, 20), "no score differed between orders on 20 examples"),
+            (20, Evidence(15, 0, 15), "only 15 examples were scored under two orders or more"),
+            (20, Evidence(16, 0, 16), "no score differed between orders on 16 examples"),
+            (100, Evidence(19, 0, 19), "no score differed: a larger budget"),
+            (100, Evidence(20, 0, 20), "no score differed between orders on 20 examples"),
             (40, Evidence(40, 1, 31), "scored on 31 of 40 examples: a larger budget"),
-            (40, Evidence(40, 1, 32), "the 40 examples tell no more: pass further ones"),
+            (40, Evidence(40, 1, 32), "scored on 32 of 40 examples: only further examples"),
         ],
     )
     def test_what_was_short(self, num_usable, evidence, said):
-        text = str(by_hand([1, 0], others=[(0.1, 0.8)], evidence=evidence, num_usable=num_usable))
-        assert said in text
+        report = by_hand([1, 0], others=[(0.1, 0.8)], evidence=evidence, num_usable=num_usable)
+        assert said in str(report)
+
+    @pytest.mark.parametrize(
+        ("racing", "stopped", "said"),
+        [
+            (True, "budget", "on 4 of 40 examples: a larger budget"),
+            (True, "patience=1: no better order", "the search was ended early (patience=1: no better order)"),
+            (False, "all iterations done", "on 4 of 8 examples: only further examples"),
+        ],
+    )
+    def test_a_larger_budget_is_advised_where_the_calls_were_used(self, racing, stopped, said):
+        report = by_hand([1, 0], others=[(0.1, 0.8)], evidence=Evidence(40, 9, 4))
+        report.settings["racing"] = racing
+        assert said in str(dataclasses.replace(report, stopped=stopped))
 
     @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
     def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):
@@ -591,7 +595,7 @@ def by_hand(chosen, *, others, gain=0.1, evidence=None, num_usable=40):
         seconds=1.0,
         errors=[],
         stopped="budget",
-        settings={"num_train": num_usable - 8, "num_selection": 8},
+        settings={"num_train": num_usable - 8, "num_selection": 8, "racing": True},
         plr_dspy_version="0",
         dspy_version="0",
     )
