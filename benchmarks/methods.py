@@ -151,6 +151,7 @@ def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
         num_samples=min(num_orders, pool.space.num_distinct),
         num_final_draws=0,
         num_best_seen=num_best,
+        with_mode=False,
     )
     search = CrossEntropySearch(pool.space, num_samples=plan.num_samples, archive=True, seed=seed)
     return outcome(pool, plan, search)

@@ -15,6 +15,9 @@ ENDS = BUDGET | {"stop_at_score", "patience", "stop_at_mode_probability"}
 NAMES = {"metric", "models", "adapter"}
 """Settings that name what scores come from; they do not decide how a search goes on from them."""
 
+DEMOS = "the demos of "
+"""How the names of those facts about a program begin that are its predictors' demos."""
+
 Identity = Mapping[str, Mapping[str, Any]]
 """Facts by name, in groups of which each decides much of the next."""
 
@@ -74,9 +77,14 @@ class Changes:
     @property
     def same_search(self) -> bool:
         """Whether the search is laid out as it was."""
-        return {*self.names("arguments"), *self.names("settings")} <= NAMES
+        return self._same_demos and {*self.names("arguments"), *self.names("settings")} <= NAMES
 
     @property
     def keeps_search(self) -> bool:
         """Whether the state of the search can be gone on from, if it is laid out otherwise."""
-        return set(self.names("arguments")) <= ENDS | NAMES
+        return self._same_demos and set(self.names("arguments")) <= ENDS | NAMES
+
+    @property
+    def _same_demos(self) -> bool:
+        """Whether the demos are what they were: the state of a search numbers them."""
+        return not any(name.startswith(DEMOS) for name in self.names("program"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from plr_dspy.first_signs import FirstSigns
 from plr_dspy.label_objective import LabelObjective
 from plr_dspy.loop import ALL_ROUNDS, NOTHING_LEFT, TIME_LIMIT, Progress, run
 from plr_dspy.objectives import CommonExamples
-from plr_dspy.plan import Plan
+from plr_dspy.plan import FINAL_SHARE, RACE_SHARE, Plan
 from plr_dspy.progress import ProgressBar
 from plr_dspy.racing import RacingExamples
 from plr_dspy.records import Iteration
@@ -105,6 +106,8 @@ class Compilation:
         self._deadlines = Deadlines(max_seconds, plan, scorer.ledger)
         self._progress = Progress()
         self._earlier_finals = 0
+        self._earlier_race = 0
+        self._extended_from = -1
         self._searched = False
         self._search_calls = 0
         self._objective = objective
@@ -139,11 +142,13 @@ class Compilation:
                 self._search,
                 self._objective,
                 num_iterations=plan.num_iterations,
-                max_program_calls=self._train_limit - plan.race_calls,
+                max_program_calls=self._train_limit - self._kept_for_race,
                 stoppers=self._stoppers,
                 on_iteration=self._on_iteration,
                 progress=self._progress,
             )
+            if self._objective.program_calls == self._extended_from:
+                self._warn_of_small_extension()
             self._search_calls = self._objective.program_calls
             if self._progress.stopped != TIME_LIMIT:
                 self._save(searched=True)
@@ -190,6 +195,25 @@ class Compilation:
         ends = self._plan.final_calls + self._earlier_finals + self._scorer.ledger.num_lost
         return self._plan.call_limit - ends
 
+    @property
+    def _kept_for_race(self) -> int:
+        """Program calls that the search leaves to the race; where a smaller budget has paid for one, the rest."""
+        planned = self._plan.race_calls
+        return max(planned // 2, planned - self._earlier_race)
+
+    def _warn_of_small_extension(self) -> None:
+        """Say what budget would let a search go on that a smaller one has ended."""
+        plan = self._plan
+        needed = (
+            self._objective.program_calls + self._earlier_finals + plan.num_samples * plan.num_more_examples
+        )
+        logger.warning(
+            "max_metric_calls=%d pays for no further order beside what is kept for race and final comparison: to let "
+            "the search go on, pass %d or more",
+            plan.call_limit,
+            math.ceil(needed / (1 - FINAL_SHARE) / (1 - RACE_SHARE)),
+        )
+
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
         if not self._progress.history and (trials := self._objective.salvaged()):
@@ -213,10 +237,13 @@ class Compilation:
                 self._search.load_state_dict(state["search"])
                 self._progress = Progress.from_state(state["progress"])
                 self._objective.load_state_dict(state["objective"])
-                self._signs.nothing_found = "" if extended else str(state["nothing_found"])
                 if not extended:
+                    self._signs.nothing_found = str(state["nothing_found"])
                     self._progress.stopped, self._searched = state["stopped"], bool(state["searched"])
                     self._search_calls = int(state["search_calls"])
+            if extended:
+                self._extended_from = paid = self._objective.program_calls
+                self._earlier_race = max(0, paid - int(state.get("search_calls") or paid))
             finals = self._finals_paid - self._originals_paid if extended else state["earlier_finals"]
             self._earlier_finals = max(0, int(finals))
         except Exception as error:  # of whatever somebody wrote there

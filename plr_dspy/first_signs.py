@@ -50,14 +50,20 @@ class FirstSigns:
         Raises:
             RuntimeError: when hardly any answer could be parsed.
         """
-        if not history:
-            return None
+        return (self.of_scores() or None) if history else None
+
+    def of_scores(self) -> str:
+        """Say why more scores would be for nothing; empty where they would not.
+
+        Raises:
+            RuntimeError: when hardly any answer could be parsed.
+        """
         by_example = self._by_example()
         self._check_answers([cell for cells in by_example.values() for cell in cells])
         self.nothing_found = self._equal_scores(
             [[cell.score or 0.0 for cell in cells] for cells in by_example.values()]
         )
-        return self.nothing_found or None
+        return self.nothing_found
 
     def evidence(self) -> Evidence:
         """What there was to tell orders apart by."""
@@ -97,7 +103,7 @@ class FirstSigns:
         else:
             return ""
         logger.warning(
-            "%s, so that the search ends here. If this is not meant: check that the metric compares the right fields, "
+            "%s, so that it ends here. If this is not meant: check that the metric compares the right fields, "
             "and that the demos reach the model. One answer: %s",
             what,
             self._sample() or "not known",

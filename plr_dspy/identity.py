@@ -8,6 +8,7 @@ from typing import Any
 import dspy
 
 from plr_dspy._version import __version__
+from plr_dspy.changes import DEMOS
 from plr_dspy.description import Describer, digest, is_part
 from plr_dspy.digests import digest_of_text
 from plr_dspy.jobs import Job
@@ -74,7 +75,7 @@ def _modules(program: dspy.Module, describer: Describer) -> dict[str, Any]:
             facts[f"the code of {name}"] = _fact(kind, describer)
         if isinstance(module, dspy.Predict):
             facts[f"the signature of {name}"] = _fact(module.signature, describer)
-            facts[f"the demos of {name}"] = _fact(list(module.demos), describer)
+            facts[f"{DEMOS}{name}"] = _fact(list(module.demos), describer)
             facts[f"the settings of {name}"] = _fact([module.config, module.lm], describer)
             continue
         for attribute, value in vars(module).items():

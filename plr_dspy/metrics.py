@@ -13,6 +13,9 @@ import numpy as np
 
 Metric: TypeAlias = Callable[..., Any]
 
+LARGEST_SCORE = 1e30
+"""In size: fourth powers of scores are computed."""
+
 _ASYNC_CURE = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
 
 
@@ -68,7 +71,7 @@ def as_score(value: Any) -> float:
 
     Raises:
         TypeError: for None, a dict, text, an array of several numbers, or anything else that is no number.
-        ValueError: for NaN and infinities.
+        ValueError: for NaN, infinities, and what is too large to be squared.
     """
     if inspect.iscoroutine(value):
         value.close()
@@ -80,6 +83,8 @@ def as_score(value: Any) -> float:
         number = number.item()
     try:
         score = None if isinstance(number, (str, bytes)) else float(number)
+    except OverflowError:  # of an int
+        score = math.inf
     except (TypeError, ValueError):  # of the value's own conversion, as of a tensor of several numbers
         score = None
     if score is None:
@@ -87,6 +92,8 @@ def as_score(value: Any) -> float:
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__}: {' '.join(repr(value).split())}"
         )
-    if not math.isfinite(score):
-        raise ValueError(f"metric must return a finite number; got {score}")
+    if not abs(score) <= LARGEST_SCORE:  # NaN is neither more nor less
+        raise ValueError(
+            f"metric must return a number between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}; got {score}: scale it"
+        )
     return score

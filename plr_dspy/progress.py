@@ -26,14 +26,17 @@ class ProgressBar:
     Args:
         total: Program calls at most.
         display: False draws nothing.
+        title: Stands before the bar.
         at_end: Called when the bar has ended, with what it displayed still standing.
     """
 
-    def __init__(self, total: int, *, display: bool, at_end: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] | None = None
+    ) -> None:
         self._stack = ExitStack()
         self._display = display
         self._at_end = at_end
-        self._bar = tqdm(total=total, desc="PLReorder", unit="call", dynamic_ncols=True, disable=not display)
+        self._bar = tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=not display)
 
     def __enter__(self) -> ProgressBar:
         self._stack.callback(shows_progress.reset, shows_progress.set(self._display))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import dspy
 import numpy as np
+import torch
 
 from plr_dspy.baselines.random_orders import random_plan, random_search
 from plr_dspy.checkpoint import Checkpoint
+from plr_dspy.first_signs import ENOUGH_SCORES, FirstSigns
 from plr_dspy.identity import identity
 from plr_dspy.inputs import as_folder, check_examples, check_log_dir, whole_number
 from plr_dspy.interrupts import Interrupts
@@ -105,6 +108,7 @@ def order_sensitivity(
 
     Raises:
         TypeError, ValueError: for bad arguments, before any program call.
+        RuntimeError: when hardly any of the first answers could be parsed.
         Exception: of the program or the metric, as from `PLReorder.compile`.
     """
     metric_caller(metric)
@@ -117,7 +121,8 @@ def order_sensitivity(
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least two examples; got {len(dataset)}: pass some 30 or more")
     method = _Sample(num_orders, max_metric_calls)
-    job = prepare(Options(method, metric, None, seed), program, trainset=dataset, valset=None)
+    with _own_names():
+        job = prepare(Options(method, metric, None, seed), program, trainset=dataset, valset=None)
     if job.slots.space.num_distinct < 2:
         raise ValueError(
             "program has one order of its demos only: nothing to compare; choose 2 demos or more"
@@ -125,8 +130,9 @@ def order_sensitivity(
     if folder is not None:
         check_log_dir(folder)
     with (
+        torch.device("cpu"),  # wherever the caller's own tensors go
         Checkpoint(folder, partial(identity, job), accept_changes=accept_changes) as checkpoint,
-        ProgressBar(job.plan.program_calls, display=display_progress) as bar,
+        ProgressBar(job.plan.program_calls, display=display_progress, title=method.name) as bar,
         Interrupts() as interrupts,
     ):
         scorer = job.new_scorer(
@@ -139,13 +145,36 @@ def order_sensitivity(
         return _measure(scorer, job)
 
 
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Name what is wrong in the words of this function's arguments, not those of an optimizer's."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        said = str(error)
+        for theirs, ours in (
+            ("trainset", "dataset"),
+            ("student", "program"),
+            (", or one beside a valset", ""),
+        ):
+            said = said.replace(theirs, ours)
+        raise type(error)(said) from error
+
+
 def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:
     """Score the orders, on fewer examples where failures have cost calls, and take chance out."""
     orders, num_examples = job.new_search().ask(), job.plan.num_train_examples
     left = job.plan.call_limit - scorer.program_calls
     while num_examples > 2 and scorer.cost(orders, range(num_examples)) > left:
         num_examples -= 1
-    table, num_unusable = _scored(scorer, orders, range(num_examples))
+    first = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
+    scorer.table(orders, first)
+    signs = FirstSigns(
+        scorer.ledger, num_train=num_examples, sample=lambda: str(getattr(job.work, "sample", ""))
+    )
+    if not signs.of_scores():
+        first = range(num_examples)
+    table, num_unusable = _scored(scorer, orders, first)
     num_distinct = job.slots.space.num_distinct
     num_searched = min(num_distinct, max(SEARCHED, len(orders)))
     found = spread(table, num_distinct=num_distinct, num_searched=num_searched, seed=job.options.seed)

@@ -32,6 +32,13 @@ def readable(count: float) -> str:
     return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
 
 
+def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
+    """A score, or with a sign a difference of two, with so many decimals that small scores can be told apart."""
+    largest = max(abs(comparison.original), abs(comparison.chosen))
+    decimals = 3 if largest >= 0.01 or not largest else 2 - math.floor(math.log10(largest))
+    return f"{value:{'+' * sign}.{decimals}f}"
+
+
 def scored_on_examples(findings: Findings) -> bool:
     """Whether orders were scored by the metric in the search, not by their label probabilities."""
     return bool(findings.settings.get("scored_on", "train examples") == "train examples")
@@ -56,10 +63,10 @@ def result(findings: Findings) -> str:
         what = stays if original_stays(findings) else "the order is not compared with the original one"
         return f"{what} ({findings.stopped}), {calls}"
     if original_stays(findings):
-        return f"{stays}, {c.original:.3f} on {c.num_examples} examples, {calls}"
+        return f"{stays}, {score(c.original, c)} on {c.num_examples} examples, {calls}"
     chance = "" if c.probability >= SURE else " (may be chance)"
     return (
-        f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples, "
+        f"{score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, "
         f"better with probability {c.probability:.2f}{chance}, {calls}"
     )
 
@@ -80,12 +87,14 @@ def verdict(findings: Findings) -> list[str]:
     """What the compile says about the chosen and the original order, a line for each statement."""
     if (c := findings.comparison) is not None:
         lines = [
-            f"{original_name(findings)} {c.original:.3f}, chosen order {c.chosen:.3f} on {c.num_examples} examples",
+            f"{original_name(findings)} {score(c.original, c)}, chosen order {score(c.chosen, c)} "
+            f"on {c.num_examples} examples",
         ]
         if c.gain:
+            gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
             lines.append(
-                f"gain {c.gain:+.3f} there, {100 * c.confidence:.0f} % interval "
-                f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}] (for the best of {c.num_candidates} orders)"
+                f"gain {gain} there, {100 * c.confidence:.0f} % interval [{low}, {high}] "
+                f"(for the best of {c.num_candidates} orders)"
             )
         return lines + _claim(findings, c)
     if findings.evidence is not None:
@@ -137,12 +146,14 @@ def _claim(findings: Findings, comparison: Comparison) -> list[str]:
         else:
             claim = (
                 f"the {original_name(findings)} stays: the best other order is expected to gain "
-                f"{promising.expected_gain:+.3f} on new examples, but with p = {promising.probability:.2f}, below "
-                "min_probability"
+                f"{score(promising.expected_gain, comparison, sign=True)} on new examples, but with "
+                f"p = {promising.probability:.2f}, below min_probability"
             )
         return [claim, *_advice(findings)]
     expected, probability = comparison.expected_gain, comparison.probability
-    claim = f"chosen: expected {expected:+.3f} on new examples, p = {probability:.2f}"
+    claim = (
+        f"chosen: expected {score(expected, comparison, sign=True)} on new examples, p = {probability:.2f}"
+    )
     if probability >= SURE:
         return [f"{claim}: better"]
     return [f"{claim}: may be chance", *_advice(findings)]

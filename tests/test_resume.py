@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -492,6 +493,16 @@ class TestLargerBudget:
         assert engine.num_calls <= 300 + NUM_THREADS
         assert reorder.report.program_calls["total"] > 240
 
+    def test_a_budget_that_is_hardly_larger_says_so(self, tmp_path, engine, caplog):
+        optimizer(tmp_path, max_metric_calls=280).compile(student(), trainset=EXAMPLES)
+        optimizer(tmp_path, max_metric_calls=281).compile(student(), trainset=EXAMPLES)
+        assert "max_metric_calls=281 pays for no further order" in caplog.text
+        needed = int(re.search(r"pass (\d+) or more", caplog.text)[1])
+        caplog.clear()
+        optimizer(tmp_path, max_metric_calls=needed).compile(student(), trainset=EXAMPLES)
+        assert "pays for no further order" not in caplog.text
+        assert engine.num_calls <= needed < 500
+
     def test_from_auto_to_a_number(self, tmp_path, engine):
         optimizer(tmp_path, max_metric_calls=None).compile(student(3), trainset=EXAMPLES[:30])
         reorder = optimizer(tmp_path, max_metric_calls=None, auto="medium")
@@ -573,6 +584,16 @@ class TestAcceptedChanges:
             with pytest.raises(ValueError, match="belongs to another compile") as caught:
                 optimizer(tmp_path, **change, accept_changes=True).compile(student(), trainset=EXAMPLES[:50])
             assert "pass accept_changes" not in str(caught.value)
+
+    def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
+        """The state of a search numbers the demos; there may be more of them now, or the same number of others."""
+        examples = EXAMPLES[10:]
+        optimizer(tmp_path).compile(student(5), trainset=examples)
+        for num_demos in (6, 4):
+            reorder = optimizer(tmp_path, accept_changes=True)
+            reorder.compile(student(num_demos), trainset=examples)
+            (slot,) = reorder.report.slots
+            assert sorted(slot.ordering) == list(range(num_demos))
 
     def test_patch_versions_and_docstrings_do_not_count(self, tmp_path, engine, monkeypatch):
         def metric(example, prediction):

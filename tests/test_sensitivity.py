@@ -348,11 +348,18 @@ class TestOrderSensitivity:
         assert "nothing to find" in str(found)
 
     def test_of_a_model_that_cannot_be_read(self):
-        with using(UnreadableEngine()):
-            found = order_sensitivity(student(), exact_match, questions(20), **quiet())
-        assert found.num_unusable == 200
-        assert "200 of 200 answers could not be parsed" in str(found)
-        assert "nothing to find" not in str(found)
+        """It is no verdict on the order, and the first answers are enough to see it."""
+        with using(UnreadableEngine()), pytest.raises(RuntimeError, match=r"60 of 60 .*I would rather not"):
+            order_sensitivity(student(), exact_match, questions(100), **quiet())
+
+    def test_scores_that_are_all_the_same_end_it(self, caplog):
+        examples = questions(100)
+        lm, engine = fake_lm(examples)
+        with dspy.context(lm=lm):
+            found = order_sensitivity(student(), lambda e, p: 1.0, examples, **quiet())
+        assert (engine.num_calls, found.num_examples) == (60, 6)
+        assert "No answer changed with the order" in str(found)
+        assert "every score was 1 in 60 calls" in caplog.text
 
     def test_chance_is_called_chance(self):
         examples = questions(40)
@@ -417,8 +424,16 @@ class TestOrderSensitivity:
             ({"max_metric_calls": 29, "num_orders": 3}, ValueError, "at least 30, .*: raise it$"),
             ({"max_metric_calls": 2.5}, TypeError, "max_metric_calls"),
             ({"program": student(1)}, ValueError, "one order of its demos only"),
-            ({"program": student(0)}, ValueError, "no demos"),
+            ({"program": student(0)}, ValueError, "^program has no demos"),
+            ({"program": dspy.Predict}, TypeError, "^program must be a dspy.Module"),
             ({"dataset": []}, ValueError, "dataset"),
+            ({"dataset": [{"question": "a"}] * 3}, TypeError, r"^dataset\[0\]"),
+            ({"dataset": student().demos[:2]}, ValueError, r"^dataset\[0\] has no inputs"),
+            (
+                {"dataset": [demo.with_inputs("question") for demo in student().demos]},
+                ValueError,
+                "^dataset must hold at least two examples that no demo shows; of its 5 examples 0 are left",
+            ),
             ({"metric": "accuracy"}, TypeError, "metric"),
             ({"seed": -1}, ValueError, "seed"),
         ],

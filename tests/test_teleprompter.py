@@ -421,6 +421,17 @@ class TestEstimate:
 
 
 class TestReport:
+    def test_small_scores_can_be_told_apart(self, engine):
+        reorder = PLReorder(
+            lambda e, p: 1e-5 * exact_match(e, p), max_metric_calls=200, display_progress=False
+        )
+        reorder.compile(student(), trainset=EXAMPLES)
+        c = reorder.report.comparison
+        assert 0 < c.original <= c.chosen < 0.0001
+        for text in (repr(reorder.report), str(reorder.report)):
+            assert f"{c.chosen:.7f}"[:9] in text
+            assert "0.000 " not in text
+
     def test_estimates_are_numbers_whatever_the_number_of_orders(self, engine):
         """A model of 256 orders, and more of them known."""
 
