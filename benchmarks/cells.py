@@ -19,9 +19,9 @@ from pathlib import Path
 import dspy
 from throughput import metric, shuffled_orders
 
-from plr_dspy.evaluation import program_scorer
-from plr_dspy.ledger import Ledger
-from plr_dspy.slots import ProgramSlots
+from plr_dspy.programs.evaluation import program_scorer
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.scoring.ledger import Ledger
 
 NUM_EXAMPLES, ORDERS_A_ROUND = 1_000, 10
 

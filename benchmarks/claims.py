@@ -32,9 +32,9 @@ from landscapes import (
 )
 from methods import Pool, planned_outcome, top_k_outcome
 
-from plr_dspy.compilation import Outcome
-from plr_dspy.statistics import mean_interval
-from plr_dspy.wording import SURE
+from plr_dspy.compilation.engine import Outcome
+from plr_dspy.report.text import SURE
+from plr_dspy.statistics.comparisons import mean_interval
 
 MODES = ("light", "paper", "top-k")
 FIRST_SEED = 40_000

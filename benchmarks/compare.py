@@ -28,11 +28,11 @@ from quickstart import BUNDLED, Data, load_data
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
-from plr_dspy.experiments.endpoints import LOCAL, Endpoint
-from plr_dspy.experiments.held_out import HeldOut
-from plr_dspy.experiments.results import CLASSIFICATION
-from plr_dspy.reorderer import Reorderer
-from plr_dspy.statistics import mean_interval, paired_interval
+from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
+from plr_dspy.experiments.runs.held_out import HeldOut
+from plr_dspy.experiments.runs.results import CLASSIFICATION
+from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 Maker = Callable[..., Reorderer]
 EXTRA = "PLReorder paper"

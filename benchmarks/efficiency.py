@@ -36,7 +36,7 @@ from landscapes import (
 )
 from methods import Method, Pool, ablation, default, halving, paper, paper_within, top_k
 
-from plr_dspy.statistics import mean_interval
+from plr_dspy.statistics.comparisons import mean_interval
 
 FIRST_SEED = 20_000
 CURVE = (250, 500, 1_000, 3_000, 10_000)

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
-from plr_dspy.ledger import Ledger
-from plr_dspy.records import Cell, CellKey
-from plr_dspy.space import Ordering
+from plr_dspy.orderings.space import Ordering
+from plr_dspy.scoring.cells import Cell, CellKey
+from plr_dspy.scoring.ledger import Ledger
 
 KINDS = ("item", "item by position", "adjacency", "labels", "mixed")
 """Of effects; the last has all of the others."""

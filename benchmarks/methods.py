@@ -10,18 +10,18 @@ import numpy as np
 from landscapes import Landscape, LandscapePayer
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.assembly import new_objective, new_search
-from plr_dspy.checkpoint import Checkpoint
-from plr_dspy.compilation import Compilation, Outcome
-from plr_dspy.features import FAMILIES
-from plr_dspy.objectives import CommonExamples
-from plr_dspy.plan import Overrides, Plan, make_plan
-from plr_dspy.progress import ProgressBar
-from plr_dspy.racing import RacingExamples
-from plr_dspy.scoring import CellScorer
-from plr_dspy.search import Search
-from plr_dspy.thompson import ThompsonSearch
-from plr_dspy.updates import UpdateRule
+from plr_dspy.compilation.assembly import new_objective, new_search
+from plr_dspy.compilation.budget import Overrides, Plan, make_plan
+from plr_dspy.compilation.engine import Compilation, Outcome
+from plr_dspy.orderings.updates import UpdateRule
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.scoring.checkpoint import Checkpoint
+from plr_dspy.scoring.objectives import CommonExamples
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.staged_objective import RacingExamples
+from plr_dspy.search.cross_entropy import Search
+from plr_dspy.search.surrogate.features import FAMILIES
+from plr_dspy.search.thompson import ThompsonSearch
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA
-from plr_dspy.records import Trial
-from plr_dspy.space import Ordering
-from plr_dspy.thompson import ThompsonSearch
+from plr_dspy.orderings.space import Ordering
+from plr_dspy.orderings.trials import Trial
+from plr_dspy.search.thompson import ThompsonSearch
 
 
 def milliseconds(function) -> float:

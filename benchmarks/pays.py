@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from quickstart import BUNDLED, Data, load_data, mean
 
 from plr_dspy import PLReorder
-from plr_dspy.experiments.endpoints import LOCAL, Endpoint
-from plr_dspy.experiments.held_out import HeldOut
-from plr_dspy.experiments.results import CLASSIFICATION
-from plr_dspy.statistics import mean_interval, paired_interval
+from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
+from plr_dspy.experiments.runs.held_out import HeldOut
+from plr_dspy.experiments.runs.results import CLASSIFICATION
+from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 SEARCH, HALF, BOTH = "random search", "half of it", "half of it, PLReorder"
 LABELLED, ORDERED = "labelled demos", "labelled demos, PLReorder"

@@ -18,8 +18,8 @@ from landscapes import RecordedLandscape, Renamed
 from methods import Pool, planned_outcome
 
 from plr_dspy import MixtureEM
-from plr_dspy.experiments.figures import Ranking, draw_ranking
-from plr_dspy.statistics import mean_interval
+from plr_dspy.experiments.analysis.figures import Ranking, draw_ranking
+from plr_dspy.statistics.comparisons import mean_interval
 
 BUDGET = 1_000
 SEARCHES = {

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from plr_dspy import spread as analysis
+from plr_dspy.statistics import spread as analysis
 
 Array = NDArray[np.float64]
 SEARCHED = 100

@@ -20,10 +20,10 @@ from statistics import fmean
 
 import dspy
 
-from plr_dspy.experiments.loading import load
-from plr_dspy.experiments.methods import OUR_SHARE, paper_calls
-from plr_dspy.experiments.results import METHODS, applies
-from plr_dspy.experiments.tasks import TASKS, Task
+from plr_dspy.experiments.runs.methods import OUR_SHARE, paper_calls
+from plr_dspy.experiments.runs.results import METHODS, applies
+from plr_dspy.experiments.tasks.loading import load
+from plr_dspy.experiments.tasks.tasks import TASKS, Task
 from plr_dspy.local import LocalServer
 
 POOL, TRAIN, SELECTION = 1_000, 800, 200

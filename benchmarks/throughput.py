@@ -17,14 +17,14 @@ from pathlib import Path
 import dspy
 
 from plr_dspy import PlainTextAdapter
-from plr_dspy.cells import CellRunner, Variant
 from plr_dspy.data import load_reviews
-from plr_dspy.evaluation import program_scorer
-from plr_dspy.ledger import Ledger
 from plr_dspy.local import LocalServer
-from plr_dspy.programs import ProgramFactory
-from plr_dspy.slots import ProgramSlots
-from plr_dspy.work import MetricWork
+from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.evaluation import program_scorer
+from plr_dspy.programs.evaluator import CellRunner, Variant
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.programs.work import MetricWork
+from plr_dspy.scoring.ledger import Ledger
 
 EXAMPLES = [dspy.Example(question=f"question {i}", answer="a").with_inputs("question") for i in range(110)]
 

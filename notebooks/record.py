@@ -15,9 +15,9 @@ from pathlib import Path
 import dspy
 
 from plr_dspy.data import load_reviews
-from plr_dspy.experiments.endpoints import LOCAL, Endpoint
-from plr_dspy.experiments.held_out import HeldOut
-from plr_dspy.experiments.tasks import TASKS
+from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
+from plr_dspy.experiments.runs.held_out import HeldOut
+from plr_dspy.experiments.tasks.tasks import TASKS
 
 NUM_DEMOS, NUM_EXAMPLES = 5, 100
 

@@ -6,22 +6,22 @@ Method: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:
 """
 
 from plr_dspy._version import __version__
-from plr_dspy.completion import completion_lm
-from plr_dspy.distributions import PlackettLuce
-from plr_dspy.engines import AsyncCompletionEngine, CompletionEngine
-from plr_dspy.estimates import Estimate
-from plr_dspy.logs import show_log_lines
-from plr_dspy.plaintext import PlainTextAdapter
-from plr_dspy.records import Trial
-from plr_dspy.report import Report
-from plr_dspy.search import CrossEntropySearch
-from plr_dspy.sensitivity import order_sensitivity
-from plr_dspy.sensitivity_findings import OrderSensitivity
-from plr_dspy.space import OrderingSpace
-from plr_dspy.sweeps import ExhaustiveSearch
-from plr_dspy.teleprompter import PLReorder
-from plr_dspy.thompson import ThompsonSearch
-from plr_dspy.updates import MaximumLikelihood, MixtureEM, RankEMA
+from plr_dspy.lm.completion import completion_lm
+from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+from plr_dspy.optimizer.cost_estimate import Estimate
+from plr_dspy.optimizer.log_lines import show_log_lines
+from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.optimizer.sensitivity import order_sensitivity
+from plr_dspy.orderings.plackett_luce import PlackettLuce
+from plr_dspy.orderings.space import OrderingSpace
+from plr_dspy.orderings.trials import Trial
+from plr_dspy.orderings.updates import MaximumLikelihood, MixtureEM, RankEMA
+from plr_dspy.report.order_sensitivity import OrderSensitivity
+from plr_dspy.report.report import Report
+from plr_dspy.search.cross_entropy import CrossEntropySearch
+from plr_dspy.search.enumeration import ExhaustiveSearch
+from plr_dspy.search.thompson import ThompsonSearch
 
 __all__ = [
     "AsyncCompletionEngine",

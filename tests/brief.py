@@ -1,10 +1,20 @@
 """The first words of the bundled reviews: what a model reads, it reads for milliseconds a token."""
 
 import json
+from typing import Literal
 
 import dspy
 
 from plr_dspy.data import load_reviews
+
+
+class Sentiment(dspy.Signature):
+    review: str = dspy.InputField()
+    sentiment: Literal["negative", "positive"] = dspy.OutputField()
+
+
+def accuracy(example, prediction, trace=None):
+    return example.sentiment == prediction.sentiment
 
 
 def brief_reviews(part, count=None, *, words=4):

@@ -5,8 +5,9 @@ import zlib
 import numpy as np
 
 from plr_dspy import OrderingSpace
-from plr_dspy.ledger import Ledger
-from plr_dspy.records import FAILED, Cell, Trial
+from plr_dspy.orderings.trials import Trial
+from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.ledger import Ledger
 
 ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 

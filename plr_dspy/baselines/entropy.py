@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import dspy
 
-from plr_dspy import criteria
+from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
-from plr_dspy.inputs import number
-from plr_dspy.jobs import Job
-from plr_dspy.label_objective import Criterion
-from plr_dspy.metrics import Metric
-from plr_dspy.probing import FixedInputs, WrittenInputs
-from plr_dspy.reorderer import Common
+from plr_dspy.baselines.objective import Criterion
+from plr_dspy.baselines.probing import FixedInputs, WrittenInputs
+from plr_dspy.optimizer.base import Common
+from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.validation import number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -122,8 +122,8 @@ class LocalE(_Entropy):
 
     The LM writes the probing inputs itself, one from each candidate's demos; no label is used. It needs a program
     with one predictor, one finite output (Literal, enum or bool) and text inputs, and an LM that gives
-    log-probabilities (`plr_dspy.label_probe`). It makes ``num_candidates * (1 + inputs)`` program calls, with at most
-    as many inputs as candidates, and 2 on each selection example.
+    log-probabilities (`label_probabilities.adapter`). It makes ``num_candidates * (1 + inputs)`` program calls, with
+    at most as many inputs as candidates, and 2 on each selection example.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them", ACL 2022, Eq. 4 to 6.
 

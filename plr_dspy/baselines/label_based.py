@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import dspy
 
-from plr_dspy.baselines.random_orders import random_plan, random_search
-from plr_dspy.inputs import whole_number
-from plr_dspy.jobs import Job, Method
-from plr_dspy.label_objective import Criterion, LabelObjective
-from plr_dspy.labels import finite_output
-from plr_dspy.metrics import Metric
-from plr_dspy.plan import MIN_EXAMPLES, Plan
-from plr_dspy.probing import FixedInputs, ProbingWork, WrittenInputs
-from plr_dspy.reorderer import Common, Reorderer
-from plr_dspy.scoring import CellScorer
-from plr_dspy.search import CrossEntropySearch
-from plr_dspy.work import Work
+from plr_dspy.baselines.objective import Criterion, LabelObjective
+from plr_dspy.baselines.probing import FixedInputs, ProbingWork, WrittenInputs
+from plr_dspy.compilation.budget import MIN_EXAMPLES, Plan
+from plr_dspy.compilation.random_orders import random_plan, random_search
+from plr_dspy.lm.finite_outputs import finite_output
+from plr_dspy.optimizer.base import Common, Reorderer
+from plr_dspy.optimizer.job import Job, Method
+from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.validation import whole_number
+from plr_dspy.programs.work import Work
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.cross_entropy import CrossEntropySearch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,11 +99,12 @@ class ByLabels(Method):
             num_best=1,
             num_compared=num_compared,
             max_metric_calls=budget,
+            by_criterion=True,
         )
 
     def search(self, job: Job) -> CrossEntropySearch:
         """Random orders, the original one first, in one round."""
-        return random_search(job)
+        return random_search(job.plan, job.slots.space, seed=job.options.seed)
 
     def objective(self, job: Job, scorer: CellScorer) -> LabelObjective:
         """The criterion, on what the work finds."""
@@ -134,8 +135,8 @@ class ByLabels(Method):
 
     @staticmethod
     def _probing(job: Job) -> FixedInputs | WrittenInputs:
-        assert job.probing is not None
-        return job.probing
+        inputs: FixedInputs | WrittenInputs = job.probing
+        return inputs
 
 
 class LabelReorderer(Reorderer):

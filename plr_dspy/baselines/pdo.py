@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import dspy
 import numpy as np
 
-from plr_dspy import criteria
+from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
-from plr_dspy.inputs import number
-from plr_dspy.jobs import Job
-from plr_dspy.label_objective import Criterion
-from plr_dspy.metrics import Metric
-from plr_dspy.probing import FixedInputs, WrittenInputs
-from plr_dspy.reorderer import Common
+from plr_dspy.baselines.objective import Criterion
+from plr_dspy.baselines.probing import FixedInputs, WrittenInputs
+from plr_dspy.optimizer.base import Common
+from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.validation import number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -107,7 +107,7 @@ class PDO(LabelReorderer):
     """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
 
     It needs a program with one predictor, one finite output (Literal, enum or bool), and an LM that gives
-    log-probabilities (`plr_dspy.label_probe`). It makes a program call for each order and input, and 2 on each
+    log-probabilities (`label_probabilities.adapter`). It makes a program call for each order and input, and 2 on each
     selection example.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions", NAACL Findings 2024.

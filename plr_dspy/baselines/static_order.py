@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from plr_dspy.jobs import Job, Method
-from plr_dspy.plan import NOTHING_TO_DO, Plan
-from plr_dspy.reorderer import Reorderer
-from plr_dspy.search import CrossEntropySearch
-from plr_dspy.sweeps import RandomSearch
+from plr_dspy.compilation.budget import NOTHING_TO_DO, Plan
+from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.optimizer.job import Job, Method
+from plr_dspy.search.cross_entropy import CrossEntropySearch
+from plr_dspy.search.enumeration import RandomSearch
 
 
 class GivenOrder(Method):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from plr_dspy.baselines.random_orders import random_plan, random_search
-from plr_dspy.inputs import whole_number
-from plr_dspy.jobs import Job, Method
-from plr_dspy.metrics import Metric
-from plr_dspy.plan import MIN_EXAMPLES, Plan
-from plr_dspy.reorderer import Common, Reorderer
-from plr_dspy.search import CrossEntropySearch
+from plr_dspy.compilation.budget import MIN_EXAMPLES, Plan
+from plr_dspy.compilation.random_orders import random_plan, random_search
+from plr_dspy.optimizer.base import Common, Reorderer
+from plr_dspy.optimizer.job import Job, Method
+from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.validation import whole_number
+from plr_dspy.search.cross_entropy import CrossEntropySearch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,7 +71,7 @@ class RandomOrders(Method):
 
     def search(self, job: Job) -> CrossEntropySearch:
         """Random orders, each once."""
-        return random_search(job)
+        return random_search(job.plan, job.slots.space, seed=job.options.seed)
 
 
 class TopKOrder(Reorderer):

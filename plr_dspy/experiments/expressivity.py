@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily
 
-from plr_dspy.distributions import OrderingDistribution, PlackettLuce, plackett_luce_mixture
-from plr_dspy.updates import MixtureEM
+from plr_dspy.orderings.plackett_luce import OrderingDistribution, PlackettLuce, plackett_luce_mixture
+from plr_dspy.orderings.updates import MixtureEM
 
 _MAX_ITEMS = 7
 """The update rule compares all pairs of the n! orderings."""

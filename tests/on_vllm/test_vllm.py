@@ -14,8 +14,8 @@ from notebook_runs import run_notebook, text_of
 from plr_dspy import PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
-from plr_dspy.label_endpoints import Endpoints
-from plr_dspy.label_probe import LabelProbe
+from plr_dspy.label_probabilities.adapter import LabelProbe
+from plr_dspy.label_probabilities.endpoints import Endpoints
 from plr_dspy.local import LocalServer
 
 REVIEWS = load_reviews("train")

@@ -1,0 +1,210 @@
+"""DEmO: an order for each input, of a few orders that favour no label.
+
+Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import dspy
+
+from plr_dspy.baselines import criteria
+from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
+from plr_dspy.baselines.objective import Criterion, LabelObjective
+from plr_dspy.baselines.probing import FixedInputs, WrittenInputs, probed
+from plr_dspy.compilation.budget import Plan
+from plr_dspy.label_probabilities.endpoints import Endpoints
+from plr_dspy.optimizer.base import Common
+from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.validation import whole_number
+from plr_dspy.programs.work import WrongAnswer
+from plr_dspy.scoring.objectives import SearchObjective
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+logger = logging.getLogger(__name__)
+
+CONTENT_FREE = ("[N/A]", "", "[MASK]")
+
+_ENDPOINTS = Endpoints("DEmO")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An order that favours no label.
+
+    Attributes:
+        permutations: Demo indices by position, for each predictor.
+        content_free: Mean distribution ``[L]`` over content-free inputs.
+    """
+
+    permutations: dict[str, list[int]]
+    content_free: list[float] = field(default_factory=list)
+
+
+class PerInputOrder(dspy.Module):
+    """A program that orders its demos anew for each input.
+
+    Of its orders it takes the one under which the input adds most to the probability of the label predicted: one
+    LM call for each order. Without orders it is the program itself. It saves to JSON; to load it, wrap the student
+    again: ``program = PerInputOrder(student); program.load(path)``.
+
+    Args:
+        program: Makes one LM call, whose finite output is the answer.
+        orders: To choose from.
+    """
+
+    def __init__(self, program: dspy.Module, orders: Sequence[Kept] = ()) -> None:
+        super().__init__()
+        self.program = ProgramFactory(program).build({})
+        self.program._compiled = False  # what is frozen would not be saved
+        self.orders = tuple(orders)
+
+    def forward(self, **inputs: Any) -> Any:
+        """The answer in the order that the input has most influence under.
+
+        Raises:
+            Exception: of the program, and those of `label_probabilities.adapter`.
+        """
+        answers = []
+        for order in self.orders:
+            variant = self._in_order(order)
+            if variant is None:
+                continue
+            try:
+                found, prediction = probed(variant, inputs, purpose="DEmO", endpoints=_ENDPOINTS)
+            except WrongAnswer as error:  # no label is likely in this order
+                logger.debug("no answer in one of the orders: %s", error)
+            else:
+                answers.append((criteria.influence(found, order.content_free), variant, prediction))
+        if not answers:
+            return self.program(**inputs)
+        _, variant, prediction = max(answers, key=lambda answer: answer[0])
+        # Plain completions were asked for the label alone.
+        return variant(**inputs) if any(value is None for value in prediction.values()) else prediction
+
+    async def aforward(self, **inputs: Any) -> Any:
+        """What `forward` does, in a thread."""
+        return await dspy.asyncify(self.forward)(**inputs)
+
+    def _in_order(self, order: Kept) -> dspy.Module | None:
+        """The program in an order; None where its demos are others by now, as after `reset_copy`."""
+        predictors = dict(self.program.named_predictors())
+        demos = {}
+        for name, permutation in order.permutations.items():
+            if sorted(permutation) != list(range(len(predictors[name].demos))):
+                return None
+            demos[name] = [predictors[name].demos[i] for i in permutation]
+        return ProgramFactory(self.program).build(demos)
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        """That of the program, and the orders."""
+        orders = [{"permutations": o.permutations, "content_free": o.content_free} for o in self.orders]
+        return {**super().dump_state(json_mode=json_mode), "orders": orders}
+
+    def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
+        """Become what `dump_state` was taken of."""
+        orders = tuple(Kept(**order) for order in state.get("orders", ()))
+        super().load_state(state, **options)
+        self.orders = orders
+
+
+@dataclass(frozen=True)
+class ByFairness(ByLabels):
+    """Entropy of the mean label distribution over content-free inputs.
+
+    Attributes:
+        num_kept: Orders to choose from for each input.
+    """
+
+    num_kept: int
+
+    name = "DEmO"
+    least_calls: ClassVar[int] = len(CONTENT_FREE)
+
+    def arguments(self) -> dict[str, Any]:
+        """The user's arguments as plain data."""
+        return {
+            "num_candidates": self.num_candidates,
+            "num_kept": self.num_kept,
+            "max_metric_calls": self.max_metric_calls,
+        }
+
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Raise unless content-free inputs can be made."""
+        super().check(program, trainset)
+        for example in trainset:
+            check_text_inputs(self.name, dict(example.inputs().items()))
+
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+        """Each order on the content-free inputs; nothing is compared, as there is no one order."""
+        return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
+
+    def criterion(self, job: Job) -> Criterion:
+        """Entropy of the mean."""
+        return criteria.fairness
+
+    def most_calls(self, *, num_train: int, num_orders: int) -> int:
+        """One for each content-free input."""
+        return len(CONTENT_FREE)
+
+    def probing(self, job: Job) -> FixedInputs | WrittenInputs:
+        """The content-free inputs."""
+        first = [dict(example.inputs().items()) for example in job.splits.train[:1]]
+        return FixedInputs([dict.fromkeys(names, text) for names in first for text in CONTENT_FREE])
+
+    def finished(self, job: Job, compiled: dspy.Module, objective: SearchObjective) -> dspy.Module:
+        """The program that orders its demos for each input."""
+        assert isinstance(objective, LabelObjective)
+        means = sorted(objective.means.items(), key=lambda known: -float(criteria.entropy(known[1])))
+        kept = [
+            Kept(
+                {name: list(order) for name, order in job.slots.permutations(ordering).items()},
+                [float(p) for p in mean],
+            )
+            for ordering, mean in means[: self.num_kept]
+        ]
+        return PerInputOrder(ProgramFactory(job.program).build({}), kept)
+
+
+class DEmO(LabelReorderer):
+    """Returns a program that orders its demos for each input (`PerInputOrder`).
+
+    The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
+    are kept; for each input, the program takes the one under which the input adds most to the probability of the
+    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset; the program it
+    returns makes `num_kept` LM calls for each input. It needs a program with one predictor, one finite output
+    (Literal, enum or bool) and text inputs, and an LM that gives log-probabilities (`label_probabilities.adapter`).
+
+    Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
+
+    Args:
+        metric: Not used: there is no one order to compare with the original one.
+        num_candidates: Random orders, the original one among them; of fewer orders, all.
+        num_kept: Orders to choose from for each input.
+        **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
+            log_dir, accept_changes, display_progress.
+
+    Attributes:
+        report, best_program: As in `PLReorder`; the order in the report is the fairest one.
+    """
+
+    def __init__(
+        self, metric: Metric, *, num_candidates: int = 100, num_kept: int = 4, **common: Unpack[Common]
+    ) -> None:
+        super().__init__(metric, num_candidates=num_candidates, **common)
+        self.num_kept = whole_number("num_kept", num_kept) or 4
+
+    def _method(self) -> ByFairness:
+        return ByFairness(
+            num_candidates=self.num_candidates,
+            max_metric_calls=self.max_metric_calls,
+            num_kept=self.num_kept,
+        )

@@ -1,0 +1,5 @@
+"""The command `plr-dspy`."""
+
+from plr_dspy.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,216 @@
+"""The command `plr-dspy`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from plr_dspy._version import __version__
+from plr_dspy.cli.experiment import add_experiment, logged
+from plr_dspy.cli.references import named_object, named_program, read_examples
+from plr_dspy.compilation.budget import BUDGETS
+from plr_dspy.lm.completion import completion_lm
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+from plr_dspy.local import LocalServer, local_lm
+from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.programs.saving import json_obstacle
+from plr_dspy.report.report import Report
+from plr_dspy.runtime.redaction import Redactor
+
+USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+"""Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
+
+ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
+
+EXAMPLE = """
+example:
+  plr-dspy compile app.py:program --metric app.py:accuracy --train train.jsonl --inputs question \\
+      --lm openai/gpt-4o-mini --out program.json
+
+app.py holds a DSPy module with demos (or --demos loads them from a file that an optimizer saved) and a metric;
+train.jsonl an object for each example, such as {"question": "...", "answer": "..."}. --estimate says what it would
+cost, and makes no call. With --log-dir, the same command goes on where it was stopped.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    args = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        with logged({"plr_dspy": logging.INFO}):
+            return int(args.run(args) or 0)
+    except KeyboardInterrupt:
+        print(
+            "plr-dspy: interrupted; what was paid for is kept where there is a folder for it", file=sys.stderr
+        )
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if args.debug:
+            raise
+        users = isinstance(error, (ValueError, TypeError, OSError, ImportError))
+        kind = "" if users else f"{type(error).__name__}: "
+        hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
+        print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
+        if not users:
+            print("plr-dspy: --debug shows where", file=sys.stderr)
+        return USER_ERROR if users else FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="plr-dspy", description="Learn the order of a DSPy program's few-shot demos."
+    )
+    parser.add_argument("--version", action="version", version=f"plr-dspy {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_compile(commands)
+    report = commands.add_parser("report", help="print a saved report")
+    report.add_argument("path", type=Path, help="a report, or a folder with report.json")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures instead")
+    report.set_defaults(run=_report)
+    add_experiment(commands)
+    serve = commands.add_parser("serve-local", help="serve the local model (SmolLM2-135M) until Ctrl-C")
+    serve.add_argument("--threads", type=int, help="CPU threads (default: one for each core, up to 8)")
+    serve.add_argument("--parallel", type=int, default=1, help="calls served at a time (default: 1)")
+    serve.add_argument("--context-length", type=int, default=4096, help="tokens of one call (default: 4096)")
+    serve.set_defaults(run=_serve)
+    return parser
+
+
+def _add_compile(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compile",
+        help="order the demos of a program",
+        description="Order the demos of a DSPy program by a metric, and save the program.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("program", help="FILE.py:NAME or MODULE:NAME of a DSPy module, or of what makes one")
+    parser.add_argument(
+        "--metric", required=True, help="FILE.py:NAME or MODULE:NAME of metric(example, prediction)"
+    )
+    parser.add_argument("--train", type=Path, required=True, help="examples, as JSON lines")
+    parser.add_argument(
+        "--val", type=Path, help="examples of the final comparison (default: 20 %% of --train)"
+    )
+    parser.add_argument("--inputs", nargs="+", required=True, help="names of the input fields")
+    parser.add_argument("--demos", type=Path, help="a saved program (JSON), whose demos are loaded first")
+    parser.add_argument("--out", type=Path, required=True, help="the program in its new order (JSON)")
+    parser.add_argument("--report", type=Path, help="the report (JSON)")
+    parser.add_argument("--lm", required=True, help="litellm name, such as openai/gpt-4o-mini; or local")
+    parser.add_argument("--api-base", help="address of the model's server")
+    parser.add_argument("--api-key-env", help="environment variable that holds the key")
+    parser.add_argument("--max-tokens", type=int, help="longest answer")
+    parser.add_argument(
+        "--adapter", choices=sorted(ADAPTERS), default="chat", help="prompt format (default: chat)"
+    )
+    parser.add_argument(
+        "--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)"
+    )
+    parser.add_argument("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
+    parser.add_argument("--max-calls", type=int, help="program calls at most, instead of --auto's")
+    parser.add_argument("--max-seconds", type=float, help="no call begins later")
+    parser.add_argument("--threads", type=int, help="calls under way at once")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--log-dir", type=Path, help="folder that keeps every finished call")
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on from --log-dir although code or arguments changed: its scores hold all the same",
+    )
+    parser.add_argument("--estimate", action="store_true", help="say what it would cost, and stop")
+    parser.set_defaults(run=_compile)
+
+
+def _compile(args: argparse.Namespace) -> int:
+    metric = named_object(args.metric, "metric")
+    program = named_program(args.program)
+    trainset = read_examples(args.train, args.inputs)
+    valset = None if args.val is None else read_examples(args.val, args.inputs)
+    if args.demos is not None:
+        if not args.demos.is_file():
+            raise ValueError(f"--demos: no file {args.demos}")
+        program.load(args.demos)
+    if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
+        raise ValueError(f"--out: {obstacle}")
+    for path in (args.out, args.report):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"no folder {path.parent}: make it first")
+    optimizer = PLReorder(
+        metric,
+        auto=args.auto,
+        update=args.update,
+        max_metric_calls=args.max_calls,
+        max_seconds=args.max_seconds,
+        num_threads=args.threads,
+        seed=args.seed,
+        log_dir=args.log_dir,
+        accept_changes=args.accept_changes,
+    )
+    with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
+        if args.estimate:
+            print(optimizer.estimate(program, trainset=trainset, valset=valset))
+            return 0
+        try:
+            compiled = optimizer.compile(program, trainset=trainset, valset=valset)
+        finally:
+            if optimizer.report is not None:
+                print(optimizer.report)
+                if args.report is not None:
+                    optimizer.report.save(args.report)
+        compiled.save(args.out)
+    return 0
+
+
+@contextlib.contextmanager
+def _language_model(args: argparse.Namespace) -> Iterator[dspy.LM]:
+    settings = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    if args.lm == "local":
+        with local_lm("completion" if args.adapter == "plain" else "chat", **settings) as lm:
+            yield lm
+    elif args.adapter == "plain":
+        if args.api_base is None:
+            raise ValueError("--api-base: plain prompts go to a completions endpoint; pass its address")
+        yield completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
+    else:
+        if args.api_base is not None:
+            settings["api_base"] = args.api_base
+        if args.api_key_env is not None:
+            if not os.environ.get(args.api_key_env):
+                raise ValueError(f"--api-key-env: the variable {args.api_key_env} is not set")
+            settings["api_key"] = os.environ[args.api_key_env]
+        yield dspy.LM(args.lm, **settings)
+
+
+def _report(args: argparse.Namespace) -> int:
+    path = args.path / "report.json" if args.path.is_dir() else args.path
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    report = Report.load(path)
+    if args.html is None:
+        print(report)
+    else:
+        report.to_html(args.html)
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    server = LocalServer(num_threads=args.threads, parallel=args.parallel, context_length=args.context_length)
+    with server, contextlib.suppress(KeyboardInterrupt):  # which may come as soon as a line is read
+        print(f"{server.model} at {server.api_base}; Ctrl-C stops it")
+        print(f'lm = plr_dspy.completion_lm("{server.model}", api_base="{server.api_base}")', flush=True)
+        threading.Event().wait()
+    return 0

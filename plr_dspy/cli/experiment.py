@@ -1,0 +1,251 @@
+"""`plr-dspy experiment`: the paper's protocol, one command each."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from plr_dspy.experiments.analysis.outputs import save_ablations, save_figures
+from plr_dspy.experiments.analysis.published import load_published
+from plr_dspy.experiments.analysis.tables import save_tables
+from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
+from plr_dspy.experiments.runs.executors import here, in_processes, on_ray
+from plr_dspy.experiments.runs.grid import Executor, run_grid
+from plr_dspy.experiments.runs.methods import ABLATIONS
+from plr_dspy.experiments.runs.protocol import Protocol, grid
+from plr_dspy.experiments.runs.results import CLASSIFICATION, METHODS, Result, Run, in_order, read_results
+from plr_dspy.experiments.runs.runner import Experiment, Worker
+from plr_dspy.experiments.runs.store import Store, results_path
+from plr_dspy.experiments.tasks.tasks import TASKS
+from plr_dspy.programs.validation import whole_number
+from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.runtime.signals import Interrupts
+
+EXAMPLES = """
+examples:
+  # a small grid on the local model
+  plr-dspy experiment run --tasks mr trec --num-demos 4 8 --seeds 1 2 --pool 20 --test 40 --data-dir data
+  # the paper's classification tables on a vLLM server
+  plr-dspy experiment run --model hosted_vllm/Qwen/Qwen2.5-7B --api-base http://127.0.0.1:8000/v1 --threads 32
+  # the same over a Ray cluster, with a server on each of two machines
+  plr-dspy experiment run --model hosted_vllm/Qwen/Qwen2.5-7B --api-base http://a:8000/v1 http://b:8000/v1 --ray auto
+
+A run that has a result in --out is not made again; a run that was killed goes on where it was.
+"""
+
+
+def add_experiment(commands: Any) -> None:
+    """Add the command and what it can do to the parsers of `plr-dspy`."""
+    experiment = commands.add_parser(
+        "experiment", help="the paper's protocol: runs, tables, ablations, figures"
+    )
+    parts = experiment.add_subparsers(required=True, metavar="PART")
+    _add_run(parts)
+    for name, run, text in (
+        ("table", _table, "accuracy, paired comparisons and calls, as Markdown, LaTeX and CSV"),
+        ("ablation", _ablation, "the ablations, as a table and a picture"),
+        ("figure", _figure, "accuracy by calls, and by learnt probability, as pictures"),
+    ):
+        part = parts.add_parser(name, help=text, description=f"Write {text}, of the results in a folder.")
+        part.add_argument("--out", type=Path, default=Path("runs/experiment"), help="folder of the results")
+        part.add_argument("--to", type=Path, help=f"folder for the files (default: OUT/{name})")
+        part.set_defaults(run=run, part=name)
+
+
+def _add_run(parts: Any) -> None:
+    run = parts.add_parser(
+        "run",
+        help="make the runs that have no result yet",
+        description="Make all runs of a grid: tasks x numbers of demos x seeds x methods.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_grid(run)
+    _add_place(run)
+    run.set_defaults(run=_run)
+
+
+def _add_grid(run: argparse.ArgumentParser) -> None:
+    """What is run."""
+    run.add_argument(
+        "--tasks",
+        nargs="+",
+        default=list(CLASSIFICATION),
+        choices=sorted(TASKS),
+        metavar="TASK",
+        help=f"of {', '.join(TASKS)} (default: {' '.join(CLASSIFICATION)})",
+    )
+    run.add_argument(
+        "--num-demos", nargs="+", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32"
+    )
+    run.add_argument(
+        "--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5"
+    )
+    run.add_argument(
+        "--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}"
+    )
+    run.add_argument(
+        "--ablations", nargs="*", default=[], choices=list(ABLATIONS), help="methods of these ablations too"
+    )
+    run.add_argument(
+        "--rankings",
+        nargs="*",
+        type=int,
+        default=[],
+        metavar="K",
+        help="also rank all orders of so many demos, such as 3 4 5",
+    )
+    run.add_argument(
+        "--pool", type=int, default=1_000, help="labelled examples beside the demos, 80/20 (default: 1000)"
+    )
+    run.add_argument("--test", type=int, help="held-out examples (default: all)")
+    run.add_argument(
+        "--format", default="plain", choices=["plain", "chat"], help="prompts (default: plain, the paper's)"
+    )
+    run.add_argument(
+        "--metric",
+        default="strict",
+        choices=["strict", "lenient"],
+        help="of reasoning tasks (default: strict)",
+    )
+
+
+def _add_place(run: argparse.ArgumentParser) -> None:
+    """With which model, and where."""
+    run.add_argument("--model", default=LOCAL, help="litellm name (default: local, which is SmolLM2-135M)")
+    run.add_argument(
+        "--api-base", nargs="+", default=[], metavar="URL", help="servers that all serve the model"
+    )
+    run.add_argument("--api-key-env", help="environment variable that holds the key")
+    run.add_argument(
+        "--cache", action="store_true", help="let DSPy cache answers: what methods share is paid once"
+    )
+    run.add_argument(
+        "--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the hub)"
+    )
+    run.add_argument("--out", type=Path, default=Path("runs/experiment"), help="folder of the results")
+    run.add_argument(
+        "--threads", type=int, default=2, help="calls under way at once in each worker (default: 2)"
+    )
+    run.add_argument(
+        "--jobs", type=int, help="runs made at a time, in processes (default: one for each --api-base)"
+    )
+    run.add_argument(
+        "--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: its address, auto, or local"
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="say how many runs and calls are missing, and stop"
+    )
+
+
+@contextmanager
+def logged(levels: Mapping[str, int]) -> Iterator[None]:
+    """Let loggers say more or less for a while."""
+    before = {name: logging.getLogger(name).level for name in levels}
+    try:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _run(args: argparse.Namespace) -> int:
+    methods = list(dict.fromkeys([*args.methods, *(m for name in args.ablations for m in ABLATIONS[name])]))
+    runs = grid(
+        tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods, rankings=args.rankings
+    )
+    whole_number("--threads", args.threads)
+    whole_number("--jobs", args.jobs)
+    experiment = Experiment(
+        Protocol(pool=args.pool, test=args.test, format=args.format, metric=args.metric),
+        Endpoint(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache),
+        folder=args.out.resolve(),
+        data_dir=None if args.data_dir is None else args.data_dir.resolve(),
+        num_threads=args.threads,
+    )
+    experiment.endpoint.check_key()
+    if args.dry_run:
+        return _dry_run(experiment, runs)
+    # A line for each run is enough.
+    levels = {"plr_dspy": logging.WARNING, "plr_dspy.experiments": logging.INFO}
+    with logged(levels), Interrupts():
+        progress = run_grid(experiment, runs, executor=_executor(args))
+    print(
+        f"{len(runs)} runs: {progress.there} were there, {progress.made} made, {len(progress.failed)} failed; "
+        f"results in {experiment.folder}"
+    )
+    hide = Redactor([], variables=[args.api_key_env])
+    for run, error in progress.failed.items():
+        print(f"  {run}: {type(error).__name__}: {hide(str(error))}")
+    return 1 if progress.failed else 0
+
+
+def _dry_run(experiment: Experiment, runs: Sequence[Run]) -> int:
+    missing = list(runs)
+    if results_path(experiment.folder).is_file():
+        with Store(experiment.folder, experiment.settings()) as store:
+            missing = store.missing(runs)
+    calls: Counter[str] = Counter()
+    with Worker(experiment) as worker:
+        for run in missing:
+            calls[run.method] += worker.calls(run)
+    print(
+        f"{len(runs)} runs, {len(missing)} of them without a result: {calls.total():,} program calls at most, those on "
+        "held-out examples included"
+    )
+    for method, count in calls.items():
+        print(f"  {method}: {count:,}")
+    return 0
+
+
+def _executor(args: argparse.Namespace) -> Executor:
+    jobs = args.jobs or max(1, len(args.api_base))
+    if args.ray is not None:
+        return partial(on_ray, address=args.ray, num_workers=args.jobs)
+    return here if jobs == 1 else partial(in_processes, num_workers=jobs)
+
+
+def _table(args: argparse.Namespace) -> int:
+    results = [result for result in _results(args) if result.method in METHODS]
+    if not results:
+        raise ValueError(
+            f"{args.out} holds no results of {', '.join(METHODS)}: make some with plr-dspy experiment run"
+        )
+    published = load_published()
+    sentence = published.sentence(in_order({result.task for result in results}, TASKS))
+    notes = [] if sentence is None else [sentence]
+    return _written(save_tables(results, _folder(args), published=published.cells(), notes=notes))
+
+
+def _ablation(args: argparse.Namespace) -> int:
+    return _written(save_ablations(_results(args), _folder(args)))
+
+
+def _figure(args: argparse.Namespace) -> int:
+    return _written(save_figures(_results(args), _folder(args)))
+
+
+def _results(args: argparse.Namespace) -> list[Result]:
+    path = results_path(args.out)
+    if not path.is_file():
+        raise ValueError(f"no results in {args.out}: make some with plr-dspy experiment run --out {args.out}")
+    return read_results(path)
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    folder: Path = args.to or args.out / args.part
+    return folder
+
+
+def _written(paths: Sequence[Path]) -> int:
+    for path in paths:
+        print(path)
+    return 0

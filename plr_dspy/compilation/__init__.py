@@ -1,0 +1,1 @@
+"""One compile: its budget, its search, the race of the best orderings, and the final choice."""

@@ -1,0 +1,296 @@
+"""How a budget of program calls is laid out over a search and the final comparison."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from plr_dspy.compilation.shortage import paper_shortage, shortage
+
+BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
+"""Program calls of each `auto` setting."""
+
+MIN_EXAMPLES = 2
+"""Fewest examples a finalist is compared on."""
+
+MIN_ORDERS = 4
+"""Fewest orders that the first round scores."""
+
+MIN_FIRST = 4
+"""Fewest examples that an order is scored on at first."""
+
+NUM_LOOKS = 360
+"""First looks that the search's calls would pay for; larger budgets look more closely, not at more orders."""
+
+MORE_THAN_FIRST = 2
+"""Examples each time that the search comes back to an order, over those of its first look."""
+
+FINAL_SHARE, RACE_SHARE = 0.15, 0.15
+"""Of the budget for the final comparison, at most, and of the rest for the race."""
+
+CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20
+"""Program calls over the square of the number of examples, at most, and the least such limit."""
+
+MANY_ORDERS = 100
+"""More orders than these are scored on all examples at once, where all of them are to be scored."""
+
+MAX_ROUNDS = 1_000
+"""A search ends with its calls, not its rounds, unless the user says so."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the user fixed; None leaves the choice to the plan."""
+
+    max_metric_calls: int | None = None
+    num_iterations: int | None = None
+    num_samples: int | None = None
+    elite_fraction: float | None = None
+    num_final_draws: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shape of one compile.
+
+    Attributes:
+        num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1.
+        num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
+        num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
+        num_selection_examples: Examples of the final comparison.
+        exhaustive: Whether the search scores every distinct ordering on the whole train split.
+        racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
+        max_metric_calls: Hard limit on program calls; None for none.
+        by_criterion: Whether the search's best ordering is chosen whatever it scores on the selection split.
+        with_mode: Whether the most probable ordering joins the final comparison.
+        num_initial: Orderings of the first round; of an exhaustive plan, all.
+        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is
+            asked for again; this and all below of racing plans only.
+        num_entrants: Of the race that ends the search.
+        race_calls: Program calls kept for it.
+    """
+
+    num_iterations: int
+    num_samples: int
+    elite_fraction: float
+    num_final_draws: int
+    num_best_seen: int
+    num_train_examples: int
+    num_selection_examples: int
+    exhaustive: bool
+    racing: bool
+    max_metric_calls: int | None
+    by_criterion: bool = False
+    with_mode: bool = True
+    num_initial: int = 0
+    num_first_examples: int = 0
+    num_more_examples: int = 0
+    num_entrants: int = 0
+    race_calls: int = 0
+
+    @property
+    def num_finalists(self) -> int:
+        """Orderings of the final comparison, at most: the original, the best seen, the mode, the draws.
+
+        In a racing plan the mode and the draws run in the race.
+        """
+        return 1 + self.num_best_seen + (0 if self.racing else self.with_mode + self.num_final_draws)
+
+    @property
+    def final_calls(self) -> int:
+        """Program calls of the final comparison, at most."""
+        return self.num_finalists * self.num_selection_examples
+
+    @property
+    def search_calls(self) -> int:
+        """Program calls of the search before the race, at most."""
+        if self.exhaustive:
+            return self.num_initial * self.num_train_examples
+        if self.racing and self.max_metric_calls is not None:
+            return self.max_metric_calls - self.final_calls - self.race_calls
+        return self.num_iterations * self.num_samples * self.num_train_examples
+
+    @property
+    def planned_calls(self) -> int:
+        """Program calls of search, race and final comparison, at most."""
+        return self.search_calls + self.race_calls + self.final_calls
+
+    @property
+    def program_calls(self) -> int:
+        """Program calls of the compile, at most."""
+        planned = self.planned_calls
+        return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
+
+    @property
+    def call_limit(self) -> int:
+        """Program calls that are never exceeded, with those that failed and were made again in a later part.
+
+        Without a limit these last come on top of `program_calls`.
+        """
+        return sys.maxsize if self.max_metric_calls is None else self.max_metric_calls
+
+
+NOTHING_TO_DO = Plan(
+    num_iterations=0,
+    num_samples=1,
+    elite_fraction=1.0,
+    num_final_draws=0,
+    num_best_seen=0,
+    num_train_examples=0,
+    num_selection_examples=0,
+    exhaustive=True,
+    racing=False,
+    max_metric_calls=0,
+)
+"""The plan where all orders give the same prompt."""
+
+
+def most_calls(num_usable: int) -> int:
+    """Program calls that so few examples can make use of.
+
+    On n examples chance alone moves the score of an order by up to 1 / sqrt(4 n), so that the best of many orders is
+    the luckiest one. Looks at 2.5 n orders, each on all n, are as many as can pay.
+
+    Args:
+        num_usable: Examples of both splits.
+    """
+    return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
+
+
+def make_plan(
+    auto: str, overrides: Overrides, *, num_train: int, num_selection: int, num_distinct: int
+) -> Plan:
+    """Lay out a compile.
+
+    Args:
+        auto: "light", "medium", "heavy" or "paper".
+        overrides: Values that win over the plan's.
+        num_train, num_selection: Examples of the two splits.
+        num_distinct: Distinct prompts in the space.
+
+    Raises:
+        ValueError: when a budget is too small for what was asked.
+    """
+
+    def plan_for(budget: int, overrides: Overrides = overrides) -> Plan | None:
+        return _budget_plan(budget, overrides, num_train, num_selection, num_distinct)
+
+    if auto == "paper":
+        return _paper_plan(overrides, num_train, num_selection, light=plan_for)
+    budget = overrides.max_metric_calls or BUDGETS[auto]
+    plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
+    if plan is None:
+        raise shortage(
+            budget,
+            auto=auto if overrides.max_metric_calls is None else None,
+            num_samples=overrides.num_samples,
+            pays=lambda calls, number: plan_for(calls, replace(overrides, num_samples=number)) is not None,
+        )
+    return plan
+
+
+def _budget_plan(
+    budget: int, overrides: Overrides, num_train: int, num_selection: int, num_distinct: int
+) -> Plan | None:
+    """The plan for a budget, or None if that is too small."""
+    exhaustive = _with_overrides(_exhaustive_plan(budget, num_train, num_selection, num_distinct), overrides)
+    if overrides.num_samples is None and exhaustive.planned_calls <= budget:
+        return exhaustive
+    plan = _with_overrides(_racing_plan(budget, num_train, num_selection, num_distinct), overrides)
+    if overrides.num_samples is None:
+        affordable = plan.search_calls // (2 * plan.num_first_examples)
+        random = round(2.5 * plan.num_samples) if num_distinct > affordable else num_distinct
+        plan = replace(plan, num_initial=max(MIN_ORDERS, min(random, affordable)))
+    else:
+        plan = replace(plan, num_initial=plan.num_samples)
+    plan = replace(plan, num_initial=min(plan.num_initial, num_distinct))
+    return plan if plan.search_calls >= plan.num_initial * plan.num_first_examples else None
+
+
+def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    """Rounds, samples and entrants that a budget affords."""
+    num_best_seen = min(2, num_distinct - 1)
+    num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
+    left = budget - (1 + num_best_seen) * num_compared
+    race_calls = max(0, int(RACE_SHARE * left))
+    num_first = min(max((left - race_calls) // NUM_LOOKS, MIN_FIRST), num_train)
+    return Plan(
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(max((left - race_calls) // 120, 6), 24),
+        elite_fraction=0.125,
+        num_final_draws=0,
+        num_best_seen=num_best_seen,
+        num_train_examples=num_train,
+        num_selection_examples=num_compared,
+        exhaustive=False,
+        racing=True,
+        max_metric_calls=budget,
+        num_first_examples=num_first,
+        num_more_examples=MORE_THAN_FIRST * num_first,
+        num_entrants=min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
+        race_calls=race_calls,
+    )
+
+
+def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    """Every order on every train example, and as many as the budget pays for on every selection example.
+
+    A quarter of the examples comes first, so that a search that is ended early, or can find nothing, saves the rest.
+    """
+    first = num_train if num_distinct > MANY_ORDERS else -(-num_train // 4)
+    left = budget - num_distinct * num_train
+    return Plan(
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(24, num_distinct),
+        elite_fraction=0.125,
+        num_final_draws=0,
+        num_best_seen=min(num_distinct - 1, max(2, left // num_selection - 1)),
+        num_train_examples=num_train,
+        num_selection_examples=num_selection,
+        exhaustive=True,
+        racing=True,
+        max_metric_calls=budget,
+        num_initial=num_distinct,
+        num_first_examples=first,
+        num_more_examples=num_train,
+        num_entrants=num_distinct,
+    )
+
+
+def _paper_plan(
+    overrides: Overrides, num_train: int, num_selection: int, *, light: Callable[[int], Plan | None]
+) -> Plan:
+    """The paper's values; `light` is the plan of other settings for a budget, if there is one."""
+    paper = Plan(
+        num_iterations=15,
+        num_samples=15,
+        elite_fraction=0.2,
+        num_final_draws=10,
+        num_best_seen=1,
+        num_train_examples=num_train,
+        num_selection_examples=num_selection,
+        exhaustive=False,
+        racing=False,
+        max_metric_calls=overrides.max_metric_calls,
+    )
+    plan = _with_overrides(paper, overrides)
+    budget, least = plan.max_metric_calls, plan.final_calls + plan.num_samples * plan.num_train_examples
+    if budget is not None and budget < least:
+        raise paper_shortage(
+            budget,
+            least,
+            fewer_examples=plan.num_finalists + plan.num_samples <= budget,
+            light=light(budget) is not None,
+        )
+    return plan
+
+
+def _with_overrides(plan: Plan, overrides: Overrides) -> Plan:
+    fixed = {
+        "num_iterations": overrides.num_iterations,
+        "num_samples": overrides.num_samples,
+        "elite_fraction": overrides.elite_fraction,
+        "num_final_draws": overrides.num_final_draws,
+    }
+    return replace(plan, **{name: value for name, value in fixed.items() if value is not None})  # type: ignore[arg-type]

@@ -1,0 +1,132 @@
+"""The final comparison: a few orderings meet on the selection split."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from plr_dspy.orderings.space import Ordering
+from plr_dspy.orderings.trials import Trial
+from plr_dspy.report.schema import Comparison
+from plr_dspy.search.cross_entropy import Search
+from plr_dspy.search.surrogate.model import Gain
+from plr_dspy.statistics.comparisons import paired_interval
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """An ordering that meets the others on the selection split.
+
+    Attributes:
+        origin: "original", "best seen" (in a racing plan, in the race), "mode" or "draw".
+    """
+
+    origin: str
+    ordering: Ordering
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finalist came to.
+
+    Attributes:
+        finalist: The ordering and where it comes from.
+        score: Its mean score on the selection split.
+        gain: What is expected of it beside the original one on new examples; of the original itself, nothing.
+    """
+
+    finalist: Finalist
+    score: float
+    gain: Gain
+
+
+def finalists(
+    search: Search,
+    best_seen: Sequence[Trial],
+    *,
+    original: Ordering,
+    num_draws: int,
+    with_mode: bool = True,
+) -> list[Finalist]:
+    """The original order, the best orders seen, the mode, and draws; each ordering once.
+
+    Deviation: PLR Algorithm 1 compares the draws alone, and can end with an order worse than the
+    original or than one it has seen.
+
+    Args:
+        search: After its last round.
+        best_seen: Its best trials.
+        original: What the user has.
+        num_draws: Draws from the final distribution (K).
+        with_mode: Whether the mode is one of them.
+    """
+    entries = [
+        Finalist("original", original),
+        *(Finalist("best seen", trial.ordering) for trial in best_seen),
+        *([Finalist("mode", search.mode())] if with_mode else []),
+        *(Finalist("draw", ordering) for ordering in search.draw(num_draws)),
+    ]
+    distinct: dict[Ordering, Finalist] = {}
+    for entry in entries:
+        distinct.setdefault(entry.ordering, entry)
+    return list(distinct.values())
+
+
+def affordable_examples(
+    examples: Sequence[int], cost: Callable[[Sequence[int]], int], left: int
+) -> list[int]:
+    """The examples that the calls left pay for, in their order; of too many, those that cost least.
+
+    Args:
+        examples: Of the comparison.
+        cost: Program calls that comparing all orderings on some of them would make.
+        left: Program calls left.
+    """
+    if cost(examples) <= left:
+        return list(examples)
+    costs = {example: cost([example]) for example in examples}
+    cheapest = sorted(examples, key=lambda example: costs[example])
+    total = itertools.accumulate(costs[example] for example in cheapest)
+    kept = {example for example, spent in zip(cheapest, total, strict=True) if spent <= left}
+    return [example for example in examples if example in kept]
+
+
+def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
+    """The number of the result whose score on new examples is expected to be best; among equals the first.
+
+    Args:
+        results: Of the finalists, the original first.
+        min_probability: Of being better than the original: those with less are not chosen.
+    """
+    sure = [i for i, result in enumerate(results) if not i or result.gain.probability >= min_probability]
+    return max(sure, key=lambda i: (results[i].gain.expected, -i))
+
+
+def compare(
+    original: Sequence[float], chosen: Sequence[float], *, num_candidates: int, gain: Gain
+) -> Comparison:
+    """Compare two orderings by their scores on the same examples.
+
+    Args:
+        original, chosen: Scores by example.
+        num_candidates: Orderings among which the chosen one was the best, the original included.
+        gain: What is expected of the chosen one on new examples.
+    """
+    gains = [b - a for a, b in zip(original, chosen, strict=True)]
+    scores = [0.0, 1.0, *original, *chosen]
+    largest = max(scores) - min(scores)
+    low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
+    return Comparison(
+        original=sum(original) / len(original),
+        chosen=sum(chosen) / len(chosen),
+        gain=sum(gains) / len(gains),
+        interval=(max(low, -largest), min(high, largest)),
+        confidence=CONFIDENCE,
+        num_examples=len(gains),
+        num_candidates=num_candidates,
+        expected_gain=gain.expected,
+        probability=gain.probability,
+    )

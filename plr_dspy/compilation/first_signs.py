@@ -1,0 +1,112 @@
+"""What the first scores say: that going on would pay for nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from plr_dspy.orderings.trials import Iteration
+from plr_dspy.report.schema import Evidence
+from plr_dspy.scoring.cells import FAILED, WRONG, Cell
+from plr_dspy.scoring.ledger import Ledger
+
+logger = logging.getLogger(__name__)
+
+ENOUGH_ANSWERS = 20
+"""Answers from which on most of them say something."""
+
+UNPARSED, MOSTLY_UNPARSED = 0.9, 0.5
+"""Shares of answers that could not be parsed: to stop at, and to warn of."""
+
+ENOUGH_SCORES = 60
+"""Scores, all of them the same, that say there is nothing to find."""
+
+ENOUGH_PAIRS = 250
+"""Pairs of scores of two orders on one example, each pair alike, that say so too."""
+
+
+class FirstSigns:
+    """Ends a search that can find nothing, before its budget does; a stopper of `plr_dspy.search.loop.run`.
+
+    Args:
+        ledger: Of the calls.
+        num_train: Examples of the train split, the first ones.
+        sample: Says one of the program's answers, for messages.
+
+    Attributes:
+        nothing_found: Why the search was ended by this; empty if it was not.
+    """
+
+    def __init__(self, ledger: Ledger, *, num_train: int, sample: Callable[[], str] = str) -> None:
+        self.nothing_found = ""
+        self._ledger = ledger
+        self._num_train = num_train
+        self._sample = sample
+        self._warned = False
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        """Say why to end, or None.
+
+        Raises:
+            RuntimeError: when hardly any answer could be parsed.
+        """
+        return (self.of_scores() or None) if history else None
+
+    def of_scores(self) -> str:
+        """Say why more scores would be for nothing; empty where they would not.
+
+        Raises:
+            RuntimeError: when hardly any answer could be parsed.
+        """
+        by_example = self._by_example()
+        self._check_answers([cell for cells in by_example.values() for cell in cells])
+        self.nothing_found = self._equal_scores(
+            [[cell.score or 0.0 for cell in cells] for cells in by_example.values()]
+        )
+        return self.nothing_found
+
+    def evidence(self) -> Evidence:
+        """What there was to tell orders apart by."""
+        met = [[cell.score for cell in cells] for cells in self._by_example().values() if len(cells) > 1]
+        return Evidence(len(met), sum(len(set(scores)) > 1 for scores in met), 0)
+
+    def _by_example(self) -> dict[int, list[Cell]]:
+        by_example: dict[int, list[Cell]] = defaultdict(list)
+        for (_, example), cell in list(self._ledger.cells.items()):
+            if example < self._num_train and cell.outcome != FAILED:
+                by_example[example].append(cell)
+        return by_example
+
+    def _check_answers(self, cells: Sequence[Cell]) -> None:
+        unparsed = [cell for cell in cells if cell.outcome == WRONG]
+        if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):
+            return
+        said = (
+            f"{len(unparsed)} of {len(cells)} answers could not be parsed; one says: {unparsed[0].message}. Try "
+            "another adapter (dspy.JSONAdapter(), or PlainTextAdapter for small and base models), a larger max_tokens, "
+            "or a larger model"
+        )
+        if len(unparsed) >= UNPARSED * len(cells):
+            raise RuntimeError(said)
+        if not self._warned:
+            logger.warning("%s", said)
+        self._warned = True
+
+    def _equal_scores(self, rows: Sequence[Sequence[float]]) -> str:
+        """Why nothing can be found by scores that are equal; empty where they are not."""
+        scores = {score for row in rows for score in row}
+        num_scores, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)
+        if len(scores) == 1 and num_scores >= ENOUGH_SCORES:
+            what = f"every score was {scores.pop():g} in {num_scores} calls"
+        elif pairs >= ENOUGH_PAIRS and all(len(set(row)) == 1 for row in rows):
+            what = f"no score differed between two orders in {pairs} comparisons"
+        else:
+            return ""
+        logger.warning(
+            "%s, so that it ends here. If this is not meant: check that the metric compares the right fields, "
+            "and that the demos reach the model. One answer: %s",
+            what,
+            self._sample() or "not known",
+        )
+        return what

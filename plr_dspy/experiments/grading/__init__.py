@@ -1,0 +1,1 @@
+"""Whether the answer to a reasoning task is right."""

@@ -1,0 +1,1 @@
+"""The eight tasks of the paper, and where their examples come from."""

@@ -1,0 +1,1 @@
+"""Language models behind servers, and prompts in plain text."""

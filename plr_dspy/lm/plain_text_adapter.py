@@ -1,0 +1,255 @@
+"""Few-shot demos as plain text: the format of the paper, and one that small and base models follow.
+
+Review: a gripping film .
+Sentiment: positive
+
+Review: what a waste of time .
+Sentiment:
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import dspy
+import pydantic
+from dspy.adapters.utils import annotation_allows_none, apply_output_field_defaults, format_field_value
+from dspy.utils.exceptions import AdapterParseError
+
+from plr_dspy.lm.finite_outputs import labels_of, one_block, without_none
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
+# Modules such as ChainOfThought add fields and keep the text, so it need not name the fields of today.
+_DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
+
+
+class PlainTextAdapter(dspy.Adapter):
+    """Shows demos as blocks of "Title: value" lines and reads the answer strictly.
+
+    The whole prompt is one user message: the instructions if somebody wrote some, a block for each demo in
+    the order given, and a last block that ends in the first output field's title. All but the last block is
+    the same for every input, so a server's prefix cache serves it. Titles are the fields' prefixes
+    ("Review:"). A blank line separates blocks, so blank lines inside a value become one line break. A field
+    whose type allows None shows None as "None"; any other field that is missing or None has no line.
+
+    Args:
+        show_instructions: Whether instructions that differ from DSPy's default are the first block.
+        callbacks: DSPy callbacks run around `format` and `parse`.
+    """
+
+    def __init__(self, *, show_instructions: bool = True, callbacks: list[Any] | None = None) -> None:
+        """Take the class's arguments; those of other adapters have no use here."""
+        super().__init__(callbacks=callbacks)
+        self.show_instructions = show_instructions
+        # Otherwise DSPy takes `dspy.Reasoning` out of the signature, and so out of the demos, for some LMs.
+        self.native_response_types: list[Any] = []
+
+    def __call__(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Format, call and parse, stopping where the answer ends unless the caller set `stop`."""
+        lm_kwargs = _with_stop(lm, lm_kwargs, signature)
+        return super().__call__(lm, lm_kwargs, signature, demos, inputs)  # type: ignore[no-any-return]
+
+    async def acall(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Do what `__call__` does, with the LM's async call."""
+        lm_kwargs = _with_stop(lm, lm_kwargs, signature)
+        return await super().acall(lm, lm_kwargs, signature, demos, inputs)  # type: ignore[no-any-return]
+
+    def format(self, signature: Any, demos: list[Any], inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Render the prompt as one user message.
+
+        Args:
+            signature: The signature of the call.
+            demos: Demos as mappings or `dspy.Example`s, first one shown first.
+            inputs: The values of the input fields.
+
+        Returns:
+            A list that holds one message.
+
+        Raises:
+            ValueError: If a field's type is not text-like.
+        """
+        blocks = [message["content"] for message in self.format_demos(signature, demos)]
+        instructions = str(signature.instructions).strip()
+        if self.show_instructions and instructions and not _DEFAULT_INSTRUCTIONS.fullmatch(instructions):
+            blocks.insert(0, instructions)
+        lines = [_line(n, f, inputs[n]) for n, f in signature.input_fields.items() if _given(n, f, inputs)]
+        first_output = next(iter(signature.output_fields.items()))
+        blocks.append("\n".join([*lines, title_of(*first_output)]))
+        return [{"role": "user", "content": "\n\n".join(blocks)}]
+
+    def format_demos(self, signature: Any, demos: list[Any]) -> list[dict[str, Any]]:
+        """Render each demo as `format` shows it, in the order given.
+
+        A demo without any input or without any output field is left out. A demo that lacks some fields shows
+        the lines it has.
+
+        Args:
+            signature: The signature of the call.
+            demos: Demos as mappings or `dspy.Example`s.
+
+        Returns:
+            One user message for each demo shown.
+
+        Raises:
+            ValueError: If a field's type is not text-like.
+        """
+        _require_text_fields(signature)
+        messages = []
+        for demo in demos:
+            given = {name: field for name, field in signature.fields.items() if _given(name, field, demo)}
+            if given.keys() & signature.input_fields.keys() and given.keys() & signature.output_fields.keys():
+                block = "\n".join(_line(name, field, demo[name]) for name, field in given.items())
+                messages.append({"role": "user", "content": block})
+        return messages
+
+    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+        """Read the output fields from a completion that continues the prompt.
+
+        One output field is the completion's first line (labels and numbers) or the text up to the blank line
+        that ends the block (anything else). Several output fields are split at their titles at line starts.
+        An answer may repeat the title that the prompt ended in. A label must be the whole value: exactly, or
+        in another case if only one label then matches.
+
+        Args:
+            signature: The signature of the call.
+            completion: The LM's text.
+
+        Returns:
+            The value of each output field.
+
+        Raises:
+            AdapterParseError: If a field is missing or empty, given twice, or not a value of its type.
+        """
+        try:
+            sections = _sections(signature, completion)
+            values: dict[str, Any] = {
+                name: _read(name, signature.output_fields[name].annotation, text)
+                for name, text in sections.items()
+                if text
+            }
+        except ValueError as error:
+            raise AdapterParseError(type(self).__name__, signature, completion, str(error)) from error
+        values = dict(apply_output_field_defaults(signature, values))
+        missing = [name for name in signature.output_fields if name not in values]
+        if missing:
+            message = f"No value for {', '.join(missing)}."
+            raise AdapterParseError(type(self).__name__, signature, completion, message, values)
+        return values
+
+
+def _with_stop(lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> dict[str, Any]:
+    if "stop" in lm_kwargs or "stop" in getattr(lm, "kwargs", {}):
+        return lm_kwargs
+    outputs = list(signature.output_fields.values())
+    one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
+    return {**lm_kwargs, "stop": ["\n" if one_line else "\n\n"]}
+
+
+def _require_text_fields(signature: Any) -> None:
+    for name, field in signature.fields.items():
+        refused = dspy.Type.extract_custom_type_from_annotation(field.annotation)
+        if dspy.History in (field.annotation, *get_args(field.annotation)):
+            refused.append(dspy.History)
+        refused = [kind.__name__ for kind in refused if kind is not dspy.Reasoning]
+        if refused:
+            raise ValueError(
+                f"field {name!r}: PlainTextAdapter writes text-like types (str, Literal, bool, numbers, "
+                f"enums, lists, dicts, pydantic models), got {refused[0]}; use another adapter for this "
+                "program, such as dspy.ChatAdapter, or change the field's type"
+            )
+
+
+def _given(name: str, field: Any, values: Mapping[str, Any]) -> bool:
+    return name in values and (values[name] is not None or annotation_allows_none(field.annotation))
+
+
+def title_of(name: str, field: Any) -> str:
+    """What begins a field's line, such as "Review:"."""
+    prefix = " ".join(str((field.json_schema_extra or {}).get("prefix") or "").split())
+    return prefix or name.replace("_", " ").title() + ":"
+
+
+def _line(name: str, field: Any, value: Any) -> str:
+    # An empty value leaves no trailing space: tokenizers would see another prompt.
+    return f"{title_of(name, field)} {one_block(format_field_value(field, value))}".rstrip()
+
+
+def _sections(signature: Any, completion: str) -> dict[str, str]:
+    text = completion.replace("\r\n", "\n").replace("\r", "\n")
+    titles = {name: title_of(name, field) for name, field in signature.output_fields.items()}
+    first = next(iter(titles))
+    if _starts_with_title(text.lstrip(), titles[first]):
+        text = text.lstrip()[len(titles[first]) :]
+    if len(titles) == 1 and _is_one_line(signature.output_fields[first].annotation):
+        return {first: text.split("\n", 1)[0].strip()}
+    block = _BLANK_LINES.split(text, maxsplit=1)[0]
+    if len(titles) == 1:
+        return {first: block.strip()}
+    found: dict[str, list[str]] = {first: []}
+    current = first
+    for line in block.split("\n"):
+        name = next((n for n, title in titles.items() if _starts_with_title(line, title)), None)
+        if name in found:
+            raise ValueError(f"The title {titles[name]!r} appears more than once.")
+        if name is not None:
+            current, found[name] = name, []
+            line = line[len(titles[name]) :]
+        found[current].append(line)
+    for name, lines in found.items():
+        if _is_one_line(signature.output_fields[name].annotation):
+            del lines[1:]
+    return {name: "\n".join(lines).strip() for name, lines in found.items()}
+
+
+def _starts_with_title(line: str, title: str) -> bool:
+    rest = line[len(title) :]
+    return line.startswith(title) and not (title[-1].isalnum() and rest[:1].isalnum())
+
+
+def _is_one_line(annotation: Any) -> bool:
+    annotation = without_none(annotation)
+    labels = labels_of(annotation)
+    return annotation in (int, float) or (labels is not None and not any("\n" in label for label in labels))
+
+
+def _read(name: str, annotation: Any, text: str) -> Any:
+    if annotation_allows_none(annotation) and text == "None":
+        return None
+    annotation = without_none(annotation)
+    labels = labels_of(annotation)
+    if labels is not None:
+        matches = [label for label in labels if label.casefold() == text.casefold()]
+        matches = [text] if text in labels else matches
+        if len(matches) != 1:
+            raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
+        return labels[matches[0]]
+    if annotation is str:
+        return text
+    if annotation is dspy.Reasoning:
+        return dspy.Reasoning(content=text)
+    try:
+        return _read_typed(annotation, text)
+    except ValueError as error:
+        raise ValueError(f"{name}: got {text!r}, expected {annotation}.") from error
+
+
+def _read_typed(annotation: Any, text: str) -> Any:
+    if annotation is int:
+        return int(text)
+    if annotation is float:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(f"{text!r} is not a finite number")
+        return number
+    reader = pydantic.TypeAdapter(annotation)
+    try:
+        return reader.validate_json(text)
+    except pydantic.ValidationError:
+        return reader.validate_python(text)

@@ -1,0 +1,1 @@
+"""`PLReorder`, and what all optimizers of an order share."""

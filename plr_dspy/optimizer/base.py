@@ -1,0 +1,220 @@
+"""What all optimizers of an order share: one compile from the arguments to the report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict
+
+import dspy
+import torch
+from dspy.teleprompt.teleprompt import Teleprompter
+
+from plr_dspy.compilation.engine import Compilation, Outcome
+from plr_dspy.optimizer.cost_estimate import Estimate, estimate
+from plr_dspy.optimizer.identity import identity
+from plr_dspy.optimizer.job import Job, Method, Options, prepare
+from plr_dspy.optimizer.mlflow import track
+from plr_dspy.optimizer.reporting import build_report
+from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.metrics import Metric, metric_caller
+from plr_dspy.programs.validation import as_folder, check_log_dir, number, whole_number
+from plr_dspy.report.report import Report
+from plr_dspy.report.text import result
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.scoring.checkpoint import Checkpoint
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.objectives import SearchObjective
+
+logger = logging.getLogger(__name__)
+
+LARGEST_SEED = 2**63 - 1
+
+
+class Common(TypedDict, total=False):
+    """Arguments that all optimizers of an order take."""
+
+    max_metric_calls: int | None
+    max_seconds: float | None
+    num_demos: int | None
+    num_threads: int | None
+    max_errors: int | None
+    seed: int
+    log_dir: str | Path | None
+    accept_changes: bool
+    display_progress: bool
+
+
+class Reorderer(Teleprompter):
+    """What all optimizers of an order share: checks, budget, checkpoint, progress, errors and report.
+
+    Args:
+        metric, max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
+            accept_changes, display_progress: As in `PLReorder`.
+
+    Attributes:
+        report: The `Report` of the last compile, also when it was interrupted or ended in an error.
+        best_program: What the last compile returned; after an interrupt or an error, the program in
+            the best order that the search had seen.
+    """
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        max_metric_calls: int | None = None,
+        max_seconds: float | None = None,
+        num_demos: int | None = 8,
+        num_threads: int | None = None,
+        max_errors: int | None = None,
+        seed: int = 0,
+        log_dir: str | Path | None = None,
+        accept_changes: bool = False,
+        display_progress: bool = True,
+    ) -> None:
+        super().__init__()
+        metric_caller(metric)
+        self.metric = metric
+        self.max_metric_calls = whole_number("max_metric_calls", max_metric_calls)
+        self.max_seconds = number("max_seconds", max_seconds, above=0.0)
+        self.num_demos = whole_number("num_demos", num_demos, least=2)
+        self.num_threads = whole_number("num_threads", num_threads)
+        self.max_errors = whole_number("max_errors", max_errors)
+        self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
+        self.log_dir = as_folder("log_dir", log_dir)
+        self.accept_changes = accept_changes
+        self.display_progress = display_progress
+        self.report: Report | None = None
+        self.best_program: dspy.Module | None = None
+
+    @abstractmethod
+    def _method(self) -> Method:
+        """What finds the order."""
+
+    def compile(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        teacher: Any = None,
+        valset: list[dspy.Example] | None = None,
+        seed: int | None = None,
+    ) -> dspy.Module:
+        """Order the student's demos.
+
+        Args:
+            student: A program with demos; it is not changed.
+            trainset: Examples that score orders. Those that the demos show are left out.
+            teacher: Ignored; other optimizers pass one.
+            valset: Examples of the final comparison, as many of them as the budget affords; None or
+                empty takes 20 % of the trainset.
+            seed: Instead of the constructor's.
+
+        Returns:
+            A compiled copy that differs from the student in the order of its demos, with the
+            report as plain data at ``reorder_report``.
+
+        Raises:
+            TypeError, ValueError: for bad arguments, before any program call.
+            RuntimeError: when another compile is using `log_dir`, or too few examples run for any order.
+            Exception: of the program or the metric, see `max_errors`.
+        """
+        started = time.monotonic()
+        self.report = self.best_program = None
+        job = prepare(self._options(seed), student, trainset=trainset, valset=valset)
+        if self.log_dir is not None:
+            check_log_dir(self.log_dir)
+        with (
+            torch.device("cpu"),  # wherever the caller's own tensors go
+            Checkpoint(
+                self.log_dir, partial(identity, job), accept_changes=self.accept_changes
+            ) as checkpoint,
+            ProgressBar(
+                job.plan.program_calls, display=self.display_progress, at_end=self._say_result
+            ) as bar,
+            Interrupts() as interrupts,
+        ):
+            scorer = job.new_scorer(
+                num_threads=self.num_threads,
+                max_errors=self.max_errors,
+                on_cell=bar.advance,
+                interrupted=interrupts.received,
+                ledger=checkpoint.ledger,
+            )
+            objective = job.new_objective(scorer)
+            compilation = Compilation(
+                job.new_search(),
+                objective,
+                scorer,
+                plan=job.plan,
+                num_train=job.num_searched,
+                original=job.original,
+                sample=lambda: str(getattr(job.work, "sample", "")),
+                min_probability=job.options.method.min_probability,
+                stoppers=job.options.method.stoppers,
+                max_seconds=self.max_seconds,
+                checkpoint=checkpoint,
+                bar=bar,
+            )
+            try:
+                outcome = compilation.run()
+            except BaseException as error:
+                checkpoint.ledger.close()  # calls that are still under way come too late
+                self._keep(job, compilation.unfinished(error), objective, checkpoint.ledger, started=started)
+                raise
+            return self._keep(job, outcome, objective, checkpoint.ledger, started=started)
+
+    def estimate(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        valset: list[dspy.Example] | None = None,
+        seed: int | None = None,
+    ) -> Estimate:
+        """Say what `compile` with these arguments would cost; no program call is made.
+
+        Raises:
+            TypeError, ValueError: for bad arguments, as `compile` does.
+        """
+        return estimate(prepare(self._options(seed), student, trainset=trainset, valset=valset))
+
+    def get_params(self) -> dict[str, Any]:
+        """The arguments, as a dict of its own: trackers add to what they get."""
+        kept = ("report", "best_program")
+        return {name: value for name, value in vars(self).items() if name not in kept}
+
+    def _options(self, seed: int | None) -> Options:
+        """What decides the result, with the seed of `compile`."""
+        seed = self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
+        return Options(method=self._method(), metric=self.metric, num_demos=self.num_demos, seed=seed)
+
+    def _keep(
+        self, job: Job, outcome: Outcome, objective: SearchObjective, ledger: Ledger, *, started: float
+    ) -> dspy.Module:
+        """Set `report` and `best_program`, and write the report to `log_dir`."""
+        limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds")}
+        settings = {**job.settings(), **limits}
+        seconds = time.monotonic() - started
+        self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
+        compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
+        compiled = job.options.method.finished(job, compiled, objective)
+        compiled.reorder_report = self.report.to_dict()
+        compiled._compiled = True
+        self.best_program = compiled
+        if self.log_dir is not None:
+            try:
+                self.report.save(self.log_dir / "report.json")
+            except OSError as error:  # what was paid for must not be lost to a full disk
+                logger.warning("the report could not be written to %s: %s", self.log_dir, error)
+        track(self.report)
+        return compiled
+
+    def _say_result(self) -> None:
+        """Log what came of the compile, in a line."""
+        if self.report is not None:
+            logger.info("%s", result(self.report))

@@ -1,0 +1,155 @@
+"""What a compile would cost, said before anything is paid."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import dspy
+
+from plr_dspy.optimizer.job import Job
+from plr_dspy.report.text import readable
+
+TOKENIZER = "gpt-4o"
+"""The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
+
+SAMPLED_PROMPTS = 20
+"""Prompts whose tokens are counted for the mean."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a compile would cost.
+
+    Attributes:
+        orders: Orders of its demos that give different prompts, for each predictor that has demos.
+        distinct_prompts: Over all predictors together.
+        num_train, num_selection: Examples of the two splits, demo examples left out.
+        num_orders, num_train_examples: Orders that the search scores, and examples that score one, at most.
+        scored_on: What these are: "train examples", or "probing inputs" of methods that make their own.
+        num_first_examples: Examples that score an order at first; the good ones go on to more.
+        num_finalists, num_selection_examples: The same of the final comparison.
+        search_calls, race_calls, final_calls: Program calls planned for the search, for the race of its best
+            orders, and for the final comparison; what one leaves goes to the next.
+        program_calls: Of all three, at most; a compile never makes more.
+        prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. None where the
+            prompts cannot be told from the examples, as with predictors that read each other's outputs.
+    """
+
+    orders: dict[str, int]
+    distinct_prompts: int
+    num_train: int
+    num_selection: int
+    num_orders: int
+    num_train_examples: int
+    num_first_examples: int
+    num_finalists: int
+    num_selection_examples: int
+    search_calls: int
+    race_calls: int
+    final_calls: int
+    program_calls: int
+    prompt_tokens: int | None
+    scored_on: str = "train examples"
+
+    @property
+    def _scored_on(self) -> str:
+        if self.scored_on != "train examples":
+            return f"{self.num_train_examples} {self.scored_on}"
+        first = f"{self.num_first_examples} to " if self.num_first_examples < self.num_train_examples else ""
+        return f"{first}{self.num_train_examples} of {self.num_train} train examples"
+
+    def __repr__(self) -> str:
+        return f"<Estimate: {str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
+        orders = ", ".join(f"{name}: {readable(count)}" for name, count in self.orders.items())
+        return (
+            f"at most {self.program_calls:,} program calls, prompt tokens {tokens}\n"
+            f"  search: about {self.search_calls:,} calls, {self.num_orders:,} orders on {self._scored_on}\n"
+            + (f"  race: about {self.race_calls:,} calls\n" if self.race_calls else "")
+            + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} orders on "
+            f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
+            f"  {readable(self.distinct_prompts)} distinct prompts ({orders})"
+        )
+
+
+def estimate(job: Job) -> Estimate:
+    """The cost of a prepared compile."""
+    tokens = _tokens_a_call(job)
+    plan, num_distinct = job.plan, job.slots.space.num_distinct
+    calls = plan.program_calls
+    first = plan.num_first_examples if plan.racing else plan.num_train_examples
+    search_calls = calls - min(plan.race_calls + plan.final_calls, calls)
+    asked = search_calls // first if first else 0
+    return Estimate(
+        orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
+        distinct_prompts=num_distinct,
+        num_train=len(job.splits.train),
+        num_selection=len(job.splits.selection),
+        num_orders=min(asked, num_distinct),
+        num_train_examples=plan.num_train_examples,
+        num_first_examples=first,
+        num_finalists=min(plan.num_finalists, num_distinct),
+        num_selection_examples=plan.num_selection_examples,
+        search_calls=search_calls,
+        race_calls=min(plan.race_calls, calls),
+        final_calls=min(plan.final_calls, calls),
+        program_calls=calls,
+        prompt_tokens=None if tokens is None else round(tokens * calls),
+        scored_on=job.options.method.scored_on,
+    )
+
+
+def _tokens_a_call(job: Job) -> float | None:
+    """Mean prompt tokens of a program call, if every predictor reads the examples' inputs alone."""
+    examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
+    try:
+        prompts = _prompts(job, examples)
+        if not prompts:
+            return None
+        with _offline_litellm() as litellm:
+            # Images count as so many tokens each, so that none is downloaded.
+            count = partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
+            return float(sum(count(messages=messages) for messages in prompts) / len(examples))
+    except (
+        Exception
+    ):  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
+        return None
+
+
+def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[list[dict[str, Any]]]:
+    """The messages of all predictors on these examples; none where they cannot be told before a call."""
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    predictors = job.program.predictors()
+    prompts = []
+    for example in examples:
+        inputs = dict(example.inputs().items())
+        for predictor in predictors:
+            has_lm = (predictor.lm or dspy.settings.lm) is not None
+            if not has_lm or not predictor.signature.input_fields.keys() <= inputs.keys():
+                return []
+            prompts.append(adapter.format(predictor.signature, predictor.demos, dict(inputs)))
+    return prompts
+
+
+@contextmanager
+def _offline_litellm() -> Iterator[ModuleType]:
+    """Import litellm without the look at its price list on the network that the first import takes."""
+    name = "LITELLM_LOCAL_MODEL_COST_MAP"
+    before = os.environ.get(name)
+    os.environ[name] = "True"
+    try:
+        yield importlib.import_module("litellm")
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,228 @@
+"""PLReorder: the DSPy optimizer that learns the order of a program's demos."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from plr_dspy.compilation.assembly import new_search
+from plr_dspy.compilation.budget import BUDGETS, Overrides, Plan, make_plan
+from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.optimizer.job import Job, Method
+from plr_dspy.orderings.updates import UpdateRule, update_rule
+from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.validation import fraction, number, whole_number
+from plr_dspy.search.cross_entropy import CrossEntropySearch
+from plr_dspy.search.stopping import Converged, Patience, Stopper, TargetScore
+
+
+@dataclass(frozen=True)
+class LearntOrder(Method):
+    """Learns a Plackett-Luce distribution over the orders.
+
+    Attributes:
+        update: The update rule.
+        auto: "light", "medium", "heavy" or "paper".
+        overrides: What the user fixed of the plan.
+        stop_at_score, patience, stop_at_mode_probability: What ends the search early; None does not.
+    """
+
+    update: UpdateRule
+    auto: str
+    overrides: Overrides
+    stop_at_score: float | None
+    patience: int | None
+    stop_at_mode_probability: float | None
+    min_probability: float = 0.0
+
+    name = "PLReorder"
+
+    @property
+    def balanced(self) -> bool:  # type: ignore[override]
+        """The paper shuffles, no more."""
+        return self.auto != "paper"
+
+    @property
+    def stoppers(self) -> list[Stopper]:
+        """What ends the search early."""
+        stoppers: list[Stopper] = []
+        if self.stop_at_score is not None:
+            stoppers.append(TargetScore(self.stop_at_score))
+        if self.patience is not None:
+            stoppers.append(Patience(self.patience))
+        if self.stop_at_mode_probability is not None:
+            stoppers.append(Converged(self.stop_at_mode_probability))
+        return stoppers
+
+    def arguments(self) -> dict[str, Any]:
+        """The user's arguments as plain data."""
+        return {
+            "auto": self.auto,
+            "update": {"name": self.update.name, **_parameters(self.update)},
+            **asdict(self.overrides),
+            "stop_at_score": self.stop_at_score,
+            "patience": self.patience,
+            "stop_at_mode_probability": self.stop_at_mode_probability,
+            "min_probability": self.min_probability,
+        }
+
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+        """Lay out a compile."""
+        return make_plan(
+            self.auto,
+            self.overrides,
+            num_train=num_train,
+            num_selection=num_selection,
+            num_distinct=num_distinct,
+        )
+
+    def search(self, job: Job) -> CrossEntropySearch:
+        """The search that the plan asks for."""
+        return new_search(
+            job.plan,
+            job.slots.space,
+            update=self.update,
+            seed=job.options.seed,
+            classes=job.slots.classes,
+            example_classes=job.splits.classes,
+        )
+
+
+class PLReorder(Reorderer):
+    """Learns a Plackett-Luce distribution over the orders of a program's demos, and picks one.
+
+    Demos, instructions and weights stay as they are: run it after an optimizer that chooses demos.
+    Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.
+
+    Args:
+        metric: ``metric(example, prediction)``; larger is better. Bools, numbers and
+            ``Prediction(score=...)`` count. Further parameters, such as ``trace``, get their defaults,
+            or None.
+        update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
+        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
+            runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at
+            most 15 x 15 x train + 13 x selection examples.
+        max_metric_calls: Budget in program calls instead; never exceeded.
+        max_seconds: No program call begins later than this; those under way end. The search gives the
+            final comparison its share of the time.
+        stop_at_score: The search ends after the round in which an order has this score on the train split,
+            as the search estimates it.
+        patience: The search ends when so many rounds in a row left the best order what it was.
+        stop_at_mode_probability: The search ends after the round in which the most probable order of
+            every predictor's demos has at least this probability.
+        min_probability: An order replaces the original one only if it is better on new examples with this probability;
+            0.9 changes only what is sure. By default the largest expected gain decides, if there is one.
+        num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
+            Algorithm 1; None leaves them to `auto`.
+        num_demos: Labelled demos for a student that has none at all; None makes that an error.
+        num_threads: Program calls under way at once; None takes DSPy's setting.
+        max_errors: So many failed program calls end the compile, with the exception of the last; None
+            takes DSPy's setting. An example that runs for no order counts once. Answers that cannot be
+            parsed are wrong answers, not failures.
+        seed: Of everything random.
+        log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
+            (``state.json``) and the report (``report.json``). A compile with the same program, data
+            and settings, or with a larger budget, goes on from there: no finished call is made again. None keeps
+            nothing.
+        accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
+            what it was, because the scores paid for there hold all the same; the examples must be the same ones.
+        display_progress: Draw a progress bar; where you have set up no log handlers, also show a line for each
+            round and one at the end, as DSPy does.
+
+    Attributes:
+        report: The `Report` of the last compile, also when it was interrupted or ended in an error.
+        best_program: What the last compile returned; after an interrupt or an error, the program in
+            the best order that the search had seen.
+
+    Raises:
+        TypeError, ValueError: for arguments out of range; the message says what to pass.
+    """
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        update: str | UpdateRule = "mle",
+        auto: str = "light",
+        max_metric_calls: int | None = None,
+        max_seconds: float | None = None,
+        stop_at_score: float | None = None,
+        patience: int | None = None,
+        stop_at_mode_probability: float | None = None,
+        min_probability: float = 0.0,
+        num_iterations: int | None = None,
+        num_samples: int | None = None,
+        elite_fraction: float | None = None,
+        num_final_draws: int | None = None,
+        num_demos: int | None = 8,
+        num_threads: int | None = None,
+        max_errors: int | None = None,
+        seed: int = 0,
+        log_dir: str | Path | None = None,
+        accept_changes: bool = False,
+        display_progress: bool = True,
+    ) -> None:
+        super().__init__(
+            metric,
+            max_metric_calls=max_metric_calls,
+            max_seconds=max_seconds,
+            num_demos=num_demos,
+            num_threads=num_threads,
+            max_errors=max_errors,
+            seed=seed,
+            log_dir=log_dir,
+            accept_changes=accept_changes,
+            display_progress=display_progress,
+        )
+        if auto not in (*BUDGETS, "paper"):
+            raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']}; got {auto!r}")
+        self.update = update_rule(update)
+        self.auto = auto
+        self.stop_at_score = number("stop_at_score", stop_at_score)
+        self.patience = whole_number("patience", patience)
+        self.stop_at_mode_probability = fraction("stop_at_mode_probability", stop_at_mode_probability)
+        self.min_probability = _probability("min_probability", min_probability)
+        self.num_iterations = whole_number("num_iterations", num_iterations)
+        self.num_samples = whole_number("num_samples", num_samples)
+        self.elite_fraction = fraction("elite_fraction", elite_fraction)
+        self.num_final_draws = whole_number("num_final_draws", num_final_draws, least=0)
+
+    def _method(self) -> LearntOrder:
+        return LearntOrder(
+            update=self.update,
+            auto=self.auto,
+            overrides=Overrides(
+                max_metric_calls=self.max_metric_calls,
+                num_iterations=self.num_iterations,
+                num_samples=self.num_samples,
+                elite_fraction=self.elite_fraction,
+                num_final_draws=self.num_final_draws,
+            ),
+            stop_at_score=self.stop_at_score,
+            patience=self.patience,
+            stop_at_mode_probability=self.stop_at_mode_probability,
+            min_probability=self.min_probability,
+        )
+
+
+def _probability(name: str, value: Any) -> float:
+    """The value as a float in [0, 1].
+
+    Raises:
+        TypeError: when it is no number.
+        ValueError: when it is out of range.
+    """
+    chosen = number(name, value)
+    if chosen is None or not 0.0 <= chosen <= 1.0:
+        raise ValueError(
+            f"{name} must lie between 0 and 1, such as 0.9 to change only what is sure; got {value!r}"
+        )
+    return chosen
+
+
+def _parameters(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as plain data; those of other objects are not known."""
+    plain = (bool, int, float, str, type(None))
+    parameters = {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else {}
+    return {name: v if isinstance(v, plain) else repr(v) for name, v in parameters.items()}

@@ -1,0 +1,93 @@
+"""Writes the report of a compile."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import dspy
+
+from plr_dspy._version import __version__
+from plr_dspy.compilation.engine import Outcome
+from plr_dspy.optimizer.demo_texts import demo_texts
+from plr_dspy.optimizer.job import Job
+from plr_dspy.orderings.plackett_luce import distribution_state
+from plr_dspy.programs.copies import language_models, named_predictors
+from plr_dspy.programs.slots import Slot
+from plr_dspy.report.report import Report
+from plr_dspy.report.schema import Candidate, SlotReport
+from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.scoring.ledger import Ledger
+
+LARGEST_JSON_INTEGER = 2**53
+"""Larger whole numbers lose digits in most JSON readers, so they are written as floats."""
+
+
+def build_report(
+    job: Job, outcome: Outcome, ledger: Ledger, *, settings: dict[str, Any], seconds: float
+) -> Report:
+    """The report of a finished compile."""
+    num_distinct = job.slots.space.num_distinct
+    return Report(
+        slots=_slot_reports(job, outcome),
+        distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else _as_float(num_distinct),
+        comparison=outcome.comparison,
+        candidates=[
+            Candidate(
+                origin=result.finalist.origin,
+                ordering={
+                    name: list(permutation)
+                    for name, permutation in job.slots.permutations(result.finalist.ordering).items()
+                },
+                score=result.score,
+                expected_gain=result.gain.expected,
+                probability=result.gain.probability,
+            )
+            for result in outcome.candidates
+        ],
+        evidence=outcome.evidence,
+        history=outcome.history,
+        program_calls=outcome.program_calls,
+        tokens=ledger.tokens,
+        seconds=seconds,
+        errors=ledger.errors(job.names),
+        stopped=outcome.stopped,
+        settings=settings,
+        plr_dspy_version=__version__,
+        dspy_version=dspy.__version__,
+    )
+
+
+def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
+    permutations = job.slots.permutations(outcome.ordering)
+    distributions = iter(outcome.distributions)
+    predictors = dict(named_predictors(job.program))
+    redact = Redactor([dspy.settings.lm, *language_models(job.program)])
+    return [
+        SlotReport(
+            predictor=slot.predictor,
+            num_demos=len(slot.demos),
+            ordering=list(permutations[slot.predictor]),
+            blocks=[list(block) for block in slot.blocks],
+            distributions=[distribution_state(next(distributions)) for _ in slot.blocks],
+            demos=demo_texts(predictors[slot.predictor], slot.demos, redact=redact),
+            classes=_classes(slot),
+        )
+        for slot in job.slots.slots
+    ]
+
+
+def _classes(slot: Slot) -> list[int | None]:
+    """The class of each demo; of none, where all have one."""
+    known = {
+        demo: number
+        for block, numbers in zip(slot.blocks, slot.classes, strict=True)
+        for demo, number in zip(block, numbers, strict=True)
+    }
+    several = len(set(known.values())) > 1
+    return [known.get(demo) if several else None for demo in range(len(slot.demos))]
+
+
+def _as_float(number: int) -> float:
+    """The float nearest to it; there are no larger ones than 1.8e308."""
+    return float(min(number, int(sys.float_info.max)))

@@ -1,0 +1,1 @@
+"""Orderings of demos, the Plackett-Luce distribution over them, and its updates."""

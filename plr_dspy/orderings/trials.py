@@ -1,0 +1,54 @@
+"""What happened during a search: plain data that saves to JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An ordering with the mean of the cells scored so far.
+
+    Attributes:
+        ordering: One permutation for each block.
+        score: Mean score over the examples that count, as a fraction.
+        num_examples: Number of those examples.
+        scores: By example, where not all orderings are scored on the same ones.
+    """
+
+    ordering: tuple[tuple[int, ...], ...]
+    score: float
+    num_examples: int = 1
+    scores: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One ask, score, tell round.
+
+    Attributes:
+        index: 0 for the first.
+        num_samples: Orderings scored.
+        num_new: How many of those had not been scored before.
+        mean_score, best_score: Over this round's orderings.
+        elite_score: Score of the last ordering that became an elite.
+        best_score_so_far: Over all rounds; as the search estimates it, where it has a model.
+        best_ordering: The ordering with that score, one permutation for each block.
+        program_calls: Distinct program calls made since the start.
+        mode_probability: Probability of each block's most probable ordering after the round.
+        num_elites: Orderings that the distributions were refitted to.
+        agreement: Kendall's W of these, the mean over blocks: 1 where all agree, `1 / num_elites` by chance.
+    """
+
+    index: int
+    num_samples: int
+    num_new: int
+    mean_score: float
+    best_score: float
+    elite_score: float
+    best_score_so_far: float
+    best_ordering: tuple[tuple[int, ...], ...]
+    program_calls: int
+    mode_probability: list[float]
+    num_elites: int
+    agreement: float

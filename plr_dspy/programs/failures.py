@@ -1,0 +1,94 @@
+"""Counts the calls that failed, and decides when they are too many."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from plr_dspy.lm.errors import HOPELESS
+
+logger = logging.getLogger(__name__)
+
+
+def is_milestone(count: int) -> bool:
+    """Whether a count is worth a line: 1, 10, 100 and so on."""
+    return str(count).strip("0") == "1"
+
+
+class Failures:
+    """The failures of a run.
+
+    An example that never runs is one failure, whatever the number of orders that meet it: unless nothing
+    at all has run.
+
+    Args:
+        names: What messages call the examples.
+        ran: Examples that ran before.
+        max_errors: So many failures are too many.
+        redact: Takes secrets out of messages.
+
+    Attributes:
+        first: The first exception.
+        fatal: The one that ends the run.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, ran: Iterable[int], max_errors: int, redact: Callable[[str], str]
+    ) -> None:
+        self.first: BaseException | None = None
+        self.fatal: BaseException | None = None
+        self._names = names
+        self._max_errors = max_errors
+        self._redact = redact
+        self._counts: Counter[int] = Counter()
+        self._kinds: Counter[str] = Counter()
+        self._ran = set(ran)
+
+    def note_success(self, example: int) -> None:
+        """A call on the example ended with an answer."""
+        self._ran.add(example)
+
+    def note(self, failure: BaseException, example: int) -> None:
+        """A call on the example failed; that is logged the first time, the tenth, and so on."""
+        name = self._names[example]
+        what = f"{type(failure).__name__}: {self.first_line(failure)}"
+        self._kinds[what] += 1
+        if self._kinds[what] == 1:
+            logger.warning("%s was not scored: %s", name, what)
+        elif is_milestone(self._kinds[what]):
+            logger.warning("%d calls were not scored, the last of %s: %s", self._kinds[what], name, what)
+        self._counts[example] += 1
+        self.first = self.first or failure
+        if self.fatal is not None:
+            return
+        dead = not self._ran
+        count = sum(count if dead or e in self._ran else 1 for e, count in self._counts.items())
+        if isinstance(failure, HOPELESS):
+            self.fatal = self._noted(failure, f"{name}: every further call would fail like this")
+        elif count >= self._max_errors:
+            reason = f"{name}: the last of {count} failures (max_errors={self._max_errors})"
+            self.fatal = self._noted(failure, reason)
+
+    def first_line(self, error: BaseException) -> str:
+        """Of its message, in characters that can be written, without secrets."""
+        try:
+            text = str(error)
+        except Exception as second:
+            text = f"its message cannot be read: {type(second).__name__}"
+        text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
+        return self._redact(text)[:200]
+
+    def _noted(self, error: BaseException, reason: str) -> BaseException:
+        """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
+        if not isinstance(error, Exception):  # SystemExit and the like would end more than the compile
+            text = f"the program or the metric raised {type(error).__name__}: {self.first_line(error)}"
+            wrapped = RuntimeError(text)
+            wrapped.__cause__ = error
+            error = wrapped
+        if hasattr(error, "add_note"):
+            error.add_note(
+                f"plr_dspy ended the compile at {reason}. With log_dir, the same compile goes on from here; where the "
+                "code of the program or the metric is another, it takes a new log_dir."
+            )
+        return error

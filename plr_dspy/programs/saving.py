@@ -1,0 +1,38 @@
+"""Whether a program's demos can be saved as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+import orjson
+from dspy.predict.predict import serialize_object
+
+from plr_dspy.programs.copies import named_predictors
+
+
+def json_obstacle(program: dspy.Module) -> str:
+    """Say which demo keeps `program.save("x.json")` from its work, and what to do; empty if none does."""
+    obstacles = [
+        f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r} ({problem})"
+        for name, predictor in named_predictors(program)
+        for i, demo in enumerate(predictor.demos)
+        for field, value in demo.items()
+        if (problem := _problem(value))
+    ]
+    if not obstacles:
+        return ""
+    more = f", and {len(obstacles) - 1} more fields are like it" if len(obstacles) > 1 else ""
+    return (
+        f"{obstacles[0]}{more}: program.save('x.json') will fail; convert it to plain data, such as int(...), str(...) "
+        "or list(...), or save as 'x.pkl' or with save_program=True"
+    )
+
+
+def _problem(value: Any) -> str:
+    """Why JSON cannot hold a value; empty if it can."""
+    try:
+        orjson.dumps(serialize_object(value))
+    except TypeError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,99 @@
+"""What a compile did and found: plain data that saves to JSON, pictures, and a page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from plr_dspy.report import figures, html, text
+from plr_dspy.report.schema import SCHEMA_VERSION, Findings
+from plr_dspy.runtime.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Report(Findings):
+    """What a compile did and found; its attributes are those of `Findings`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data (dicts, lists, strings, numbers)."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: when the data are no report, or one of another schema version.
+        """
+        version = data.get("schema_version")
+        if version is None:
+            raise ValueError("expected a plr_dspy report; got data without a schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
+                "read it with the plr_dspy version that wrote it"
+            )
+        return _REPORT.validate_python(data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON; the file appears whole or not at all."""
+        write_atomically(Path(path), _REPORT.dump_json(self, indent=2) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a report that `save` wrote.
+
+        Raises:
+            ValueError: when the file holds no report, or one of another schema version.
+        """
+        try:
+            data = TypeAdapter(dict[str, Any]).validate_json(Path(path).read_bytes())
+            return cls.from_dict(data)
+        except ValueError as error:
+            raise ValueError(
+                f"{os.fspath(path)} holds no plr_dspy report that can be read: {error}"
+            ) from error
+
+    def plot(self) -> Figure:
+        """Draw what the search did and learnt.
+
+        Scores by program calls, the agreement of each round's elites, and for each predictor where the final
+        distribution puts each demo, and its most probable orders.
+
+        Returns:
+            A figure that no window knows; notebooks show it, `savefig` writes it.
+
+        Raises:
+            ImportError: without matplotlib, which is in the extra `plots`.
+        """
+        return figures.whole(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page with all that the report holds; the file appears whole or not at all.
+
+        It needs nothing else: no script, and nothing from any other address.
+
+        Raises:
+            ImportError: without matplotlib, which is in the extra `plots`.
+        """
+        write_atomically(Path(path), html.page(self).encode())
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return html.excerpt(self)
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.settings.get('method', 'PLReorder')}: {text.result(self)}>"
+
+    def __str__(self) -> str:
+        return text.summary(self)
+
+
+_REPORT = TypeAdapter(Report)

@@ -1,0 +1,157 @@
+"""What a compile did and found: the data of a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from plr_dspy.orderings.trials import Iteration
+
+SCHEMA_VERSION = 5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An ordering that reached the final comparison.
+
+    Attributes:
+        origin: "original", "mode", "best seen" or "draw".
+        ordering: Demo indices by position, for each slot; empty for a student without demos.
+        score: Mean score on the selection split.
+        expected_gain: What chose among the candidates: the mean score above the original's that is expected on
+            examples that nobody has seen.
+        probability: That the score there is above the original's.
+    """
+
+    origin: str
+    ordering: dict[str, list[int]]
+    score: float
+    expected_gain: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    """One slot: a predictor's demos and the order chosen for them.
+
+    Attributes:
+        predictor: Name of the predictor.
+        num_demos: Number of demos, those that no prompt shows included.
+        ordering: Demo indices by position; ``ordering[0]`` is shown first.
+        blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
+        distributions: The final distribution of each block: logits ``[n]``, or of a mixture
+            weights ``[k]`` and logits ``[k, n]``, over the block's demos.
+        demos: The demos in their original order: fields that prompts show as text, the start of long ones.
+        classes: A number for each demo, the same for those that give the same answer; None where answers
+            are no classes, and for demos that cannot be moved.
+    """
+
+    predictor: str
+    num_demos: int
+    ordering: list[int]
+    blocks: list[list[int]]
+    distributions: list[dict[str, Any]]
+    demos: list[dict[str, str]]
+    classes: list[int | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Chosen against original order on the selection split.
+
+    Attributes:
+        original, chosen: Mean scores, as fractions.
+        gain: Mean of the paired differences.
+        interval: Confidence interval of the gain, widened for the number of orders that were
+            compared (Bonferroni): on pure noise, the winner's lies above 0 at most that seldom.
+        confidence: Level of the interval.
+        num_examples: Examples that the candidates were compared on.
+        num_candidates: Orders that were compared, the original included.
+        expected_gain: What the chosen order scores above the original one on examples that nobody has seen, as far as
+            can be told: shrunk for few examples, and for being the best of many orders.
+        probability: That the chosen order is better there; 0 where the original one stayed.
+    """
+
+    original: float
+    chosen: float
+    gain: float
+    interval: tuple[float, float]
+    confidence: float
+    num_examples: int
+    num_candidates: int
+    expected_gain: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What there was to tell orders apart by.
+
+    Attributes:
+        num_met: Examples that two orders or more were scored on.
+        num_differing: Those of them on which scores differed.
+        num_compared: Examples that both the original order and the most promising other one were scored on.
+    """
+
+    num_met: int
+    num_differing: int
+    num_compared: int
+
+
+@dataclass(frozen=True)
+class ErrorCount:
+    """Cells that ended in one type of exception.
+
+    Attributes:
+        type: Name of the exception's class.
+        outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below), or "not
+            scored": the call failed.
+        count: Number of cells.
+        message: First line of the first one's message.
+        examples: Up to five of the examples, such as "trainset[12]".
+    """
+
+    type: str
+    outcome: str
+    count: int
+    message: str
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a compile did and found.
+
+    Attributes:
+        slots: The predictors whose demos were ordered.
+        distinct_prompts: Number of orderings that render to different prompts.
+        comparison: Chosen against original order; None if there was nothing to order, or no time for it.
+        candidates: Orderings of the final comparison.
+        evidence: What there was to tell orders apart by; None where the metric did not score them.
+        history: Rounds of the search.
+        program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
+            comparison ("final") beside those of the "original" order there, and in "total"; and those of
+            the total that `log_dir` held from before: "resumed".
+        tokens: Billed tokens by model, as the provider reports them.
+        seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
+        errors: Cells that raised, by type.
+        stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
+        settings: Everything that decides the run, the seed included.
+        plr_dspy_version, dspy_version, schema_version: What wrote this.
+    """
+
+    slots: list[SlotReport]
+    distinct_prompts: float
+    comparison: Comparison | None
+    candidates: list[Candidate]
+    evidence: Evidence | None
+    history: list[Iteration]
+    program_calls: dict[str, int]
+    tokens: dict[str, dict[str, int]]
+    seconds: float
+    errors: list[ErrorCount]
+    stopped: str
+    settings: dict[str, Any]
+    plr_dspy_version: str
+    dspy_version: str
+    schema_version: int = field(default=SCHEMA_VERSION)

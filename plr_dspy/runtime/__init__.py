@@ -1,0 +1,1 @@
+"""Helpers of the process: log lines, the progress bar, signals, threads, files."""

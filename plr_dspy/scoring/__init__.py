@@ -1,0 +1,1 @@
+"""Scores orderings on examples, and pays for each call once."""

@@ -1,0 +1,1 @@
+"""Searches over orderings, which are asked for orderings and told their scores."""

@@ -1,0 +1,49 @@
+"""What ends a search early: small callables that read its rounds and name a reason, or None to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from plr_dspy.orderings.trials import Iteration
+
+Stopper: TypeAlias = Callable[[Sequence[Iteration]], "str | None"]
+
+
+@dataclass(frozen=True)
+class TargetScore:
+    """Stops when some ordering has scored at least `score` on the train examples."""
+
+    score: float
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if history and history[-1].best_score_so_far >= self.score:
+            return f"stop_at_score={self.score:g} reached"
+        return None
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Stops when the best ordering has stayed the same for `num_iterations` rounds."""
+
+    num_iterations: int
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if len(history) <= self.num_iterations:
+            return None
+        if history[-1].best_ordering != history[-1 - self.num_iterations].best_ordering:
+            return None
+        return f"patience={self.num_iterations}: no better order"
+
+
+@dataclass(frozen=True)
+class Converged:
+    """Stops when the most probable ordering of every block has at least this probability."""
+
+    probability: float
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if history and min(history[-1].mode_probability, default=1.0) >= self.probability:
+            return f"stop_at_mode_probability={self.probability:g} reached"
+        return None

@@ -1,0 +1,1 @@
+"""The model of scores that a search learns from."""

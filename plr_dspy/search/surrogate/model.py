@@ -1,0 +1,188 @@
+"""A model of the orderings of a space: a Gaussian process fitted to their scores on single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
+from plr_dspy.orderings.trials import Trial
+from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.surrogate.crossed_effects import score_table, shrunk_means
+from plr_dspy.search.surrogate.features import FAMILIES, NUM_REFERENCES, OrderingFeatures, random_orderings
+from plr_dspy.search.surrogate.gaussian_process import Array, Surrogate
+
+Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
+"""Scores by example of each ordering."""
+
+MAX_MODELLED = 256
+"""Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
+
+MOST_SCORED = 32
+"""As many of them are those with the most scores, whatever these are: the finalists are among them."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What is expected of an ordering beside another one, on examples that nobody has seen.
+
+    Attributes:
+        expected: Its mean score less the other's.
+        probability: That this is above 0.
+    """
+
+    expected: float
+    probability: float
+
+
+class FittedModel:
+    """The process as it was fitted to some scores.
+
+    Args:
+        orderings: Those that it was fitted to; others have been ruled out.
+        surrogate: The process.
+        counts: The number of scores of each of them.
+        features: Makes features of orderings.
+        earlier: The variances that the fit went on from.
+
+    Attributes:
+        orderings, earlier: The same.
+    """
+
+    def __init__(
+        self,
+        orderings: Sequence[Ordering],
+        surrogate: Surrogate,
+        *,
+        counts: Sequence[int],
+        features: Any,
+        earlier: Mapping[str, Any],
+    ) -> None:
+        self.orderings = list(orderings)
+        self.earlier = earlier
+        self._surrogate = surrogate
+        self._counts = counts
+        self._features = features
+
+    @property
+    def variances(self) -> dict[str, Any]:
+        """What the next fit may go on from."""
+        return self._surrogate.state_dict()
+
+    def estimates(self) -> list[Trial]:
+        """The orderings fitted with the process' estimates of their scores, best first."""
+        means: Sequence[float] = self._surrogate.mean.tolist() if self.orderings else []
+        trials = [
+            Trial(ordering, float(mean), count)
+            for ordering, mean, count in zip(self.orderings, means, self._counts, strict=True)
+        ]
+        return sorted(trials, key=lambda trial: -trial.score)
+
+    def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
+        """What is expected of each ordering fitted beside one of them.
+
+        Raises:
+            ValueError: when the reference was not fitted.
+        """
+        with one_thread():
+            expected, probabilities = self._surrogate.gains(self.orderings.index(reference))
+        return {
+            # Rounded to what arithmetic gives again on another day.
+            ordering: Gain(round(float(gain), 9), round(float(probability), 6))
+            for ordering, gain, probability in zip(self.orderings, expected, probabilities, strict=True)
+        }
+
+    def predict(self, orderings: Sequence[Ordering]) -> Array:
+        """What the process expects of orderings, ``[m]``."""
+        return self._surrogate.predict(self._features(orderings))
+
+    def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
+        """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
+        features = self._features(others or self.orderings[:1])
+        return self._surrogate.sample([family[: len(others)] for family in features], num_draws, rng)
+
+
+class OrderingModel:
+    """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
+
+    Args:
+        space: Of the orderings. `WITHOUT_DEMOS` may be scored too; it has an effect of its own.
+        classes: For each block the class of each of its items; None for none.
+        example_classes: The class of each example; None for none.
+        families: Of features (`features.FAMILIES`); without any, orderings have effects of their own only.
+    """
+
+    def __init__(
+        self,
+        space: OrderingSpace,
+        *,
+        classes: Sequence[Sequence[int]] | None = None,
+        example_classes: Sequence[int] | None = None,
+        families: Sequence[str] = FAMILIES,
+    ) -> None:
+        self._space = space
+        self._families = OrderingFeatures(space, classes=classes, families=families) if families else None
+        self._references = self._features(random_orderings(space, NUM_REFERENCES)) if families else None
+        self._example_classes = example_classes if families else None
+
+    def fit(
+        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
+    ) -> FittedModel:
+        """Fit the process to the orderings that were scored most, and to those that promise most.
+
+        Args:
+            scores: One at least of each ordering.
+            earlier: Variances of an earlier fit, which this one goes on from in fewer steps.
+            kept: Orderings that are fitted whatever their scores, where they have any.
+        """
+        orderings = list(scores)
+        if len(orderings) > MAX_MODELLED:
+            means = shrunk_means(_table(scores, orderings))
+            counts = [len(scores[ordering]) for ordering in orderings]
+            means[np.argsort(counts, kind="stable")[-MOST_SCORED:]] = np.inf
+            means[[ordering in kept for ordering in orderings]] = np.inf
+            best = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED])
+            orderings = [orderings[index] for index in best]
+        earlier = earlier or {}
+        surrogate = Surrogate(self._references, earlier=earlier)
+        if orderings:
+            with one_thread():
+                surrogate.fit(
+                    self._features(orderings),
+                    _table(scores, orderings),
+                    self._classes_of(scores, orderings),
+                    apart=np.array([ordering == WITHOUT_DEMOS for ordering in orderings]),
+                )
+        return FittedModel(
+            orderings,
+            surrogate,
+            counts=[len(scores[ordering]) for ordering in orderings],
+            features=self._features,
+            earlier=earlier,
+        )
+
+    def _features(self, orderings: Sequence[Ordering]) -> list[Array]:
+        """Features ``[m, d]`` of each family; all 0 for `WITHOUT_DEMOS`, as of a mean ordering."""
+        if self._families is None:
+            return []
+        shown = np.array([[ordering != WITHOUT_DEMOS] for ordering in orderings])
+        identity = self._space.identity
+        families = self._families([o if o != WITHOUT_DEMOS else identity for o in orderings])
+        return [family * shown for family in families]
+
+    def _classes_of(self, scores: Scores, orderings: Sequence[Ordering]) -> NDArray[np.int64] | None:
+        """The classes of the examples that are columns of the table of scores, numbered anew."""
+        if self._example_classes is None:
+            return None
+        examples = sorted({example for ordering in orderings for example in scores[ordering]})
+        codes = np.unique([self._example_classes[example] for example in examples], return_inverse=True)[1]
+        return np.asarray(codes, dtype=np.int64)
+
+
+def _table(scores: Scores, orderings: Sequence[Ordering]) -> Array:
+    """Scores ``[m, E]`` with NaN where there is none."""
+    return score_table([scores[ordering] for ordering in orderings])

@@ -1,0 +1,1 @@
+"""Intervals and tests of scores that share their examples."""

@@ -1,0 +1,576 @@
+"""LocalE, GlobalE and PDO on tables of label probabilities, against a few lines of numpy.
+
+With PLR_DSPY_LANDSCAPES naming .npz files of recorded answers (`benchmarks/efficiency.py` says which arrays), they run
+on those as well.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import threading
+import time
+from fractions import Fraction
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+from dspy import lm15
+from fakes import LabelEngine, digest
+
+from plr_dspy import PLReorder
+from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, PerInputOrder, TopKOrder
+from plr_dspy.label_probabilities.endpoints import NoProbabilities
+
+RECORDED = os.environ.get("PLR_DSPY_LANDSCAPES", "").split()
+
+
+class Table:
+    """A task whose label probabilities are known: of every order of its demos, for every text."""
+
+    def __init__(self, path=None, *, num_labels=2, num_demos=4, num_texts=40):
+        if path:
+            data = np.load(path)
+            self.labels = [str(label) for label in data["labels"]]
+            self.orders = [tuple(map(int, order)) for order in data["orders"]]
+            logits, gold = data["logprobs"].astype(float), data["gold"]
+            weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        else:
+            rng = np.random.default_rng(num_labels)
+            self.labels = [f"label {i}" for i in range(num_labels)]
+            self.orders = list(itertools.permutations(range(num_demos)))
+            leaning = rng.normal(size=(len(self.orders), 1, num_labels))
+            weights = np.exp(leaning + rng.normal(size=(len(self.orders), num_texts, num_labels)))
+            gold = rng.permutation(np.arange(num_texts) % num_labels)
+        self.p = weights / weights.sum(axis=-1, keepdims=True)  # [R, E, L]
+        self.demos = [f"demo {i}" for i in range(len(self.orders[0]))]
+        self.texts = [f"text {i}" for i in range(self.p.shape[1])]
+        self.gold = [self.labels[i] for i in gold]
+        self.engine = LabelEngine(self.labels, self.probabilities)
+
+    def row(self, demos):
+        return self.orders.index(tuple(self.demos.index(demo) for demo in demos))
+
+    def probabilities(self, demos, text):
+        """Of texts unknown, those that the LM wrote or without content, some row that their digest decides."""
+        known = text in self.texts
+        column = self.texts.index(text) if known else int(digest(text) * len(self.texts))
+        return self.p[self.row(demos), column]
+
+    def program(self):
+        signature = dspy.Signature(
+            {"text": (str, dspy.InputField()), "label": (self.answer, dspy.OutputField())}
+        )
+        program = dspy.Predict(signature)
+        program.demos = [
+            dspy.Example(text=demo, label=self.labels[i % len(self.labels)])
+            for i, demo in enumerate(self.demos)
+        ]
+        return program
+
+    @property
+    def answer(self):
+        return Literal[tuple(self.labels)]
+
+    @property
+    def examples(self):
+        return [
+            dspy.Example(text=text, label=label).with_inputs("text")
+            for text, label in zip(self.texts, self.gold, strict=True)
+        ]
+
+    def chosen(self, optimizer, **data):
+        with dspy.context(lm=dspy.LM("fake/labels", engine=self.engine, cache=False)):
+            compiled = optimizer.compile(self.program(), **data or {"trainset": self.examples})
+        return tuple(self.demos.index(demo.text) for demo in compiled.demos)
+
+
+def accuracy(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+def quiet(kind, **options):
+    return kind(accuracy, **{"num_threads": 4, "display_progress": False, **options})
+
+
+@pytest.fixture(params=[2, 5, 6, *RECORDED], ids=str)
+def table(request):
+    if isinstance(request.param, str):
+        return Table(request.param)
+    return Table(num_labels=request.param)
+
+
+def entropy(p):
+    return -np.sum(np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0.0), axis=-1)
+
+
+def every_order(table):
+    """All orders are candidates, the original one first: where two are equally good, it wins."""
+    return {"num_candidates": len(table.orders)}
+
+
+class TestWinners:
+    def test_pdo_few_shot(self, table):
+        chosen = table.chosen(quiet(PDO, **every_order(table)))
+        p = np.array([table.probabilities([table.demos[i] for i in order], "") for order in table.orders])
+        assert chosen == table.orders[int(np.argmin((p * np.log(p * p.shape[1])).sum(1)))]
+
+    def test_pdo_unlabelled(self, table):
+        optimizer = quiet(PDO, setting="unlabelled", **every_order(table))
+        chosen = table.chosen(optimizer, trainset=table.examples[:24], valset=table.examples[24:])
+        p = table.p[:, :24].mean(axis=1)
+        assert chosen == table.orders[int(np.argmin((p * np.log(p * p.shape[1])).sum(1)))]
+
+    def test_pdo_with_a_prior(self, table):
+        prior = np.arange(1.0, len(table.labels) + 1)
+        prior /= prior.sum()
+        optimizer = quiet(
+            PDO,
+            setting="prior",
+            prior=dict(zip(table.labels, prior.tolist(), strict=True)),
+            **every_order(table),
+        )
+        chosen = table.chosen(optimizer, trainset=table.examples[:24], valset=table.examples[24:])
+        p = table.p[:, :24].mean(axis=1)
+        assert chosen == table.orders[int(np.argmin((p * np.log(p / prior)).sum(1)))]
+
+    def test_the_prior_of_the_trainset_is_taken_by_default(self, table):
+        optimizer = quiet(PDO, setting="prior", **every_order(table))
+        train = table.examples[:30]
+        chosen = table.chosen(optimizer, trainset=train, valset=table.examples[30:])
+        prior = np.array([sum(e.label == label for e in train) / 30 for label in table.labels])
+        p = table.p[:, :30].mean(axis=1)
+        assert chosen == table.orders[int(np.argmin((p * np.log(p / prior)).sum(1)))]
+
+    @pytest.mark.parametrize("kind", [LocalE, GlobalE])
+    @pytest.mark.parametrize("variant", ["lu", "plr"])
+    def test_entropies(self, table, kind, variant):
+        chosen = table.chosen(quiet(kind, variant=variant, **every_order(table)))
+        assert table.engine.written.total() == len(table.orders) > len(table.engine.written)
+        columns = [int(digest(text) * len(table.texts)) for text in table.engine.written]
+        p = table.p[:, columns]
+        counts = np.array([np.bincount(rows.argmax(1), minlength=p.shape[2]) for rows in p]) / p.shape[1]
+        value = {
+            ("LocalE", "lu"): entropy(p).mean(1),
+            ("GlobalE", "lu"): entropy(counts),
+            ("LocalE", "plr"): -entropy(p).mean(1),
+            ("GlobalE", "plr"): -entropy(p).min(1),
+        }[kind.__name__, variant]
+        best = [order for order, v in zip(table.orders, value, strict=True) if v >= value.max() - 1e-12]
+        assert chosen in best
+
+
+METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
+
+
+def refuses(error):
+    """An engine that answers nothing but requests for text alone."""
+
+    def complete(self, request):
+        if request.config.logprobs is None:
+            return LabelEngine.complete(self, request)
+        self.requests += 1
+        raise error
+
+    return complete
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("kind", [*METHODS, DEmO])
+class TestWithoutLogProbabilities:
+    """One request tells, and no other is made."""
+
+    def ends(self, kind, threads, table):
+        optimizer = quiet(kind, num_threads=threads, num_candidates=6, max_errors=1_000)
+        with pytest.raises(
+            NoProbabilities, match=f"{kind.__name__} needs the log-probabilities of tokens.*gives none"
+        ):
+            table.chosen(optimizer)
+        return optimizer
+
+    def test_a_reply_without_any(self, kind, threads):
+        table = Table()
+        table.engine.logprobs = False
+        optimizer = self.ends(kind, threads, table)
+        assert table.engine.requests == optimizer.report.program_calls["total"] == 1
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            lm15.UnsupportedFeatureError("not with this model", feature="logprobs"),
+            lm15.InvalidRequestError("'logprobs' is not supported with this model"),
+        ],
+        ids=["unsupported", "400"],
+    )
+    def test_a_refusal(self, kind, threads, error):
+        table = Table()
+        table.engine.complete = refuses(error).__get__(table.engine)
+        self.ends(kind, threads, table)
+        assert table.engine.requests == 1
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_goes_on_with_a_model_that_gives_log_probabilities(kind, tmp_path):
+    """The call that told is made again, and no further one."""
+    table, whole = Table(), Table()
+    table.engine.logprobs = False
+    with pytest.raises(NoProbabilities):
+        table.chosen(quiet(kind, num_candidates=6, log_dir=tmp_path))
+    table.engine.logprobs = True
+    chosen = table.chosen(quiet(kind, num_candidates=6, log_dir=tmp_path))
+    assert chosen == whole.chosen(quiet(kind, num_candidates=6))
+    assert table.engine.requests == whole.engine.requests + 1
+
+
+@pytest.mark.parametrize("kind", METHODS)
+class TestEveryMethod:
+    def test_reports_without_claiming_that_the_metric_chose(self, kind):
+        table, optimizer = Table(), quiet(kind, seed=2, num_candidates=6)
+        table.chosen(optimizer)
+        report = optimizer.report
+        assert report.program_calls["total"] == table.engine.requests
+        assert report.comparison.num_examples == 8
+        assert "chosen by its label probabilities" in str(report)
+        assert str(report).startswith(f"{kind.__name__}: ")
+
+    def test_a_student_that_came_without_demos_is_no_candidate(self, kind, caplog):
+        """Its label probabilities are not those of an order. And the method needs few examples: none is missed."""
+        table, optimizer = Table(), quiet(kind, num_demos=3, num_candidates=6)
+        program = table.program()
+        program.demos = []
+        table.engine.probabilities = lambda demos, text: [0.4 + 0.2 * digest(f"{demos} {text}"), 0.3]
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            compiled = optimizer.compile(program, trainset=table.examples[:20])
+        assert len(compiled.demos) == 3
+        assert sorted(optimizer.report.candidates[0].ordering["self"]) == [0, 1, 2]
+        assert "without demos" not in str(optimizer.report)
+        assert "can score orders of the demos" not in caplog.text
+
+    def test_never_costs_more_than_it_said(self, kind):
+        table, optimizer = Table(), quiet(kind, max_metric_calls=100, num_candidates=12)
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            estimate = optimizer.estimate(table.program(), trainset=table.examples)
+        assert table.engine.requests == 0
+        assert "12 orders on" in str(estimate)
+        assert "probing inputs" in str(estimate)
+        table.chosen(optimizer)
+        assert table.engine.requests <= estimate.program_calls <= 100
+
+    def test_a_budget_for_too_few_inputs_is_refused_before_any_call(self, kind):
+        table = Table()
+        with pytest.raises(ValueError, match="max_metric_calls must be at least") as error:
+            table.chosen(quiet(kind, max_metric_calls=20, num_candidates=20))
+        assert table.engine.requests == 0
+        enough = int(str(error.value).split("at least ")[1].split()[0])
+        table.chosen(quiet(kind, max_metric_calls=enough, num_candidates=20))
+        assert 0 < table.engine.requests <= enough
+
+    def test_open_outputs_are_refused_before_any_call(self, kind):
+        table = Table()
+        program = dspy.ChainOfThought("text -> answer")
+        program.predict.demos = table.program().demos
+        with (
+            dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)),
+            pytest.raises(ValueError, match=f"{kind.__name__} needs a finite label set.*answer: str"),
+        ):
+            quiet(kind).compile(program, trainset=table.examples)
+        assert table.engine.requests == 0
+
+    def test_programs_of_several_predictors_are_refused_before_any_call(self, kind):
+        class Pair(dspy.Module):
+            def __init__(self, first, second):
+                super().__init__()
+                self.first, self.second = first, second
+
+            def forward(self, text):
+                return self.second(text=self.first(text=text).label)
+
+        table = Table()
+        with (
+            dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)),
+            pytest.raises(ValueError, match="one predictor; this one has 2"),
+        ):
+            quiet(kind).compile(Pair(table.program(), table.program()), trainset=table.examples)
+        assert table.engine.requests == 0
+
+    def test_goes_on_where_it_was_killed(self, kind, tmp_path):
+        whole = Table()
+        expected = quiet(kind, num_candidates=10, seed=5)
+        order = whole.chosen(expected)
+
+        table, stopped = Table(), threading.Event()
+        answer = table.engine.complete
+
+        def complete(request):
+            if table.engine.requests == whole.engine.requests // 2 and not stopped.is_set():
+                stopped.set()
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
+            return answer(request)
+
+        table.engine.complete = complete
+        with pytest.raises(KeyboardInterrupt):
+            table.chosen(quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2))
+        resumed = quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2)
+        assert table.chosen(resumed) == order
+        assert resumed.report.candidates == expected.report.candidates
+        assert table.engine.requests <= whole.engine.requests + 2
+        paid = table.engine.requests
+        assert table.chosen(quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path)) == order
+        assert table.engine.requests == paid
+
+    def test_a_server_that_was_down_costs_no_orders(self, kind, tmp_path):
+        """Without max_metric_calls, calls that failed and were made again take none away from others."""
+        whole = Table()
+        expected = quiet(kind, num_candidates=10, seed=5)
+        order = whole.chosen(expected)
+
+        table, calls = Table(), itertools.count()
+        answer = table.engine.complete
+
+        def complete(request):
+            if next(calls) in range(4, 40):
+                raise ValueError("down")
+            return answer(request)
+
+        table.engine.complete = complete
+        options = {"num_candidates": 10, "seed": 5, "log_dir": tmp_path, "num_threads": 1, "max_errors": 3}
+        for _ in range(60):
+            resumed = quiet(kind, **options)
+            try:
+                assert table.chosen(resumed) == order
+                break
+            except Exception as error:
+                assert "down" in str(error)
+        assert resumed.report.candidates == expected.report.candidates
+
+    def test_a_failed_call_now_and_then_does_not_end_it(self, kind):
+        table, calls = Table(), itertools.count()
+        answer = table.engine.complete
+
+        def complete(request):
+            if next(calls) == 5:
+                raise ValueError("once")
+            return answer(request)
+
+        table.engine.complete = complete
+        optimizer = quiet(kind, num_candidates=10, num_threads=1)
+        table.chosen(optimizer)
+        assert [error.count for error in optimizer.report.errors] == [1]
+        assert len(optimizer.report.candidates) >= 1
+
+    def test_no_label_anywhere_is_no_result(self, kind):
+        table = Table()
+        answer = LabelEngine(["something", "else"], table.probabilities)
+        table.engine.complete, written = lambda request: answer.complete(request), answer
+        with pytest.raises(RuntimeError, match="gave any label a probability"):
+            table.chosen(quiet(kind, num_candidates=5, num_threads=1, max_errors=1_000))
+        assert written.requests > 0
+
+    def test_a_metric_that_needs_what_examples_lack_costs_only_the_comparison(self, kind):
+        table, optimizer = Table(), quiet(kind, num_candidates=10, seed=5)
+        order = table.chosen(optimizer)
+        unlabelled = [dspy.Example(text=text).with_inputs("text") for text in table.texts]
+        again = quiet(kind, num_candidates=10, seed=5)
+        assert table.chosen(again, trainset=unlabelled) == order
+        assert again.report.comparison is None
+        assert "AttributeError" in str(again.report)
+
+    @pytest.mark.parametrize("value", [None, 0, 1, 2.5, True, "many"])
+    def test_bad_numbers_are_refused_by_name(self, kind, value):
+        with pytest.raises((TypeError, ValueError), match="num_candidates"):
+            quiet(kind, num_candidates=value)
+
+    def test_unknown_arguments_are_refused(self, kind):
+        with pytest.raises(TypeError, match="num_inputs"):
+            quiet(kind, num_inputs=3)
+
+
+class TestInputs:
+    def test_several_inputs_are_all_made(self):
+        class Both(dspy.Signature):
+            title: str = dspy.InputField()
+            text: str = dspy.InputField()
+            label: Literal["yes", "no"] = dspy.OutputField()
+
+        asked = []
+
+        def probabilities(demos, text):
+            asked.append(text)
+            return [0.6, 0.4]
+
+        engine = LabelEngine(["yes", "no"], probabilities)
+        examples = [
+            dspy.Example(title=f"title {i}", text=f"text {i}", label="yes").with_inputs("title", "text")
+            for i in range(12)
+        ]
+        program = dspy.Predict(Both)
+        program.demos = examples[:4]
+        with dspy.context(lm=dspy.LM("fake/labels", engine=engine, cache=False)):
+            quiet(PDO, num_candidates=3).compile(program, trainset=examples)
+            assert "" in asked
+            quiet(LocalE, num_candidates=3).compile(program, trainset=examples)
+        assert any(text.startswith("made up") for text in asked)
+
+    @pytest.mark.parametrize("kind", METHODS)
+    def test_inputs_that_are_no_text_cannot_be_made(self, kind):
+        class Counted(dspy.Signature):
+            text: str = dspy.InputField()
+            stars: int = dspy.InputField()
+            label: Literal["label 0", "label 1"] = dspy.OutputField()
+
+        table = Table()
+        examples = [e.copy(stars=3).with_inputs("text", "stars") for e in table.examples]
+        program = dspy.Predict(Counted)
+        program.demos = examples[:4]
+        with (
+            dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)),
+            pytest.raises(ValueError, match=r"must be text; input 'stars' is a int"),
+        ):
+            quiet(kind).compile(program, trainset=examples)
+        assert table.engine.requests == 0
+
+    @pytest.mark.parametrize("kind", METHODS)
+    def test_one_demo_is_nothing_to_order(self, kind):
+        table = Table()
+        program = table.program()
+        program.demos = program.demos[:1]
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            compiled = quiet(kind).compile(program, trainset=[])
+        assert compiled.demos == program.demos
+
+    @pytest.mark.parametrize("share", [None, "a", float("nan")])
+    def test_a_share_that_is_no_number_is_refused(self, share):
+        with pytest.raises((TypeError, ValueError), match=r"prior\['label 0'\]"):
+            quiet(PDO, setting="prior", prior={"label 0": share, "label 1": 0.5})
+
+    def test_numbers_of_other_kinds_are_taken(self):
+        table = Table()
+        prior = {"label 0": np.float32(0.5), "label 1": Fraction(1, 2)}
+        optimizer = quiet(PDO, setting="prior", prior=prior)
+        table.chosen(optimizer)
+        assert optimizer.report.settings["prior"] == {"label 0": 0.5, "label 1": 0.5}
+
+    def test_a_prior_of_other_labels_is_refused(self):
+        prior = {"label 0": 0.5, "label 1": 0.5, "label 7": 0.5}
+        with pytest.raises(ValueError, match="label 7"):
+            Table().chosen(quiet(PDO, setting="prior", prior=prior))
+
+    @pytest.mark.parametrize("prior", [{"label 0": 1.0}, {"label 0": 0.5, "label 1": 0.6}, {}])
+    def test_a_prior_that_is_none_is_refused_before_any_call(self, prior):
+        table = Table()
+        with pytest.raises(ValueError, match="prior must give each of the labels"):
+            table.chosen(quiet(PDO, setting="prior", prior=prior))
+        assert table.engine.requests == 0
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [{"setting": "zero-shot"}, {"prior": {"label 0": 1}}, {"setting": "prior", "prior": [0.5, 0.5]}],
+    )
+    def test_bad_settings_are_refused(self, arguments):
+        with pytest.raises(ValueError, match=r"setting|prior"):
+            quiet(PDO, **arguments)
+
+
+class TestOpenEndedTasks:
+    @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
+    def test_a_word_problem_needs_no_labels(self, kind):
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            program = dspy.Predict("text -> label")
+            program.demos = table.program().demos
+            quiet(kind, max_metric_calls=300).compile(program, trainset=table.examples)
+        assert 0 < table.engine.requests <= 300
+
+
+class TestDEmO:
+    def test_orders_the_demos_of_each_input_as_published(self, table, tmp_path):
+        optimizer = quiet(DEmO, num_candidates=len(table.orders), num_kept=4)
+        lm = dspy.LM("fake/labels", engine=table.engine, cache=False)
+        with dspy.context(lm=lm):
+            program = optimizer.compile(table.program(), trainset=table.examples)
+            assert table.engine.requests == 3 * len(table.orders) == optimizer.report.program_calls["total"]
+            program.save(tmp_path / "program.json")
+            loaded = PerInputOrder(table.program())
+            loaded.load(tmp_path / "program.json")
+            answers = [loaded(text=text).label for text in table.texts]
+            assert table.engine.requests == 3 * len(table.orders) + 4 * len(table.texts)
+            assert answers == [program(text=text).label for text in table.texts]
+
+        columns = [int(digest(text) * len(table.texts)) for text in ("[N/A]", "", "[MASK]")]
+        p0 = table.p[:, columns].mean(axis=1)
+        kept = np.argsort(-entropy(p0), kind="stable")[:4]
+        for text, answer in zip(table.texts, answers, strict=True):
+            p = table.p[kept, table.texts.index(text)]
+            labels = p.argmax(axis=1)
+            gains = p[np.arange(4), labels] - p0[kept, labels]
+            assert answer == table.labels[labels[gains.argmax()]]
+
+    def test_a_finished_compile_gives_the_same_program_for_nothing(self, tmp_path):
+        table = Table()
+        lm = dspy.LM("fake/labels", engine=table.engine, cache=False)
+        with dspy.context(lm=lm):
+            first = quiet(DEmO, log_dir=tmp_path).compile(table.program(), trainset=table.examples)
+            paid = table.engine.requests
+            again = quiet(DEmO, log_dir=tmp_path).compile(table.program(), trainset=table.examples)
+        assert table.engine.requests == paid == 3 * 24
+        assert again.dump_state() == first.dump_state()
+
+    def test_says_that_nothing_was_compared(self):
+        table, optimizer = Table(), quiet(DEmO)
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            optimizer.compile(table.program(), trainset=table.examples)
+        assert "not compared with the original order" in str(optimizer.report)
+
+    def test_a_program_that_was_compiled_before_saves_its_demos(self, tmp_path):
+        table = Table()
+        program = table.program()
+        program._compiled = True
+        wrapped = PerInputOrder(program)
+        assert program._compiled
+        wrapped.save(tmp_path / "program.json")
+        loaded = PerInputOrder(dspy.Predict(program.signature))
+        loaded.load(tmp_path / "program.json")
+        assert [demo["text"] for demo in loaded.program.demos] == table.demos
+
+    def test_answers_in_coroutines(self):
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            program = quiet(DEmO).compile(table.program(), trainset=table.examples)
+            found = asyncio.run(program.acall(text="text 3"))
+            assert found.label == program(text="text 3").label
+
+    def test_with_other_demos_its_orders_are_left_alone(self):
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            program = quiet(DEmO).compile(table.program(), trainset=table.examples)
+        program.program.demos = program.program.demos[:2]
+        engine = LabelEngine(table.labels, lambda demos, text: [0.3, 0.7])
+        with dspy.context(lm=dspy.LM("fake/labels", engine=engine, cache=False)):
+            assert program(text="text 3").label == "label 1"
+        assert engine.requests == 1
+
+    def test_loading_leaves_the_student_as_it_was(self, tmp_path):
+        class Wrapped(dspy.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, text):
+                return self.inner(text=text)
+
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            quiet(DEmO).compile(Wrapped(table.program()), trainset=table.examples).save(tmp_path / "p.json")
+        student = Wrapped(dspy.Predict(table.program().signature))
+        loaded = PerInputOrder(student)
+        loaded.load(tmp_path / "p.json")
+        assert len(loaded.program.inner.demos) == 4
+        assert not student.inner.demos
+
+    def test_without_orders_it_is_the_program_itself(self):
+        table = Table()
+        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+            assert PerInputOrder(table.program())(text="text 0").label in table.labels
+        assert table.engine.requests == 1

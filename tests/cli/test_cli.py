@@ -1,0 +1,186 @@
+"""The command `plr-dspy`, on the real local model."""
+
+import json
+import logging
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import dspy
+import pytest
+from brief import brief_reviews
+
+from plr_dspy import Report
+from plr_dspy.cli import commands as cli
+from plr_dspy.cli.references import read_examples
+
+APP = """
+from typing import Literal
+
+import dspy
+from plr_dspy.data import load_reviews
+
+
+class Sentiment(dspy.Signature):
+    review: str = dspy.InputField()
+    sentiment: Literal["negative", "positive"] = dspy.OutputField()
+
+
+def program():
+    student = dspy.Predict(Sentiment)
+    student.demos = [
+        dspy.Example(review=" ".join(example.review.split()[:4]), sentiment=example.sentiment)
+        for example in load_reviews("test")[:3]
+    ]
+    return student
+
+
+def unsaveable():
+    student = program()
+    student.demos[2]["notes"] = {"a"}
+    return student
+
+
+def accuracy(example, prediction, trace=None):
+    return example.sentiment == prediction.sentiment
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "reviews_app.py").write_text(APP)
+    rows = [dict(example) for example in brief_reviews("train", 24)]
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("reviews_app", None)
+
+
+def compile_arguments(*more, program="reviews_app.py:program", metric="reviews_app.py:accuracy"):
+    return [
+        *("compile", program, "--metric", metric, "--train", "train.jsonl", "--inputs", "review"),
+        *("--lm", "local", "--adapter", "plain", "--max-calls", "60", "--out", "program.json"),
+        *more,
+    ]
+
+
+def test_compile_and_report(folder, capsys):
+    arguments = compile_arguments("--log-dir", "log", "--report", "found.json")
+    assert cli.main(arguments) == 0
+    program = dspy.Predict("review -> sentiment")
+    program.load("program.json")
+    assert len(program.demos) == 3
+    first = Report.load("found.json")
+    assert 0 < first.program_calls["total"] <= 60
+    assert cli.main(arguments) == 0, "it goes on from the folder"
+    assert Report.load("found.json").program_calls["resumed"] == first.program_calls["total"]
+    assert "predictor(s) with demos" in capsys.readouterr().out
+    for path in ("found.json", "log"):
+        capsys.readouterr()
+        assert cli.main(["report", path]) == 0
+        assert f"{first.program_calls['total']:,} program calls" in capsys.readouterr().out
+
+
+def test_estimate_makes_no_call(folder, capsys):
+    level = logging.getLogger("plr_dspy").level
+    assert cli.main(compile_arguments("--estimate")) == 0
+    assert logging.getLogger("plr_dspy").level == level
+    assert "60" in capsys.readouterr().out
+    assert not (folder / "program.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (compile_arguments(program="nowhere.py:program"), "no file nowhere.py"),
+        (compile_arguments(program="reviews_app.py:missing"), "has no 'missing'"),
+        (compile_arguments(program="reviews_app"), "FILE.py:NAME"),
+        (compile_arguments(program="reviews_app.py:number"), "program: expected a DSPy module"),
+        (compile_arguments(program="reviews_app.py:Sentiment"), "program: expected a DSPy module"),
+        (compile_arguments(metric="reviews_app.py:number"), "metric"),
+        (compile_arguments("--inputs", "question"), "line 1 of train.jsonl"),
+        (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
+        (compile_arguments("--demos", "none.json"), "no file none.json"),
+        (compile_arguments("--out", "none/program.json"), "no folder none"),
+        (
+            compile_arguments(program="reviews_app.py:unsaveable"),
+            "--out: demo 2 of predictor 'self' holds a set in field 'notes'",
+        ),
+        (compile_arguments("--max-calls", "-3"), "max_metric_calls"),
+        (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
+        (
+            compile_arguments("--adapter", "chat", "--lm", "openai/x", "--api-key-env", "NO_SUCH_KEY"),
+            "NO_SUCH_KEY",
+        ),
+        (["report", "none.json"], "no file none.json"),
+        (["report", "train.jsonl"], "no plr_dspy report"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_users_errors_are_a_line_each(folder, capsys, arguments, words):
+    assert cli.main(arguments) == cli.USER_ERROR
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+
+
+def test_bad_lines_are_named(folder, capsys):
+    (folder / "train.jsonl").write_text('{"review": "fine", "sentiment": "positive"}\n\n{"review": ')
+    assert cli.main(compile_arguments()) == cli.USER_ERROR
+    assert "line 3 of train.jsonl" in capsys.readouterr().err
+
+
+def test_lines_end_at_line_breaks_alone(tmp_path):
+    """JSON may hold what `splitlines` takes for one, and editors put a mark at the beginning."""
+    rows = [{"review": "one\u2028two\u0085three"}, {"review": "four"}]
+    path = tmp_path / "train.jsonl"
+    path.write_text(
+        "\ufeff" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
+    )
+    assert [example.review for example in read_examples(path, ["review"])] == [row["review"] for row in rows]
+    path.write_bytes(b'{"review": "\xe9"}')
+    with pytest.raises(ValueError, match=r"line 1 of .*train.jsonl"):
+        read_examples(path, ["review"])
+
+
+@pytest.mark.parametrize("code", ["def broken(:", "raise RuntimeError('boom')", "raise SystemExit(7)"])
+def test_an_app_that_cannot_be_imported_is_named(folder, capsys, code):
+    (folder / "broken_app.py").write_text(code)
+    assert cli.main(compile_arguments(program="broken_app.py:program")) == 2
+    assert "broken_app.py cannot be imported" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys):
+    for command in (["--help"], ["compile", "--help"], ["experiment", "run", "--help"]):
+        with pytest.raises(SystemExit) as done:
+            cli.main(command)
+        assert done.value.code == 0
+    text = capsys.readouterr().out
+    assert "example:" in text
+    assert "--ray auto" in text
+
+
+def test_serve_local():
+    server = subprocess.Popen(
+        [sys.executable, "-m", "plr_dspy.cli", "serve-local", "--context-length", "512"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What is started in the background of a script has SIGINT ignored, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        address = re.search(r"http://127\.0\.0\.1:\d+/v1", server.stdout.readline())[0]
+        with urllib.request.urlopen(f"{address}/models", timeout=30) as reply:
+            assert "SmolLM2" in reply.read().decode()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+        assert "Traceback" not in server.stderr.read()
+    finally:
+        server.kill()

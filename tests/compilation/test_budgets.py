@@ -1,0 +1,148 @@
+"""What ends a compile before its plan does: calls, time, scores, patience, convergence."""
+
+import dspy
+import pytest
+from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions
+
+from plr_dspy import PLReorder
+
+EXAMPLES = questions(60)
+
+
+class TimedEngine(OrderSensitiveEngine):
+    """Each call takes a second of a clock that stands still between calls."""
+
+    def __init__(self):
+        super().__init__({example.question: example.answer for example in EXAMPLES})
+        self.now = 0.0
+
+    def complete(self, request):
+        self.now += 1.0
+        return super().complete(request)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    engine = TimedEngine()
+    monkeypatch.setattr("plr_dspy.compilation.deadlines.time.monotonic", lambda: engine.now)
+    with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
+        yield engine
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+def student(num_demos=6):
+    program = dspy.Predict("question -> answer")
+    program.demos = EXAMPLES[:num_demos]
+    return program
+
+
+def optimizer(**options):
+    return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **options})
+
+
+class TestTime:
+    @pytest.mark.parametrize("seconds", [250, 500, 900])
+    def test_the_final_comparison_gets_its_share(self, clock, seconds):
+        reorder = optimizer(max_seconds=seconds, num_threads=1)
+        reorder.compile(student(), trainset=EXAMPLES)
+        report, plan = reorder.report, reorder.estimate(student(), trainset=EXAMPLES)
+        assert report.program_calls["total"] == clock.num_calls <= seconds
+        assert report.program_calls["final"] + report.program_calls["original"] == plan.final_calls
+        assert report.program_calls["search"] > 0.5 * (seconds - plan.final_calls)
+        assert report.stopped == "time limit"
+        assert report.comparison.num_candidates == plan.num_finalists
+        (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
+        assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
+
+    def test_no_time_for_a_comparison_keeps_the_original_order(self, clock, caplog):
+        reorder = optimizer(max_seconds=20, num_threads=1)
+        reorder.compile(student(), trainset=EXAMPLES)
+        report = reorder.report
+        assert report.stopped == "time limit, nothing compared"
+        assert report.comparison is None
+        assert report.slots[0].ordering == list(range(6))
+        assert report.program_calls["total"] == 20
+        assert "could be compared" in caplog.text
+
+    def test_threads_stop_too(self, clock):
+        reorder = optimizer(max_seconds=300, num_threads=8)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.program_calls["total"] <= 300 + 2 * 8
+
+    def test_no_time_at_all(self, engine):
+        reorder = optimizer(max_seconds=1e-9)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+        assert reorder.report.stopped == "time limit, nothing compared"
+
+    def test_enough_time_changes_nothing(self, engine):
+        reports = []
+        for seconds in (None, 600):
+            reorder = optimizer(max_seconds=seconds)
+            reorder.compile(student(), trainset=EXAMPLES)
+            reports.append(reorder.report)
+        assert reports[0].slots == reports[1].slots
+        assert reports[0].comparison == reports[1].comparison
+
+    def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
+        """A time limit for each night, and the same log_dir: nothing is lost."""
+        whole = optimizer()
+        whole.compile(student(), trainset=EXAMPLES)
+        reorder, parts = optimizer(max_seconds=300, num_threads=1, log_dir=tmp_path), []
+        while not parts or parts[-1].stopped.startswith("time limit"):
+            before = clock.num_calls
+            reorder.compile(student(), trainset=EXAMPLES)
+            parts.append(reorder.report)
+            calls = parts[-1].program_calls
+            assert clock.num_calls - before == calls["total"] - calls["resumed"] <= 300
+        assert len(parts) > 2
+        last = parts[-1]
+        assert last.comparison.num_candidates == len(last.candidates) == 3
+        assert last.comparison.chosen >= whole.report.comparison.original
+        assert last.program_calls["total"] <= 1000
+        assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
+
+
+class TestScores:
+    @pytest.mark.parametrize(
+        ("options", "stopped"),
+        [
+            ({"stop_at_score": 0.3}, "stop_at_score=0.3 reached"),
+            ({"patience": 1, "max_metric_calls": 3000}, "patience=1: no better order"),
+            (
+                {"stop_at_mode_probability": 0.02, "num_iterations": 12, "update": "ema"},
+                "stop_at_mode_probability=0.02 reached",
+            ),
+        ],
+    )
+    def test_ends_the_search_but_not_the_comparison(self, engine, options, stopped):
+        kept = {"update": "ema", "max_metric_calls": options.get("max_metric_calls")}
+        whole, early = optimizer(**{**dict.fromkeys(options), **kept}), optimizer(**options)
+        whole.compile(student(), trainset=EXAMPLES)
+        early.compile(student(), trainset=EXAMPLES)
+        assert early.report.stopped == stopped
+        assert stopped in str(early.report)
+        assert early.report.program_calls["total"] < whole.report.program_calls["total"]
+        assert early.report.comparison.num_candidates == 3
+
+    def test_a_score_out_of_reach_changes_nothing(self, engine):
+        reorder = optimizer(stop_at_score=2.0)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.stopped == "budget"
+
+
+class TestCalls:
+    @pytest.mark.parametrize("num_demos", [3, 4, 6])
+    @pytest.mark.parametrize("budget", [60, 150, 777])
+    @pytest.mark.parametrize("auto", ["light", "heavy"])
+    def test_hard_and_as_estimated(self, engine, auto, budget, num_demos):
+        reorder = optimizer(auto=auto, max_metric_calls=budget)
+        estimate = reorder.estimate(student(num_demos), trainset=EXAMPLES)
+        reorder.compile(student(num_demos), trainset=EXAMPLES)
+        assert engine.num_calls == reorder.report.program_calls["total"] <= estimate.program_calls <= budget

@@ -1,0 +1,86 @@
+"""What a compile claims, in worlds where nothing is to be found and in others, on landscapes of the benchmarks."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from landscapes import CoinLandscape, OwnEffectsLandscape, Renamed
+from methods import Pool, planned_outcome, top_k_outcome
+
+from plr_dspy.report.text import SURE
+
+
+def pool_of(landscape, num_pool):
+    num_selection = max(1, round(0.2 * num_pool))
+    return Pool(landscape, num_pool - num_selection, num_selection)
+
+
+def compiled(pool, *, mode="light", budget=1_000, seed=0):
+    if mode == "top-k":
+        return top_k_outcome(pool, seed, budget)
+    return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
+
+
+def claimed(outcome):
+    return outcome.comparison is not None and outcome.comparison.probability >= SURE
+
+
+class TestNothingToFind:
+    @pytest.mark.parametrize(
+        ("world", "num_demos", "num_pool", "mode"),
+        [
+            (OwnEffectsLandscape, 8, 20, "light"),
+            (OwnEffectsLandscape, 8, 60, "light"),
+            (OwnEffectsLandscape, 3, 20, "light"),
+            (OwnEffectsLandscape, 8, 10, "light"),
+            (CoinLandscape, 4, 60, "light"),
+            (CoinLandscape, 8, 20, "top-k"),
+            (OwnEffectsLandscape, 4, 20, "top-k"),
+            (OwnEffectsLandscape, 4, 20, "paper"),
+        ],
+    )
+    def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
+        """At most one of ten, but for the luck of 12 compiles: of four or more the chance is 3 % then."""
+        outcomes, changes = [], []
+        for seed in range(12):
+            pool = pool_of(world(num_demos, 500 + seed, num_pool + 1_000), num_pool)
+            outcome = compiled(pool, mode=mode, seed=seed)
+            outcomes.append(outcome)
+            changes.append(pool.held_out(outcome.ordering[0]) - pool.held_out(pool.space.identity[0]))
+        assert sum(map(claimed, outcomes)) <= 3
+        assert abs(np.mean(changes)) < 0.03
+
+    def test_few_examples_get_few_calls(self):
+        outcome = compiled(pool_of(OwnEffectsLandscape(8, 3, 1_002), 2))
+        assert outcome.program_calls["total"] <= 20
+        assert outcome.comparison.probability < SURE
+
+
+class TestSomethingToFind:
+    def test_a_gain_is_claimed_and_is_there(self):
+        outcomes, gains = [], []
+        for seed in range(6):
+            pool = pool_of(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)
+            outcomes.append(compiled(pool, seed=seed))
+            gains.append(pool.held_out(outcomes[-1].ordering[0]) - pool.held_out(pool.space.identity[0]))
+        assert sum(map(claimed, outcomes)) >= 4
+        assert np.mean(gains) > 0.1
+        expected = [outcome.comparison.expected_gain for outcome in outcomes]
+        assert np.mean(expected) == pytest.approx(np.mean(gains), abs=0.06)
+
+    @pytest.mark.parametrize("mode", ["light", "top-k"])
+    def test_an_original_that_is_best_by_far_stays(self, mode):
+        """Three demos: all six orders are scored, and the selection split alone would take another in one of six."""
+        kept = 0
+        for seed in range(12):
+            landscape = OwnEffectsLandscape(3, 900 + seed, 1_100, common=0.8, own=0.8)
+            orders = [ordering[0] for ordering in pool_of(landscape, 100).space.enumerate()]
+            truths = sorted(((landscape.answers(order).mean(), order) for order in orders), reverse=True)
+            pool = pool_of(Renamed(landscape, truths[0][1]), 100)
+            chosen = compiled(pool, mode=mode, seed=seed).ordering[0]
+            kept += chosen == pool.space.identity[0] or truths[0][0] - pool.held_out(chosen) < 0.1
+        assert kept == 12

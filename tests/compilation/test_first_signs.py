@@ -1,0 +1,205 @@
+"""Compiles that can find nothing end soon, and those that were ended early spend no more; counted at the engine."""
+
+import dspy
+import pytest
+from fakes import OrderSensitiveEngine, chat_response, digest, exact_match, fake_lm, questions
+
+from plr_dspy import PLReorder
+from plr_dspy.compilation.first_signs import FirstSigns
+from plr_dspy.orderings.space import WITHOUT_DEMOS
+from plr_dspy.scoring.cells import Cell
+from plr_dspy.scoring.ledger import Ledger
+
+EXAMPLES = questions(120)
+
+
+class Mumbling(OrderSensitiveEngine):
+    """A model that follows no format on a share of the questions.
+
+    Args:
+        share: Of the questions.
+    """
+
+    def __init__(self, answers, share):
+        super().__init__(answers)
+        self.share = share
+
+    def complete(self, request):
+        reply = super().complete(request)
+        texts = [message.text or "" for message in request.messages]
+        return chat_response("Well, let me see ...") if digest(texts[-1]) < self.share else reply
+
+
+def student():
+    program = dspy.Predict("question -> answer")
+    program.demos = EXAMPLES[:6]
+    return program
+
+
+def compile_with(engine, metric=exact_match, program=None, **options):
+    optimizer = PLReorder(metric, num_threads=4, display_progress=False, **options)
+    lm = dspy.LM("fake/order-sensitive", engine=engine, cache=False, num_retries=0)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        return optimizer, optimizer.compile(program or student(), trainset=EXAMPLES)
+
+
+def engine(share=0.0):
+    return Mumbling({example.question: example.answer for example in EXAMPLES}, share)
+
+
+class TestAnswersThatCannotBeParsed:
+    def test_end_the_compile_after_its_first_round_with_a_reply(self):
+        model = engine(share=1.0)
+        with pytest.raises(RuntimeError, match=r"could not be parsed.*Well, let me see.*adapter"):
+            compile_with(model)
+        assert model.num_calls < 400
+
+    def test_are_warned_of_where_they_are_most(self, caplog):
+        _, compiled = compile_with(engine(share=0.7), max_metric_calls=300)
+        assert "answers could not be parsed" in caplog.text
+        assert "Well, let me see" in caplog.text
+        assert caplog.text.count("answers could not be parsed") == 1
+        assert compiled.reorder_report["program_calls"]["total"] > 200
+
+    def test_some_are_nothing_to_warn_of(self, caplog):
+        compile_with(engine(share=0.2), max_metric_calls=200)
+        assert "could not be parsed" not in caplog.text
+
+
+class TestEnough:
+    """How much it takes to say so, by cells made by hand."""
+
+    def said(self, cells, *, num_train=1_000):
+        ledger = Ledger()
+        for key, score in cells.items():
+            ledger.add(key, Cell(score), {})
+        return FirstSigns(ledger, num_train=num_train)([object()])
+
+    @pytest.mark.parametrize(("number", "said"), [(59, None), (60, "every score was 1 in 60 calls")])
+    def test_scores(self, number, said):
+        assert self.said({("order", example): 1.0 for example in range(number)}) == said
+
+    @pytest.mark.parametrize(("number", "said"), [(124, None), (125, "no score differed between two orders")])
+    def test_pairs(self, number, said):
+        """Three orders on each example, two pairs; examples are easy or hard."""
+        cells = {(f"order {i}", example): example % 2 for i in range(3) for example in range(number)}
+        found = self.said(cells)
+        assert found is None if said is None else found.startswith(said)
+        cells["order 0", 0] = 1
+        assert self.said(cells) is None
+
+    def test_those_of_the_selection_split_count_for_nothing(self):
+        assert self.said({("order", example): 1.0 for example in range(80)}, num_train=59) is None
+
+
+class TestNothingToFind:
+    def test_scores_that_are_all_equal_end_it(self, caplog):
+        model = engine()
+        optimizer, compiled = compile_with(model, lambda example, prediction: 0.0)
+        assert compiled.demos == student().demos
+        assert model.num_calls < 500
+        assert "every score was 0" in caplog.text
+        assert "Prediction(" in caplog.text
+        assert "the original order stays" in str(optimizer.report)
+        assert optimizer.report.comparison is None
+
+    def test_a_program_that_ignores_its_demos_does_too(self, caplog):
+        class Deaf(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = student()
+
+            def forward(self, question):
+                return dspy.Prediction(answer=f"answer {int(question.split()[1]) % 2}")
+
+        optimizer, _ = compile_with(engine(), program=Deaf())
+        assert optimizer.report.program_calls["total"] < 500
+        assert "no score differed between two orders" in caplog.text
+        assert optimizer.report.evidence.num_differing == 0
+
+    def test_the_end_is_kept_in_a_log_dir(self, tmp_path):
+        for _ in range(2):
+            model = engine()
+            optimizer, _ = compile_with(model, lambda example, prediction: 0.0, log_dir=tmp_path)
+            assert optimizer.report.stopped.startswith("every score was 0")
+        assert model.num_calls == 0
+
+    def test_an_order_that_matters_does_not(self):
+        optimizer, _ = compile_with(engine(), max_metric_calls=500)
+        assert optimizer.report.stopped == "budget"
+
+
+class TestEndedEarly:
+    @pytest.mark.parametrize(
+        "options", [{"patience": 1}, {"stop_at_score": 0.0}, {"num_iterations": 1}], ids=str
+    )
+    def test_the_race_and_the_comparison_shrink_with_the_search(self, options):
+        whole, _ = compile_with(engine())
+        ended, _ = compile_with(engine(), **options)
+        before, after = whole.report.program_calls, ended.report.program_calls
+        assert before["total"] > 950
+        assert after["total"] < 0.75 * before["total"]
+        share = after["search"] / before["search"]
+        for phase in ("race", "final"):
+            assert after[phase] <= share * before[phase] + 20
+
+    def test_but_not_where_all_orders_have_been_scored_on_all_examples(self):
+        """Such a search ends early as it has nothing left to do."""
+        program = dspy.Predict("question -> answer")
+        program.demos = EXAMPLES[:2]
+        optimizer, _ = compile_with(engine(), program=program, num_samples=2, max_metric_calls=1_000)
+        report = optimizer.report
+        assert report.stopped == "no new ordering left"
+        assert report.program_calls["search"] < 250
+        assert report.comparison.num_examples == report.settings["num_selection_examples"] > 16
+
+
+class Opinionated(OrderSensitiveEngine):
+    """Right without demos, or right with them only.
+
+    Args:
+        without: Whether it is right without.
+    """
+
+    def __init__(self, answers, *, without):
+        super().__init__(answers)
+        self.without = without
+
+    def answer(self, system, texts):
+        if (len(texts) == 1) == self.without:
+            gold = next(a for q, a in self.answers.items() if f"{q}\n" in f"{texts[-1]}\n")
+            return f"[[ ## answer ## ]]\n{gold}\n\n[[ ## completed ## ]]"
+        return super().answer(system, texts)
+
+
+class TestStudentWithoutDemos:
+    @pytest.mark.parametrize("without", [True, False])
+    def test_gets_demos_only_where_they_help(self, without, tmp_path):
+        model = Opinionated({example.question: example.answer for example in EXAMPLES}, without=without)
+        program = dspy.Predict("question -> answer")
+        optimizer, compiled = compile_with(model, program=program, max_metric_calls=400)
+        report = optimizer.report
+        assert len(compiled.demos) == (0 if without else 8)
+        assert report.comparison.original == (1.0 if without else pytest.approx(report.comparison.original))
+        assert report.candidates[0].ordering == {"self": []}
+        assert ("the student without demos stays" in str(report)) == without
+        assert ("the student without demos stays" in repr(report)) == without
+        assert ("-> " in repr(report)) == (not without)
+        report.to_html(tmp_path / "report.html")
+        report.plot()
+        assert not program.demos
+
+    def test_stays_as_it_is_where_there_is_nothing_to_order(self):
+        """Of three examples one is a demo and two score."""
+        optimizer = PLReorder(exact_match, num_threads=1, display_progress=False)
+        lm, model = fake_lm(EXAMPLES)
+        with dspy.context(lm=lm):
+            compiled = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES[:3])
+        assert compiled.demos == []
+        assert model.num_calls == 0
+
+    def test_the_program_without_demos_is_in_no_space(self):
+        from plr_dspy import OrderingSpace
+
+        with pytest.raises(ValueError):
+            OrderingSpace.of_sizes(3).canonical(WITHOUT_DEMOS)

@@ -1,0 +1,143 @@
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plr_dspy.compilation.budget import BUDGETS, Overrides, make_plan, most_calls
+
+MANY = math.factorial(8)
+
+
+@settings(max_examples=300)
+@given(
+    auto=st.sampled_from(sorted(BUDGETS)),
+    max_metric_calls=st.one_of(st.none(), st.integers(1, 20_000)),
+    num_train=st.integers(1, 2000),
+    num_selection=st.integers(1, 500),
+    num_items=st.integers(2, 12),
+    num_samples=st.one_of(st.none(), st.integers(1, 20)),
+    num_final_draws=st.one_of(st.none(), st.integers(0, 12)),
+)
+def test_a_plan_keeps_its_budget(
+    auto, max_metric_calls, num_train, num_selection, num_items, num_samples, num_final_draws
+):
+    overrides = Overrides(
+        max_metric_calls=max_metric_calls, num_samples=num_samples, num_final_draws=num_final_draws
+    )
+    num_distinct = math.factorial(num_items)
+    try:
+        plan = make_plan(
+            auto, overrides, num_train=num_train, num_selection=num_selection, num_distinct=num_distinct
+        )
+    except ValueError as error:
+        assert "max_metric_calls must be at least" in str(error)
+        return
+    budget = max_metric_calls or BUDGETS[auto]
+    assert plan.program_calls <= plan.planned_calls <= budget
+    assert 1 <= plan.num_train_examples <= num_train
+    assert 1 <= plan.num_selection_examples <= num_selection
+    assert plan.racing
+    compared = min(3, num_distinct)
+    everything = num_distinct * num_train + compared * num_selection
+    if num_samples is None:
+        assert plan.exhaustive == (everything <= min(budget, most_calls(num_train + num_selection)))
+    if plan.racing:
+        assert plan.num_initial * plan.num_first_examples <= plan.search_calls
+        assert plan.num_initial <= num_distinct
+    if num_samples is not None and plan.racing:
+        assert plan.num_samples == num_samples
+    if num_final_draws is not None:
+        assert plan.num_final_draws == num_final_draws
+
+
+@pytest.mark.parametrize("auto", sorted(BUDGETS))
+def test_most_of_the_budget_is_used_on_an_ordinary_problem(auto):
+    plan = make_plan(auto, Overrides(), num_train=800, num_selection=200, num_distinct=MANY)
+    assert plan.planned_calls > 0.98 * BUDGETS[auto]
+    assert plan.search_calls > 0.7 * BUDGETS[auto]
+
+
+def test_paper_values():
+    plan = make_plan("paper", Overrides(), num_train=800, num_selection=200, num_distinct=24)
+    assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
+        15,
+        15,
+        0.2,
+        10,
+    )
+    assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
+    assert not plan.racing
+    assert not plan.exhaustive
+    assert plan.max_metric_calls is None
+
+
+def test_explicit_values_win_in_paper_mode_too():
+    overrides = Overrides(num_iterations=2, num_samples=7, elite_fraction=0.5, num_final_draws=1)
+    plan = make_plan("paper", overrides, num_train=10, num_selection=5, num_distinct=MANY)
+    assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
+        2,
+        7,
+        0.5,
+        1,
+    )
+
+
+@pytest.mark.parametrize("auto", ["light", "paper"])
+def test_says_how_large_a_budget_must_be(auto):
+    with pytest.raises(ValueError, match=r"max_metric_calls must be at least \d+"):
+        make_plan(auto, Overrides(max_metric_calls=20), num_train=80, num_selection=20, num_distinct=MANY)
+
+
+def test_few_prompts_are_all_scored():
+    plan = make_plan("light", Overrides(), num_train=80, num_selection=20, num_distinct=6)
+    assert plan.exhaustive
+    assert (plan.num_initial, plan.num_first_examples, plan.num_more_examples) == (6, 20, 80)
+    assert plan.num_finalists == 6
+    assert plan.program_calls == 600
+
+
+@pytest.mark.parametrize(("num_train", "num_selection", "most"), [(1, 1, 20), (8, 2, 250), (16, 4, 1_000)])
+def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection, most):
+    plans = [
+        make_plan(
+            "light",
+            Overrides(max_metric_calls=budget),
+            num_train=num_train,
+            num_selection=num_selection,
+            num_distinct=MANY,
+        )
+        for budget in (1_000, 10_000)
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].program_calls <= most
+
+
+def test_more_examples_get_all_of_a_budget():
+    plan = make_plan("light", Overrides(), num_train=32, num_selection=8, num_distinct=MANY)
+    assert plan.program_calls == 1_000
+
+
+def test_the_smallest_paper_budget_runs_an_iteration():
+    with pytest.raises(ValueError) as caught:
+        make_plan("paper", Overrides(max_metric_calls=1), num_train=80, num_selection=20, num_distinct=MANY)
+    needed = int(re.search(r"must be at least (\d+)", str(caught.value))[1])
+    plan = make_plan(
+        "paper", Overrides(max_metric_calls=needed), num_train=80, num_selection=20, num_distinct=MANY
+    )
+    assert needed - plan.final_calls >= plan.num_samples * plan.num_train_examples
+
+
+def test_what_was_asked_for_is_paid_for_where_few_examples_would_not_need_it():
+    """22 calls are all that three examples can make use of; 20 orders on both train examples take more."""
+    plan = make_plan("light", Overrides(num_samples=20), num_train=2, num_selection=1, num_distinct=MANY)
+    assert (plan.num_samples, plan.num_initial) == (20, 20)
+    assert most_calls(3) < plan.program_calls <= BUDGETS["light"]
+
+
+def test_the_number_of_orders_in_a_round_is_what_was_asked_for():
+    plan = make_plan("light", Overrides(num_samples=3), num_train=80, num_selection=20, num_distinct=6)
+    assert not plan.exhaustive
+    assert (plan.num_samples, plan.num_initial) == (3, 3)
+    assert plan.num_first_examples < 80

@@ -1,0 +1,141 @@
+"""The tasks' data in files: what is read, what is left out, and what is refused."""
+
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plr_dspy.experiments.tasks.loading import DataError, load
+from plr_dspy.experiments.tasks.tasks import TASKS
+
+MR = TASKS["mr"]
+
+
+def columns_of(task):
+    return ("question", "answer") if task.reasoning else ("text", "label")
+
+
+def write(folder, task, train, test):
+    """Files of a task, from pairs of text and answer."""
+    for part, pairs in (("train", train), ("test", test)):
+        lines = [json.dumps(dict(zip(columns_of(task), pair, strict=True))) for pair in pairs]
+        (folder / f"{task.name}_{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read(folder, task=MR):
+    """Both parts of a task as pairs of text and answer."""
+    parts = load(task, data_dir=folder)
+    return [[(e[task.input_field], e[task.output_field]) for e in part] for part in parts]
+
+
+def some(task, start, count=6):
+    answers = task.labels or ("1,234", r"\frac{1}{2}", "Yes")
+    return [(f"text {i} of {task.name}", answers[i % len(answers)]) for i in range(start, start + count)]
+
+
+class TestFiles:
+    @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+    def test_every_task(self, task, tmp_path):
+        train, test = some(task, 0), some(task, 10, 4)
+        write(tmp_path, task, train, test)
+        assert read(tmp_path, task) == [train, test]
+        for part in load(task, data_dir=str(tmp_path)):
+            assert all(set(example.inputs().keys()) == {task.input_field} for example in part)
+            assert all(set(example.labels().keys()) == {task.output_field} for example in part)
+
+    def test_what_is_left_out(self, tmp_path, caplog):
+        train = [
+            ("  fine ", "positive"),
+            ("fine", "negative"),
+            ("very  fine", "positive"),
+            ("very fine", "positive"),
+            ("in both", "negative"),
+            (" \t", "positive"),
+            ("dull", " negative\n"),
+        ]
+        test = [("in  both", "negative"), ("twice", "positive"), ("twice", "positive"), ("", "positive")]
+        write(tmp_path, MR, train, test)
+        with caplog.at_level(logging.INFO, logger="plr_dspy"):
+            assert read(tmp_path) == [
+                [("fine", "positive"), ("very  fine", "positive"), ("dull", "negative")],
+                [("in  both", "negative"), ("twice", "positive"), ("twice", "positive")],
+            ]
+        assert "mr: 3 train texts are left out" in caplog.text
+        assert caplog.text.count("mr: 1 rows without text or answer are left out") == 2
+
+    @given(
+        st.lists(st.tuples(st.text(" ab", max_size=4), st.sampled_from(MR.labels)), max_size=12),
+        st.lists(st.tuples(st.text(" ab", max_size=4), st.sampled_from(MR.labels)), max_size=4),
+    )
+    def test_no_text_is_met_twice(self, tmp_path_factory, train, test):
+        folder = tmp_path_factory.mktemp("data")
+        write(folder, MR, [*train, ("kept", "negative")], [*test, ("held out", "positive")])
+        (kept, held), texts = read(folder), [" ".join(text.split()) for text, _ in train]
+        left = [" ".join(text.split()) for text, _ in kept]
+        out = {" ".join(text.split()) for text, _ in held}
+        assert len(left) == len(set(left)) and not set(left) & out
+        assert set(left) == {*texts, "kept"} - out - {""}
+        assert len(held) == 1 + sum(bool(text.strip()) for text, _ in test)
+
+    def test_what_a_file_may_hold_besides(self, tmp_path):
+        """A byte order mark, blank lines, Windows line ends, more fields, and line separators in a text."""
+        write(tmp_path, MR, [], some(MR, 0))
+        lines = [
+            '\ufeff{"text": "a\u2028b", "label": "positive", "id": 3}\r',
+            "",
+            "  ",
+            '{"label":"negative","text":"c"}',
+        ]
+        (tmp_path / "mr_train.jsonl").write_bytes("\n".join(lines).encode())
+        assert read(tmp_path)[0] == [("a\u2028b", "positive"), ("c", "negative")]
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            (
+                '{"text": "a", "label": "meh"}',
+                r": 'meh' is no label of 'mr'; expected .*\['negative', 'positive'\]",
+            ),
+            ('{"text": "a", "label": "Positive"}', ": 'Positive' is no label"),
+            ('{"text": "a", "label": ""}', ": '' is no label"),
+            ('{"text": "", "label": "meh"}', ": 'meh' is no label"),
+            (
+                '{"sentence": "a", "label": "positive"}',
+                r" must be an object with .*; it has \['label', 'sentence'\]",
+            ),
+            ('{"text": "a"}', r" must be an object with \['text', 'label'\]"),
+            ('["a", "positive"]', " must be an object with"),
+            ('{"text": "a", "label": 1}', ": 'label' must be a string; got 1"),
+            ('{"text": null, "label": "positive"}', ": 'text' must be a string; got None"),
+            ('{"text": ["a"], "label": "positive"}', r": 'text' must be a string; got \['a'\]"),
+            ('{"text": "a", ', " is no JSON"),
+            ('{"text": "a", "label": "positive"} {}', " is no JSON"),
+            (b'{"text": "caf\xe9", "label": "positive"}', " is no JSON"),
+        ],
+    )
+    def test_bad_lines_are_named(self, tmp_path, line, words):
+        write(tmp_path, MR, some(MR, 0), some(MR, 10))
+        path = tmp_path / "mr_train.jsonl"
+        path.write_bytes(path.read_bytes() + b"\n" + (line if isinstance(line, bytes) else line.encode()))
+        with pytest.raises(DataError, match=rf"^line 8 of .*mr_train.jsonl{words}"):
+            load(MR, data_dir=tmp_path)
+
+    def test_open_answers_that_are_empty_are_left_out(self, tmp_path):
+        gsm8k = TASKS["gsm8k"]
+        write(tmp_path, gsm8k, [("q", " "), ("p", " 1,000 ")], [("r", "3")])
+        assert read(tmp_path, gsm8k) == [[("p", "1,000")], [("r", "3")]]
+
+    def test_missing_and_empty_files(self, tmp_path):
+        with pytest.raises(DataError, match=r"no file .*mr_train.jsonl: data_dir .*mr_test.jsonl.*\"text\""):
+            load(MR, data_dir=tmp_path)
+        write(tmp_path, MR, some(MR, 0), [])
+        with pytest.raises(DataError, match="the test part of 'mr' holds no usable row"):
+            load(MR, data_dir=tmp_path)
+        write(tmp_path, MR, some(MR, 0), some(MR, 0))
+        with pytest.raises(DataError, match="the train part of 'mr' holds no usable row"):
+            load(MR, data_dir=tmp_path)
+        (tmp_path / "mr_test.jsonl").unlink()
+        with pytest.raises(DataError, match=r"no file .*mr_test.jsonl"):
+            load(MR, data_dir=tmp_path)

@@ -1,0 +1,448 @@
+"""Whether order matters: the statistics against closed forms and simulations, and the whole with a fake LM."""
+
+import dataclasses
+import math
+
+import dspy
+import numpy as np
+import pytest
+from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import special, stats
+
+from plr_dspy import OrderSensitivity, order_sensitivity
+from plr_dspy.statistics import spread
+
+HUGE = math.factorial(40)
+
+
+def analysed(scores, num_distinct=HUGE, **options):
+    searched = options.pop("num_searched", min(num_distinct, 100))
+    return spread.spread(
+        np.asarray(scores, dtype=float), num_distinct=num_distinct, num_searched=searched, **options
+    )
+
+
+def variance_analysis(scores):
+    """Mean squares of orders and of the interaction, by their definitions."""
+    orders, examples = scores.shape
+    fitted = scores.mean(axis=1, keepdims=True) + scores.mean(axis=0, keepdims=True) - scores.mean()
+    between = examples * ((scores.mean(axis=1) - scores.mean()) ** 2).sum() / (orders - 1)
+    return between, ((scores - fitted) ** 2).sum() / ((orders - 1) * (examples - 1))
+
+
+class TestSpread:
+    @pytest.mark.parametrize(("better", "worse"), [(9, 1), (7, 2), (12, 9), (0, 6), (3, 3)])
+    def test_the_test_of_two_orders_is_mcnemars(self, better, worse):
+        """On right-or-wrong scores: the binomial test of the examples on which they differ."""
+        scores = np.ones((2, 40))
+        scores[0, :better] = scores[1, better : better + worse] = 0
+        expected = stats.binomtest(better, better + worse).pvalue
+        assert analysed(scores, 2).p_value == pytest.approx(expected, abs=0.03)
+
+    def test_the_components_are_those_of_an_analysis_of_variance(self):
+        scores = np.random.default_rng(0).random((6, 20)) + np.linspace(0, 0.9, 6)[:, None]
+        between, within = variance_analysis(scores)
+        of_all = analysed(scores, 6)
+        assert of_all.noise == pytest.approx(math.sqrt(within / 20))
+        assert of_all.deviation == pytest.approx(math.sqrt((between - within) / 20 * 5 / 6))
+        between, within = variance_analysis(scores[1:])  # the program's own order is no random one
+        of_some = analysed(scores, HUGE)
+        assert of_some.noise == pytest.approx(math.sqrt(within / 20))
+        assert of_some.deviation == pytest.approx(math.sqrt((between - within) / 20))
+
+    def test_two_orders_that_hardly_disagree_have_an_interval_like_that_of_their_difference(self):
+        """With 2 orders, one degree of freedom once made the upper end 11 on scores of 0 to 1."""
+        scores = np.zeros((2, 150))
+        scores[0, :60], scores[1, :90] = 1, 1
+        found = analysed(scores, 2)
+        error = math.sqrt(0.2 * 0.8 / 150)
+        assert found.deviation == pytest.approx(0.1, abs=0.002)
+        assert found.interval == pytest.approx((0.1 - 0.98 * error, 0.1 + 0.98 * error), abs=0.01)
+        assert found.gain == pytest.approx(0.2)
+        assert found.gain_interval == pytest.approx((0.2 - 1.96 * error, 0.2 + 1.96 * error), abs=0.02)
+
+    @pytest.mark.parametrize("count", [10, 40, 150])
+    def test_examples_that_never_disagree_bound_how_often_new_ones_can(self, count):
+        """For two orders about as the binomial distribution does ("rule of three")."""
+        found = analysed(np.ones((2, count)), 2)
+        assert (found.p_value, found.noise, found.deviation, found.gain) == (1.0, 0.0, 0.0, 0.0)
+        exact = 1 - 0.025 ** (1 / count)
+        assert exact < 2 * found.interval[1] < 1.6 * exact
+
+    def test_a_chosen_order_is_no_part_of_what_others_are_like(self):
+        """The program's own order does far better; the others differ by nothing but chance."""
+        rng = np.random.default_rng(4)
+        scores = (rng.random((10, 60)) < 0.5).astype(float)
+        scores[0] = 1
+        found = analysed(scores)
+        assert found.p_value < 0.01
+        assert found.deviation < 0.05
+        assert found.gain == 0.0
+        assert found.gain_interval == (0.0, pytest.approx(0.0, abs=0.03))
+
+    @pytest.mark.parametrize("shape", [(1, 5), (2, 5), (5, 1)])
+    def test_too_few_are_refused(self, shape):
+        with pytest.raises(ValueError, match="at least"):
+            analysed(np.ones(shape))
+
+
+def tables(count, num_distinct, *, deviation, num_examples=30, common=False, num_orders=10):
+    """Right-or-wrong scores of orders, and the true ones; with `common`, examples differ in how they like one demo."""
+    rng = np.random.default_rng(7)
+    for _ in range(count):
+        effects = rng.normal(size=min(num_distinct, 100))
+        if num_distinct < 100:
+            effects = (effects - effects.mean()) / effects.std()
+        true = np.clip(0.7 + deviation * effects, 0.02, 0.98)
+        scored = min(num_orders, len(true))
+        likes = rng.choice([-1.0, 1.0], size=(scored, 1)) if common else 1.0
+        likes = likes * rng.normal(size=(1 if common else scored, num_examples))
+        easiness = rng.normal(size=num_examples)
+        yield (
+            (math.sqrt(2) * special.ndtri(true)[:scored, None] + easiness + likes > 0).astype(float),
+            true,
+        )
+
+
+@pytest.fixture(scope="class")
+def few_draws():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spread, "NUM_FLIPS", 499)
+        patch.setattr(spread, "NUM_DRAWS", 1_000)
+        yield
+
+
+@pytest.mark.usefixtures("few_draws")
+class TestSimulated:
+    @pytest.mark.parametrize("common", [False, True])
+    def test_chance_alone_seldom_looks_like_an_effect(self, common):
+        """Nor do likings of the examples that cancel out, of which a test within examples makes an effect."""
+        found = [analysed(scores).p_value for scores, _ in tables(300, HUGE, deviation=0.0, common=common)]
+        assert 0.01 < (np.array(found) <= 0.05).mean() < 0.09
+        if common:
+            mean_squares = [variance_analysis(s) for s, _ in tables(300, HUGE, deviation=0.0, common=True)]
+            p_values = stats.f.sf([between / within for between, within in mean_squares], 9, 9 * 29)
+            assert (p_values <= 0.05).mean() > 0.12
+
+    @pytest.mark.parametrize("num_distinct", [2, 6, 24, HUGE])
+    @pytest.mark.parametrize("deviation", [0.0, 0.1])
+    def test_intervals_hold_the_truth(self, num_distinct, deviation):
+        covered = np.zeros(2)
+        for scores, true in tables(150, num_distinct, deviation=deviation):
+            found = analysed(scores, num_distinct)
+            spread_of_all = true.std() if num_distinct < 100 else deviation
+            ends = (found.interval, found.gain_interval)
+            for i, value in enumerate((spread_of_all, true.max() - true[0])):
+                covered[i] += ends[i][0] - 1e-9 <= value <= ends[i][1] + 1e-9
+        assert (covered / 150 > 0.9).all()
+
+    def test_an_effect_is_found(self):
+        found = [analysed(scores).p_value <= 0.05 for scores, _ in tables(100, HUGE, deviation=0.1)]
+        assert np.mean(found) > 0.4
+
+    def test_the_gain_is_right_on_the_mean(self):
+        errors = [analysed(s).gain - (true.max() - true[0]) for s, true in tables(100, HUGE, deviation=0.1)]
+        assert abs(np.mean(errors)) < 0.05
+
+
+SCORES = arrays.arrays(
+    np.float64,
+    st.tuples(st.integers(2, 7), st.integers(2, 25)),
+    elements=st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 1),
+)
+
+
+def distinct(scores):
+    """Two orders are all there are: one alone would be no sample."""
+    return HUGE if len(scores) > 2 else 2
+
+
+@pytest.mark.usefixtures("few_draws")
+class TestProperties:
+    @settings(max_examples=60, deadline=None)
+    @given(SCORES, st.booleans())
+    def test_estimates_lie_in_their_intervals_and_within_what_scores_allow(self, scores, every):
+        found = analysed(scores, len(scores) if every else distinct(scores))
+        assert 0 <= found.interval[0] <= found.deviation <= found.interval[1] <= 0.5 + 1e-9
+        assert 0 <= found.gain_interval[0] <= found.gain <= found.gain_interval[1] <= 1
+        assert found.gain <= 1 - scores[0].mean() + 1e-9
+        assert 0 < found.p_value <= 1
+
+    @settings(max_examples=30, deadline=None)
+    @given(SCORES, st.randoms())
+    def test_the_order_of_the_examples_does_not_matter(self, scores, random):
+        columns = list(range(scores.shape[1]))
+        random.shuffle(columns)
+        once, again = (
+            dataclasses.astuple(analysed(table, distinct(table))) for table in (scores, scores[:, columns])
+        )
+        for value, other in zip(once, again, strict=True):
+            assert value == pytest.approx(other, abs=1e-9)
+
+    @settings(max_examples=30, deadline=None)
+    @given(SCORES)
+    def test_points_of_a_hundred_are_fractions_times_a_hundred(self, scores):
+        scores[0, 0], scores[-1, 0] = 1, 0
+        fractions, points = (analysed(table, distinct(table)) for table in (scores, 100 * scores))
+        assert points.p_value == fractions.p_value
+        assert points.noise == pytest.approx(100 * fractions.noise, abs=1e-4)
+        assert points.deviation == pytest.approx(100 * fractions.deviation, abs=1e-4)
+        for name in ("interval", "gain", "gain_interval"):  # simulated
+            expected = 100 * np.array(getattr(fractions, name))
+            assert np.array(getattr(points, name)) == pytest.approx(expected, rel=0.3, abs=5)
+
+
+def result(**changes):
+    """An effect that is as clear as the gain."""
+    values = {
+        "scores": [0.5, *np.linspace(0.4, 0.8, 9)],
+        "num_distinct": 40_320,
+        "num_examples": 30,
+        "num_unusable": 0,
+        "p_value": 0.001,
+        "noise": 0.05,
+        "deviation": 0.1,
+        "deviation_interval": (0.06, 0.2),
+        "num_searched": 100,
+        "expected_gain": 0.3,
+        "gain_interval": (0.1, 0.5),
+        "program_calls": 300,
+    }
+    return OrderSensitivity(**{**values, **changes})
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({}, "a search is worth its calls: the best of 100 random orders should be +0.300 [+0.100, +0.500] better"),
+            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "the program's own is a good one already:"),
+            ({"gain_interval": (0.0, 0.5)}, "and a search may pay: the best of 100 random orders should be +0.300"),
+            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}, "the program's own may be a good one already:"),
+            ({"gain_interval": (0.0, 0.5)}, "More orders would tell: num_orders=40, max_metric_calls=1200."),
+            ({"gain_interval": (0.0, 0.5), "noise": 0.1}, "More examples would tell: 120 of them (max_metric_calls"),
+            ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, "it is not known whether the order matters"),
+            ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, "120 of them (max_metric_calls=1200)"),
+            ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "a search has nothing to find"),
+            ({"p_value": 1.0, "noise": 0.0, "deviation": 0.0}, "No answer changed with the order"),
+        ],
+    )  # fmt: skip
+    def test_each_cause_has_its_advice(self, changes, says):
+        assert says in str(result(**changes))
+
+    def test_more_orders_than_there_are_are_never_asked_for(self):
+        few = {"scores": [0.5, 0.4, 0.6, 0.9, 0.2, 0.1], "num_distinct": 6, "num_searched": 6}
+        text = str(result(**few, gain_interval=(0.0, 0.5)))
+        assert "More examples" in text
+        assert "the best of all 6 orders" in text
+
+    @pytest.mark.parametrize("changes", [{}, {"p_value": 1.0, "noise": 0.0, "deviation": 0.0}])
+    def test_answers_that_could_not_be_used_are_no_verdict(self, changes):
+        text = str(result(num_unusable=151, **changes))
+        assert "151 of 300 answers could not be parsed" in text
+        assert "a search" not in text
+        assert "a search" in str(result(num_unusable=150, **changes))
+
+
+class IndifferentEngine:
+    """Answers by the question alone."""
+
+    def complete(self, request):
+        return chat_response("[[ ## answer ## ]]\nanswer 0\n\n[[ ## completed ## ]]")
+
+
+class UnreadableEngine:
+    """Never answers in the format that was asked for."""
+
+    def complete(self, request):
+        return chat_response("I would rather not.")
+
+
+class FailingEngine(OrderSensitiveEngine):
+    """Fails for so many calls after so many others."""
+
+    after, failures = 50, 4
+
+    def answer(self, system, texts):
+        answer = super().answer(system, texts)
+        if self.after < self.num_calls and self.failures > 0:
+            self.failures -= 1
+            raise RuntimeError("out of order")
+        return answer
+
+
+def student(num_demos=5):
+    program = dspy.Predict("question -> answer")
+    program.demos = [dspy.Example(question=f"demo {i}", answer=f"answer {i % 3}") for i in range(num_demos)]
+    return program
+
+
+def quiet(**options):
+    return {"num_threads": 4, "display_progress": False, **options}
+
+
+def using(engine):
+    return dspy.context(lm=dspy.LM("fake/engine", engine=engine, cache=False))
+
+
+class TestOrderSensitivity:
+    def test_of_a_model_that_minds_the_order(self):
+        examples = questions(30)
+        lm, engine = fake_lm(examples)
+        program = student()
+        before = program.dump_state()
+        with dspy.context(lm=lm):
+            found = order_sensitivity(program, exact_match, examples, **quiet())
+            (own,) = {float(np.mean([exact_match(e, program(**e.inputs())) for e in examples]))}
+        assert found.program_calls == 10 * 30 == engine.num_calls - 30
+        assert found.matters
+        assert found.scores[0] == pytest.approx(own)
+        assert (len(found.scores), found.num_distinct) == (10, 120)
+        assert 0 < found.gain_interval[0] <= found.expected_gain <= found.gain_interval[1]
+        assert "a search is worth its calls" in str(found)
+        assert program.dump_state() == before
+
+    @pytest.mark.parametrize(
+        ("num_demos", "limit", "orders", "num_examples"),
+        [(5, 300, 10, 30), (2, 300, 2, 100), (3, 299, 6, 49), (5, 100, 10, 10), (3, None, 6, 100)],
+    )
+    def test_calls_are_split_into_orders_and_examples(self, num_demos, limit, orders, num_examples):
+        examples = questions(100)
+        lm, engine = fake_lm(examples)
+        with dspy.context(lm=lm):
+            found = order_sensitivity(
+                student(num_demos), exact_match, examples, max_metric_calls=limit, **quiet()
+            )
+        assert (len(found.scores), found.num_examples) == (orders, num_examples)
+        assert found.program_calls == engine.num_calls == orders * num_examples
+
+    def test_examples_are_drawn_at_random(self):
+        """Not the first ones: these may be of one kind."""
+        examples = questions(100)
+        lm, engine = fake_lm(examples)
+        with dspy.context(lm=lm):
+            order_sensitivity(student(), exact_match, examples, **quiet(max_metric_calls=100))
+        asked = {text for texts in engine.requests for text in texts[-1:]}
+        assert not all(any(f"question {i}\n" in text for text in asked) for i in range(10))
+
+    def test_the_gain_it_expects_is_about_what_there_is(self):
+        """Of all 24 orders the best, against the program's own."""
+        examples = questions(30)
+        lm, _ = fake_lm(examples)
+        unlimited = quiet(max_metric_calls=None)
+        with dspy.context(lm=lm):
+            sampled = order_sensitivity(student(4), exact_match, examples, 12, **unlimited)
+            all_orders = order_sensitivity(student(4), exact_match, examples, 24, **unlimited)
+        true = max(all_orders.scores) - all_orders.scores[0]
+        assert sampled.num_searched == all_orders.num_searched == 24
+        assert sampled.expected_gain == pytest.approx(true, abs=0.15)
+        assert sampled.gain_interval[0] <= true <= sampled.gain_interval[1]
+
+    def test_of_a_model_that_does_not(self):
+        with using(IndifferentEngine()):
+            found = order_sensitivity(student(), exact_match, questions(30), **quiet())
+        assert not found.matters
+        assert found.expected_gain == 0.0
+        assert "nothing to find" in str(found)
+
+    def test_of_a_model_that_cannot_be_read(self):
+        """It is no verdict on the order, and the first answers are enough to see it."""
+        with using(UnreadableEngine()), pytest.raises(RuntimeError, match=r"60 of 60 .*I would rather not"):
+            order_sensitivity(student(), exact_match, questions(100), **quiet())
+
+    def test_scores_that_are_all_the_same_end_it(self, caplog):
+        examples = questions(100)
+        lm, engine = fake_lm(examples)
+        with dspy.context(lm=lm):
+            found = order_sensitivity(student(), lambda e, p: 1.0, examples, **quiet())
+        assert (engine.num_calls, found.num_examples) == (60, 6)
+        assert "No answer changed with the order" in str(found)
+        assert "every score was 1 in 60 calls" in caplog.text
+
+    def test_chance_is_called_chance(self):
+        examples = questions(40)
+        with using(IndifferentEngine()):
+            rng = np.random.default_rng(0)
+            found = order_sensitivity(
+                student(), lambda e, p, t=None: rng.random(), examples, **quiet(num_threads=1)
+            )
+        assert not found.matters
+        assert "it is not known whether the order matters" in str(found)
+
+    def test_few_orders_are_all_scored(self):
+        examples = questions(20)
+        lm, _ = fake_lm(examples)
+        with dspy.context(lm=lm):
+            found = order_sensitivity(student(3), exact_match, examples, **quiet())
+        assert len(found.scores) == found.num_searched == found.num_distinct == 6
+
+    def test_what_was_paid_is_kept(self, tmp_path):
+        examples = questions(20)
+        lm, engine = fake_lm(examples)
+        with dspy.context(lm=lm):
+            first = order_sensitivity(student(), exact_match, examples, **quiet(log_dir=tmp_path))
+            calls = engine.num_calls
+            assert order_sensitivity(student(), exact_match, examples, **quiet(log_dir=tmp_path)) == first
+        assert engine.num_calls == calls
+
+    def test_calls_that_failed_leave_fewer_examples_and_not_more_calls(self, tmp_path):
+        """They count, and those of the provider are made again by the next run."""
+        examples = questions(40)
+        engine = FailingEngine({example.question: example.answer for example in examples})
+        options = quiet(log_dir=tmp_path, max_errors=4, num_threads=1)
+        with using(engine):
+            with pytest.raises(dspy.LMError, match="out of order"):
+                order_sensitivity(student(), exact_match, examples, **options)
+            found = order_sensitivity(student(), exact_match, examples, **options)
+        assert engine.num_calls == found.program_calls <= 300
+        assert found.num_examples == 29
+
+    def test_a_failed_call_says_nothing_about_its_order(self):
+        engine = FailingEngine({})
+        with using(engine):
+            found = order_sensitivity(student(), lambda e, p, t=None: 0.75, questions(30), **quiet())
+        assert engine.failures == 0
+        assert set(found.scores) == {0.75}
+        assert found.noise == 0
+
+    def test_an_error_of_the_metric_comes_out(self):
+        def broken(example, prediction, trace=None):
+            raise ZeroDivisionError("mine")
+
+        examples = questions(20)
+        lm, _ = fake_lm(examples)
+        with dspy.context(lm=lm), pytest.raises(ZeroDivisionError, match="mine"):
+            order_sensitivity(student(), broken, examples, **quiet(max_errors=3))
+
+    @pytest.mark.parametrize(
+        ("wrong", "error", "message"),
+        [
+            ({"num_orders": 2}, ValueError, "num_orders"),
+            ({"max_metric_calls": 99}, ValueError, "max_metric_calls must be at least 100.*lower num_orders"),
+            ({"max_metric_calls": 29, "num_orders": 3}, ValueError, "at least 30, .*: raise it$"),
+            ({"max_metric_calls": 2.5}, TypeError, "max_metric_calls"),
+            ({"program": student(1)}, ValueError, "one order of its demos only"),
+            ({"program": student(0)}, ValueError, "^program has no demos"),
+            ({"program": dspy.Predict}, TypeError, "^program must be a dspy.Module"),
+            ({"dataset": []}, ValueError, "dataset"),
+            ({"dataset": [{"question": "a"}] * 3}, TypeError, r"^dataset\[0\]"),
+            ({"dataset": student().demos[:2]}, ValueError, r"^dataset\[0\] has no inputs"),
+            (
+                {"dataset": [demo.with_inputs("question") for demo in student().demos]},
+                ValueError,
+                "^dataset must hold at least two examples that no demo shows; of its 5 examples 0 are left",
+            ),
+            ({"metric": "accuracy"}, TypeError, "metric"),
+            ({"seed": -1}, ValueError, "seed"),
+        ],
+    )
+    def test_bad_arguments_cost_nothing(self, wrong, error, message):
+        examples = questions(20)
+        lm, engine = fake_lm(examples)
+        arguments = {"program": student(), "metric": exact_match, "dataset": examples, **wrong}
+        with dspy.context(lm=lm), pytest.raises(error, match=message):
+            order_sensitivity(**arguments, **quiet())
+        assert engine.num_calls == 0

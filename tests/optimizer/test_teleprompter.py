@@ -1,0 +1,653 @@
+import dataclasses
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import dspy
+import litellm
+import numpy as np
+import pytest
+import torch
+from fakes import digest, exact_match, fake_lm, questions
+
+from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
+from plr_dspy.report.schema import Candidate, Comparison, Evidence, SlotReport
+from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.surrogate.gaussian_process import Surrogate
+
+EXAMPLES = questions(120)
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+def student(num_demos=6):
+    program = dspy.Predict("question -> answer")
+    program.demos = EXAMPLES[:num_demos]
+    return program
+
+
+def optimizer(**options):
+    budget = {} if options.keys() & {"auto", "max_metric_calls"} else {"max_metric_calls": 400}
+    return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **budget, **options})
+
+
+class TestCompile:
+    def test_finds_a_better_order(self, engine):
+        program, reorder = student(), optimizer(auto="medium")
+        compiled = reorder.compile(program, trainset=EXAMPLES[:40], valset=EXAMPLES[40:90])
+        comparison = reorder.report.comparison
+        assert comparison.gain > 0.2
+        assert comparison.interval[0] > 0
+        held_out = dspy.Evaluate(devset=EXAMPLES[90:], metric=exact_match, display_progress=False)
+        assert held_out(compiled).score > held_out(program).score
+
+    def test_changes_nothing_but_the_order_in_a_copy(self, engine):
+        program = student()
+        program.lm = dspy.settings.lm
+        before = list(program.demos)
+        compiled = optimizer().compile(program, trainset=EXAMPLES)
+        assert program.demos == before
+        assert not getattr(program, "_compiled", False)
+        assert not hasattr(program, "reorder_report")
+        assert compiled._compiled
+        assert compiled.lm is program.lm
+        assert sorted(d.question for d in compiled.demos) == sorted(d.question for d in before)
+        assert compiled.signature.equals(program.signature)
+
+    def test_an_original_order_that_none_beats_stays(self, engine):
+        program = student()
+        program.demos.sort(key=lambda demo: digest(f"[[ ## question ## ]]\n{demo.question}"))
+        reorder = optimizer(min_probability=0.9)
+        compiled = reorder.compile(program, trainset=EXAMPLES)
+        assert compiled.demos == program.demos
+        assert reorder.report.comparison.gain == 0
+        assert reorder.report.comparison.interval == (0, 0)
+        assert reorder.report.comparison.expected_gain == 0
+        assert "the original order stays" in str(reorder.report)
+
+    @pytest.mark.parametrize("update", ["ema", "mle", "mixture", MixtureEM(num_components=2)])
+    def test_every_update(self, engine, update):
+        reorder = optimizer(update=update)
+        reorder.compile(student(), trainset=EXAMPLES)
+        name = update if isinstance(update, str) else update.name
+        assert reorder.report.settings["update"]["name"] == name
+        assert reorder.report.comparison.gain >= 0
+
+    def test_an_update_of_the_users_own(self, engine, tmp_path):
+        @dataclasses.dataclass(frozen=True)
+        class Prior:
+            name = "prior"
+            pull: torch.Tensor
+            weighted: bool = True
+
+            def initial(self, num_items):
+                return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+
+            def update(self, distribution, elites, weights=None):
+                fitted = MaximumLikelihood().update(distribution, elites, weights)
+                return PlackettLuce(fitted.logits * self.pull)
+
+        reorder = optimizer(update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
+        reorder.compile(student(), trainset=EXAMPLES)
+        settings = Report.load(tmp_path / "report.json").settings["update"]
+        assert settings == {"name": "prior", "pull": "tensor(0.5000)", "weighted": True}
+
+    @pytest.mark.parametrize("update", ["ema", "mle", "mixture"])
+    def test_paper_mode(self, engine, update):
+        reorder = optimizer(auto="paper", update=update)
+        reorder.compile(student(), trainset=EXAMPLES[:50])
+        settings = reorder.report.settings
+        assert (settings["num_iterations"], settings["num_samples"]) == (15, 15)
+        assert (settings["elite_fraction"], settings["num_final_draws"]) == (0.2, 10)
+        assert settings["num_train_examples"] == settings["num_train"] == 35
+        assert settings["num_selection_examples"] == settings["num_selection"] == 9
+        assert len(reorder.report.history) == 15
+        assert all(iteration.num_samples == 15 for iteration in reorder.report.history)
+        assert engine.num_calls == reorder.report.program_calls["total"] < 15 * 15 * 35
+        update_settings = settings["update"]
+        if update == "ema":
+            assert (update_settings["smoothing"], update_settings["temperature"]) == (0.7, 1.0)
+        else:
+            assert (update_settings["smoothing"], update_settings["num_steps"]) == (0.7, 60)
+
+    @pytest.mark.parametrize(("auto", "budget"), [("light", 1000), ("medium", 3000), ("heavy", 10_000)])
+    def test_budgets_are_kept(self, engine, auto, budget):
+        reorder = optimizer(auto=auto)
+        assert reorder.estimate(student(8), trainset=EXAMPLES).program_calls <= budget
+        if auto != "heavy":  # it would take as long as half of this file
+            reorder.compile(student(8), trainset=EXAMPLES)
+            assert reorder.report.program_calls["total"] == engine.num_calls <= budget
+
+    @pytest.mark.parametrize("auto", ["light", "paper"])
+    def test_max_metric_calls_is_hard(self, engine, auto):
+        reorder = optimizer(auto=auto, max_metric_calls=900)
+        reorder.compile(student(8), trainset=EXAMPLES[:60])
+        assert engine.num_calls <= 900
+        if auto == "paper":
+            assert reorder.report.stopped == "budget"
+
+    def test_demo_examples_are_left_out_of_both_splits(self, engine):
+        reorder = optimizer()
+        reorder.compile(student(6), trainset=EXAMPLES[20:], valset=EXAMPLES[:20])
+        assert reorder.report.settings["num_train"] == 100
+        assert reorder.report.settings["num_selection"] == 14
+        asked = {texts[-1].split("\n")[1] for texts in engine.requests}
+        assert not asked & {example.question for example in EXAMPLES[:6]}
+
+    def test_an_empty_valset_is_none(self, engine):
+        reorder = optimizer()
+        reorder.compile(student(), trainset=EXAMPLES, valset=[], teacher=[student()])
+        assert reorder.report.settings["num_selection"] == 23
+
+    @pytest.mark.parametrize("num_threads", [1, 8])
+    def test_same_seed_same_order_at_any_number_of_threads(self, engine, num_threads):
+        runs = []
+        for threads, seed in [(4, 1), (num_threads, 1), (4, 2)]:
+            reorder = optimizer(num_threads=threads, seed=seed)
+            compiled = reorder.compile(student(), trainset=EXAMPLES)
+            history = [iteration.best_score for iteration in reorder.report.history]
+            runs.append(([d.question for d in compiled.demos], history, reorder.report.candidates))
+        assert runs[0] == runs[1]
+        assert runs[0] != runs[2]
+
+    def test_same_report_at_any_number_of_threads(self, engine):
+        """Failures, token counts and messages included."""
+
+        def metric(example, prediction):
+            if digest(example.question) < 0.2:
+                raise LookupError(f"{example.question}: no verdict")
+            return exact_match(example, prediction)
+
+        reports = []
+        for num_threads in (1, 4, 32):
+            reorder = PLReorder(metric, num_threads=num_threads, max_errors=10_000, display_progress=False)
+            reorder.compile(student(), trainset=EXAMPLES)
+            report = reorder.report.to_dict()
+            assert report["errors"]
+            assert report["tokens"]
+            del report["seconds"], report["settings"]["num_threads"]
+            reports.append(report)
+        assert reports[0] == reports[1] == reports[2]
+
+    @pytest.mark.parametrize(("share", "enough"), [(0.2, True), (0.6, False)])
+    def test_a_tool_that_is_down_at_first_does_not_flatter_the_first_round(
+        self, engine, caplog, share, enough
+    ):
+        def metric(example, prediction):
+            hard = digest(example.question[::-1]) < share
+            if hard and engine.num_calls < 130:
+                raise ConnectionError("down")
+            return not hard
+
+        reorder = PLReorder(
+            metric, num_threads=1, max_errors=10_000, num_iterations=4, display_progress=False
+        )
+        if not enough:
+            with pytest.raises(RuntimeError, match=r"only \d+ of \d+ train examples ran for any order"):
+                reorder.compile(student(), trainset=EXAMPLES)
+            return
+        reorder.compile(student(), trainset=EXAMPLES)
+        scores = [iteration.best_score_so_far for iteration in reorder.report.history]
+        assert scores == pytest.approx([scores[0]] * len(scores), abs=0.15)
+        assert "ran for no order so far: they are left out" in caplog.text
+
+    def test_compile_seed_wins(self, engine):
+        first = optimizer(seed=5).compile(student(), trainset=EXAMPLES)
+        second = optimizer(seed=0).compile(student(), trainset=EXAMPLES, seed=5)
+        assert first.reorder_report["candidates"] == second.reorder_report["candidates"]
+
+    def test_one_prompt_only_costs_nothing(self, engine, caplog):
+        program = student(0)
+        program.demos = [EXAMPLES[0]] * 3
+        reorder = optimizer()
+        compiled = reorder.compile(program, trainset=EXAMPLES)
+        assert engine.num_calls == 0
+        assert compiled.demos == program.demos
+        assert reorder.report.comparison is None
+        assert "nothing to order" in caplog.text
+        assert "same prompt" in str(reorder.report)
+
+    def test_a_predictor_without_demos_gets_labelled_ones(self, engine, caplog):
+        reorder = optimizer(num_demos=5)
+        compiled = reorder.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+        assert len(compiled.demos) == 5
+        assert "no demos" in caplog.text
+        assert reorder.report.settings["num_train"] + reorder.report.settings["num_selection"] == 115
+
+    def test_a_class_sorted_valset_is_mixed(self, engine):
+        valset = sorted(EXAMPLES[60:], key=lambda example: example.answer)
+        reorder = optimizer(max_metric_calls=300)
+        reorder.compile(student(), trainset=EXAMPLES[:60], valset=valset)
+        answers = {EXAMPLES[int(texts[-1].split()[6])].answer for texts in engine.requests}
+        assert len(answers) == 3
+
+    def test_one_demo_costs_nothing_whatever_the_arguments(self, engine):
+        compiled = optimizer(max_metric_calls=1).compile(student(1), trainset=EXAMPLES[:1])
+        assert compiled.demos == student(1).demos
+        assert engine.num_calls == 0
+
+    def test_demos_that_decide_nothing_are_said_to(self, engine):
+        reorder = PLReorder(lambda example, prediction: 1.0, max_metric_calls=100, display_progress=False)
+        compiled = reorder.compile(student(), trainset=EXAMPLES)
+        assert compiled.demos == student().demos
+        assert reorder.report.stopped == "every score was 1 in 60 calls"
+        assert reorder.report.program_calls["total"] == 60
+
+    def test_no_demos_and_none_to_add(self, engine):
+        with pytest.raises(ValueError, match="LabeledFewShot"):
+            optimizer(num_demos=None).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    def test_few_prompts_are_all_scored_and_none_paid_twice(self, engine):
+        """3 complete, 3 labelled and 1 dropped demo of a ChainOfThought: 5,040 permutations, 36 prompts."""
+        program = dspy.ChainOfThought("question -> answer")
+        complete = [dspy.Example(reasoning="because", **e) for e in EXAMPLES[:3]]
+        program.predict.demos = [*complete, *EXAMPLES[3:6], dspy.Example(note="dropped")]
+        reorder = optimizer(auto="light")
+        compiled = reorder.compile(program, trainset=EXAMPLES)
+        assert reorder.report.distinct_prompts == 36
+        assert set(engine.requests.values()) == {1}
+        assert engine.num_calls == reorder.report.program_calls["total"] <= 1000
+        prompts = {texts[:-1] for texts in engine.requests}
+        assert len(prompts) == 36
+        assert len(compiled.predict.demos) == 7
+
+    def test_progress_and_log_lines(self, engine, caplog, capsys, monkeypatch):
+        monkeypatch.delenv("TQDM_DISABLE", raising=False)
+        with caplog.at_level(logging.INFO, logger="plr_dspy"):
+            reorder = optimizer(display_progress=True)
+            reorder.compile(student(), trainset=EXAMPLES)
+        lines = [
+            record.getMessage() for record in caplog.records if record.getMessage().startswith("iteration")
+        ]
+        assert len(reorder.report.history) - 1 <= len(lines) <= len(reorder.report.history)  # whole rounds
+        shown = capsys.readouterr().err
+        total = reorder.report.program_calls["total"]
+        assert f"{total}/{total}" in shown
+        assert "estimated best=" in shown
+
+    def test_errors_of_the_metric_reach_the_user(self, engine):
+        def metric(example, prediction, trace=None):
+            raise LookupError("no such field")
+
+        with pytest.raises(LookupError, match="no such field"):
+            PLReorder(metric, display_progress=False).compile(student(), trainset=EXAMPLES)
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("num_threads", [1, 4])
+    @pytest.mark.parametrize(("calls", "stopped"), [(5, "interrupted"), (950, "interrupted in the final")])
+    def test_what_was_found_is_kept(self, engine, num_threads, calls, stopped):
+        def metric(example, prediction):
+            if threading.current_thread() is threading.main_thread() and engine.num_calls >= calls:
+                raise KeyboardInterrupt
+            time.sleep(0.001)  # lets the other threads run
+            return exact_match(example, prediction)
+
+        def ring():
+            while engine.num_calls < calls:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        reorder = PLReorder(metric, num_threads=num_threads, display_progress=False)
+        bell = threading.Thread(target=ring)
+        if num_threads > 1:
+            bell.start()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        if num_threads > 1:
+            bell.join()
+        report = reorder.report
+        assert report.stopped.startswith(stopped)
+        assert report.comparison is None
+        assert calls - 1 <= report.program_calls["total"] < calls + 100
+        assert len(reorder.best_program.demos) == 6
+        if calls > 800:
+            assert report.history[-1].best_score_so_far > report.history[0].mean_score
+            assert [d.question for d in reorder.best_program.demos] != [d.question for d in student().demos]
+        compiled = optimizer().compile(student(), trainset=EXAMPLES)
+        assert compiled.reorder_report["stopped"] == "budget"
+
+    @pytest.mark.parametrize("which", [1, 3])
+    def test_in_a_fit_too(self, engine, monkeypatch, which):
+        """What the search knew before the fit is what there is."""
+        fits, fit = [], Surrogate.fit
+
+        def interrupted(self, *args, **kwargs):
+            fits.append(self)
+            if len(fits) == which:
+                raise KeyboardInterrupt
+            fit(self, *args, **kwargs)
+
+        monkeypatch.setattr(Surrogate, "fit", interrupted)
+        reorder = optimizer()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.stopped == "interrupted"
+        assert reorder.report.program_calls["total"] > 0
+        assert len(reorder.report.history) == which - 1
+
+    def test_in_the_race(self, engine, monkeypatch):
+        def interrupted(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("plr_dspy.compilation.ending.race", interrupted)
+        reorder = optimizer()
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.stopped == "interrupted in the race of the best orders"
+
+    def test_after_an_error_too(self, engine):
+        def metric(example, prediction):
+            if engine.num_calls > 130:
+                raise LookupError("gone")
+            return exact_match(example, prediction)
+
+        reorder = PLReorder(metric, num_threads=2, display_progress=False)
+        with pytest.raises(LookupError, match="gone"):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert len(reorder.report.history) >= 1
+        assert reorder.report.errors[0].type == "LookupError"
+        assert reorder.report.stopped == "ended by LookupError"
+        text = str(reorder.report)
+        assert f"to score {reorder.report.history[-1].best_score_so_far:.3f} on" in text
+        assert "not compared with the original order" in text
+        assert "LookupError: gone (trainset[" in text
+        assert reorder.best_program.reorder_report == reorder.report.to_dict()
+
+
+class TestEstimate:
+    @pytest.mark.parametrize("auto", ["light", "medium", "paper"])
+    @pytest.mark.parametrize("num_demos", [2, 4, 6])
+    def test_is_never_exceeded_and_costs_nothing(self, engine, auto, num_demos):
+        reorder = optimizer(auto=auto)
+        program, trainset = student(num_demos), EXAMPLES[:40]
+        before = reorder.estimate(program, trainset=trainset)
+        assert engine.num_calls == 0
+        reorder.compile(program, trainset=trainset)
+        report = reorder.report
+        assert report.program_calls["total"] <= before.program_calls
+        assert report.program_calls["search"] <= before.search_calls
+        assert before.search_calls + before.race_calls + before.final_calls == before.program_calls
+        assert report.distinct_prompts == before.distinct_prompts == before.orders["self"]
+        assert (before.num_train, before.num_selection) == (
+            report.settings["num_train"],
+            report.settings["num_selection"],
+        )
+        assert "program calls" in str(before)
+
+    def test_two_orders_are_two_finalists(self, engine):
+        before = optimizer(max_metric_calls=150).estimate(student(2), trainset=EXAMPLES)
+        assert before.num_finalists == 2
+        assert before.final_calls == 2 * before.num_selection_examples
+
+    def test_counts_prompt_tokens_where_it_can(self, engine):
+        program = student()
+        before = optimizer().estimate(program, trainset=EXAMPLES)
+        messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
+        a_call = litellm.token_counter(model="fake/order-sensitive", messages=messages)
+        assert before.prompt_tokens == pytest.approx(a_call * before.program_calls, rel=0.02)
+
+        class Chain(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = student()
+                self.second = dspy.Predict("hint -> answer")
+
+            def forward(self, question):
+                return self.second(hint=self.first(question=question).answer)
+
+        assert optimizer().estimate(Chain(), trainset=EXAMPLES).prompt_tokens is None
+
+    def test_refuses_what_compile_refuses(self, engine):
+        with pytest.raises(ValueError, match="trainset"):
+            optimizer().estimate(student(), trainset=[])
+
+    def test_one_prompt_only(self, engine):
+        assert optimizer().estimate(student(1), trainset=EXAMPLES).program_calls == 0
+
+
+class TestReport:
+    def test_small_scores_can_be_told_apart(self, engine):
+        reorder = PLReorder(
+            lambda e, p: 1e-5 * exact_match(e, p), max_metric_calls=200, display_progress=False
+        )
+        reorder.compile(student(), trainset=EXAMPLES)
+        c = reorder.report.comparison
+        assert 0 < c.original <= c.chosen < 0.0001
+        for text in (repr(reorder.report), str(reorder.report)):
+            assert f"{c.chosen:.7f}"[:9] in text
+            assert "0.000 " not in text
+
+    def test_estimates_are_numbers_whatever_the_number_of_orders(self, engine):
+        """A model of 256 orders, and more of them known."""
+
+        class Shown(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = student(8)
+
+            def forward(self, question):
+                return dspy.Prediction(shown=[demo.question for demo in self.predict.demos])
+
+        def noise(example, prediction, trace=None):
+            return digest(f"{example.question} {prediction.shown}") < 0.5
+
+        reorder = PLReorder(noise, max_metric_calls=4000, num_threads=1, seed=6, display_progress=False)
+        reorder.compile(Shown(), trainset=EXAMPLES[8:16], valset=EXAMPLES[16:56])
+        assert sum(iteration.num_new for iteration in reorder.report.history) > 256
+        assert all(math.isfinite(candidate.expected_gain) for candidate in reorder.report.candidates)
+
+    def test_holds_what_happened(self, engine):
+        reorder = optimizer(seed=4)
+        compiled = reorder.compile(student(), trainset=EXAMPLES)
+        report = reorder.report
+        slot = report.slots[0]
+        assert [EXAMPLES[i].question for i in slot.ordering] == [d.question for d in compiled.demos]
+        assert report.distinct_prompts == 720
+        assert len(slot.distributions[0]["logits"]) == 6
+        calls = report.program_calls
+        phases = ("search", "race", "final", "original")
+        assert sum(calls[phase] for phase in phases) == calls["total"] == engine.num_calls
+        assert all(calls[phase] for phase in phases)
+        assert report.history[-1].program_calls == calls["search"]
+        assert report.tokens["fake/order-sensitive"]["prompt_tokens"] > 0
+        assert report.settings["seed"] == 4
+        assert report.candidates[0].origin == "original"
+        (chosen,) = [c for c in report.candidates if c.ordering["self"] == slot.ordering]
+        assert chosen.score == report.comparison.chosen
+        assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
+        assert chosen.probability == report.comparison.probability
+        usable = report.settings["num_train"] + report.settings["num_selection"]
+        assert 0 < report.evidence.num_differing <= report.evidence.num_met <= usable
+        assert 0 < report.evidence.num_compared <= usable
+        assert report.seconds > 0
+        assert compiled.reorder_report == report.to_dict()
+        assert "original order" in str(report)
+
+    def test_save_and_load(self, engine, tmp_path):
+        reorder = optimizer(log_dir=tmp_path / "log")
+        reorder.compile(student(), trainset=EXAMPLES)
+        reorder.report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == reorder.report
+        assert Report.load(tmp_path / "log" / "report.json") == reorder.report
+        assert Report.from_dict(json.loads(json.dumps(reorder.report.to_dict()))) == reorder.report
+
+    def test_refuses_other_files(self, tmp_path):
+        (tmp_path / "other.json").write_text('{"schema_version": 99}')
+        with pytest.raises(
+            ValueError, match=r"other.json holds no plr_dspy report.*schema version \d+; got 99"
+        ):
+            Report.load(tmp_path / "other.json")
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 2}'):
+            (tmp_path / "odd.json").write_text(text)
+            with pytest.raises(ValueError, match=r"odd.json holds no plr_dspy report"):
+                Report.load(tmp_path / "odd.json")
+
+    @pytest.mark.parametrize(
+        ("probability", "evidence", "said"),
+        [
+            (0.95, Evidence(40, 30, 20), ["p = 0.95: better"]),
+            (0.9, Evidence(40, 30, 20), ["p = 0.90: better"]),
+            (0.74, Evidence(44, 30, 44), ["p = 0.74: may be chance", "only further examples"]),
+            (0.74, Evidence(44, 30, 20), ["p = 0.74: may be chance", "20 of 44 examples: a larger budget"]),
+            (0.3, Evidence(40, 0, 40), ["no score differed", "may not reach the model"]),
+            (0.3, Evidence(3, 0, 3), ["only 3 examples", "a larger budget (max_metric_calls) would tell"]),
+        ],
+    )
+    def test_the_claim_is_about_new_examples_and_advice_names_what_is_short(
+        self, engine, probability, evidence, said
+    ):
+        reorder = optimizer(max_metric_calls=500)
+        reorder.compile(student(), trainset=EXAMPLES)
+        compared = dataclasses.replace(reorder.report.comparison, probability=probability, expected_gain=0.02)
+        settings = {**reorder.report.settings, "num_train": 35, "num_selection": 9}
+        report = dataclasses.replace(
+            reorder.report, comparison=compared, evidence=evidence, settings=settings
+        )
+        text = str(report)
+        assert "chosen: expected +0.020 on new examples" in text
+        assert all(words in text for words in said)
+        assert ("may be chance" in text) == (probability < 0.9)
+
+    @pytest.mark.parametrize(
+        ("gain", "probability", "said"),
+        [
+            (0.012, 0.6, "expected to gain +0.012 on new examples, but with p = 0.60, below min_probability"),
+            (0.0, 0.6, "no order is expected to do better on new examples: the original order stays"),
+        ],
+    )
+    def test_why_the_original_order_stays(self, gain, probability, said):
+        text = str(by_hand([0, 1], others=[(-0.1, 0.9), (gain, probability), (-0.2, 0.1)]))
+        assert said in text
+        assert "the original order stays" in text
+
+    @pytest.mark.parametrize(
+        ("num_usable", "evidence", "said"),
+        [
+            (20, Evidence(15, 0, 15), "only 15 examples were scored under two orders or more"),
+            (20, Evidence(16, 0, 16), "no score differed between orders on 16 examples"),
+            (100, Evidence(19, 0, 19), "no score differed: a larger budget"),
+            (100, Evidence(20, 0, 20), "no score differed between orders on 20 examples"),
+            (40, Evidence(40, 1, 31), "scored on 31 of 40 examples: a larger budget"),
+            (40, Evidence(40, 1, 32), "scored on 32 of 40 examples: only further examples"),
+        ],
+    )
+    def test_what_was_short(self, num_usable, evidence, said):
+        report = by_hand([1, 0], others=[(0.1, 0.8)], evidence=evidence, num_usable=num_usable)
+        assert said in str(report)
+
+    @pytest.mark.parametrize(
+        ("racing", "stopped", "said"),
+        [
+            (True, "budget", "on 4 of 40 examples: a larger budget"),
+            (True, "patience=1: no better order", "the search was ended early (patience=1: no better order)"),
+            (False, "all iterations done", "on 4 of 8 examples: only further examples"),
+        ],
+    )
+    def test_a_larger_budget_is_advised_where_the_calls_were_used(self, racing, stopped, said):
+        report = by_hand([1, 0], others=[(0.1, 0.8)], evidence=Evidence(40, 9, 4))
+        report.settings["racing"] = racing
+        assert said in str(dataclasses.replace(report, stopped=stopped))
+
+    @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
+    def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):
+        report = by_hand([1, 0], others=[(0.0, 0.0)], gain=gain)
+        report.settings["scored_on"] = "probing inputs"
+        assert "chosen by its label probabilities" in str(report)
+        assert ("on these it is worse than the original one" in str(report)) == worse
+
+    def test_errors_are_listed_most_frequent_first(self):
+        ledger = Ledger()
+        for example, name in enumerate(["KeyError", "TimeoutError", "TimeoutError"]):
+            ledger.add(("order", example), Cell(None, FAILED, name, f"late {example}"), {})
+        errors = ledger.errors([f"trainset[{i}]" for i in range(3)])
+        assert [(error.type, error.count) for error in errors] == [("TimeoutError", 2), ("KeyError", 1)]
+        assert errors[0].examples == ["trainset[1]", "trainset[2]"]
+
+    def test_more_orders_than_a_float_can_count(self, engine):
+        program = with_many_demos(180)
+        reorder = optimizer(max_metric_calls=100)
+        assert "10^329 distinct prompts" in str(reorder.estimate(program, trainset=EXAMPLES))
+        reorder.compile(program, trainset=EXAMPLES)
+        assert reorder.report.distinct_prompts > 1e308
+        assert "10^308 distinct prompts" in str(reorder.report)
+        assert json.loads(json.dumps(reorder.report.to_dict()))
+
+
+def by_hand(chosen, *, others, gain=0.1, evidence=None, num_usable=40):
+    """A report on two demos, of which the original order scored 0.5; `others` have expected gains and probabilities."""
+    slot = SlotReport("self", 2, chosen, [[0, 1]], [], [{}, {}], [None, None])
+    candidates = [Candidate("original", {"self": [0, 1]}, 0.5, 0.0, 0.0)]
+    candidates += [Candidate("best seen", {"self": [1, 0]}, 0.5 + gain, *other) for other in others]
+    expected = (0.0, 0.0) if chosen == [0, 1] else others[0]
+    return Report(
+        slots=[slot],
+        distinct_prompts=2,
+        comparison=Comparison(0.5, 0.5 + gain, gain, (-0.1, 0.3), 0.95, 8, len(candidates), *expected),
+        candidates=candidates,
+        evidence=evidence,
+        history=[],
+        program_calls={"total": 100},
+        tokens={},
+        seconds=1.0,
+        errors=[],
+        stopped="budget",
+        settings={"num_train": num_usable - 8, "num_selection": 8, "racing": True},
+        plr_dspy_version="0",
+        dspy_version="0",
+    )
+
+
+def with_many_demos(count):
+    program = student(0)
+    program.demos = [dspy.Example(question=f"demo {i}", answer="answer 1") for i in range(count)]
+    return program
+
+
+class TestSaving:
+    def test_a_new_process_renders_the_same_prompts(self, engine, tmp_path):
+        program = dspy.ChainOfThought("question -> answer")
+        program.predict.demos = [dspy.Example(reasoning="r", **e) for e in EXAMPLES[:4]]
+        compiled = optimizer().compile(program, trainset=EXAMPLES)
+        compiled.save(tmp_path / "program.json")
+        render = textwrap.dedent("""
+            import json, sys, dspy
+            program = dspy.ChainOfThought("question -> answer")
+            program.load(sys.argv[1])
+            messages = dspy.ChatAdapter().format(
+                program.predict.signature, program.predict.demos, {"question": "new"})
+            print(json.dumps(messages))
+        """)
+        command = [sys.executable, "-c", render, str(tmp_path / "program.json")]
+        shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        predictor = compiled.predict
+        assert shown == dspy.ChatAdapter().format(predictor.signature, predictor.demos, {"question": "new"})
+
+
+class TestArguments:
+    def test_numpy_numbers_are_numbers(self):
+        reorder = optimizer(num_samples=np.int64(5), elite_fraction=np.float32(0.5), seed=np.int32(3))
+        assert (reorder.num_samples, reorder.elite_fraction, reorder.seed) == (5, 0.5, 3)
+        assert all(type(value) in (int, float) for value in (reorder.num_samples, reorder.elite_fraction))
+
+    def test_an_lm_on_the_program_is_enough(self):
+        lm, _ = fake_lm(EXAMPLES)
+        program = student()
+        program.lm = lm
+        with dspy.context(lm=None):
+            compiled = optimizer().compile(program, trainset=EXAMPLES)
+        assert compiled.lm is lm

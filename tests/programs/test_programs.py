@@ -1,0 +1,278 @@
+"""Programs that hold data, indexes, threads and tools: what copies of them share, and what they own."""
+
+import copy
+import functools
+import queue
+import threading
+from collections import deque
+
+import dspy
+import numpy as np
+import pytest
+from fakes import exact_match, fake_lm, questions
+
+from plr_dspy import PLReorder
+from plr_dspy.programs.copies import ProgramFactory, language_models, named_modules, named_predictors
+
+EXAMPLES = questions(60)
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+class Counted:
+    """Data that notices when it is copied."""
+
+    copies = 0
+
+    def __deepcopy__(self, memo):
+        Counted.copies += 1
+        return self
+
+
+class Holder(dspy.Module):
+    """A program that holds something."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+        self.answer.demos = EXAMPLES[:5]
+        vars(self).update(attributes)
+
+    def forward(self, question):
+        return self.answer(question=question)
+
+
+def embed(texts):
+    return np.array([[len(text), sum(map(ord, text)) % 97, 1.0] for text in texts], dtype=np.float32)
+
+
+def retriever():
+    return dspy.retrievers.Embeddings([f"passage {i}" for i in range(20)], dspy.Embedder(embed), k=2)
+
+
+class Retrieving(Holder):
+    def forward(self, question):
+        assert self.retrieve(question).passages
+        return super().forward(question)
+
+
+def compiled(program, **options):
+    options = {"max_metric_calls": 100, "num_threads": 4, "display_progress": False, **options}
+    reorder = PLReorder(exact_match, **options)
+    return reorder.compile(program, trainset=EXAMPLES), reorder.report
+
+
+DATA = {
+    "list": lambda: ["a", "b"],
+    "nested": lambda: {"passages": [{"text": "a", "vector": np.zeros(2)}]},
+    "array": lambda: np.zeros(3),
+    "set": lambda: {"a"},
+    "object": Counted,
+    "examples": lambda: questions(3),
+    "module of Python's": lambda: threading,
+    "lock": threading.Lock,
+    "generator": lambda: (i for i in range(3)),
+    "retriever": retriever,
+    "queue": queue.Queue,
+    "function": lambda: lambda text: text,
+}
+
+
+class TestShared:
+    @pytest.mark.parametrize("make", DATA.values(), ids=DATA.keys())
+    def test_what_is_no_module_is_shared(self, make):
+        data = make()
+        duplicate = ProgramFactory(Holder(data=data)).build({})
+        assert duplicate.data is data
+
+    def test_data_beside_modules_is_shared_and_the_modules_are_not(self):
+        data, inner = ["a"], Holder()
+        program = Holder(steps=[inner, {"last": (inner, data)}, data])
+        duplicate = ProgramFactory(program).build({})
+        assert duplicate.steps[0] is duplicate.steps[1]["last"][0] is not inner
+        assert duplicate.steps[2] is duplicate.steps[1]["last"][1] is data
+
+    def test_large_data_is_not_looked_at_for_each_copy(self):
+        looks = []
+
+        class Watched(list):
+            def __iter__(self):
+                looks.append(1)
+                return super().__iter__()
+
+        program = Holder(data=Watched(str(i) for i in range(2000)))
+        factory = ProgramFactory(program)
+        looks.clear()
+        for _ in range(3):
+            factory.build({})
+        assert not looks
+
+    def test_nothing_is_copied_in_a_compile(self, engine):
+        Counted.copies = 0
+        data = [Counted(), {"more": Counted()}]
+        result, _ = compiled(Holder(data=data))
+        assert result.data is data
+        assert Counted.copies == 0
+
+    def test_a_retriever_with_a_thread_works_and_nothing_is_thrown_away_with_an_error(self, engine):
+        """Half-made copies of it raise when they are thrown away, which pytest makes an error."""
+        program = Retrieving(retrieve=retriever())
+        result, report = compiled(program)
+        assert report.errors == []
+        assert result.retrieve is program.retrieve
+        assert program.retrieve("passage 7").passages
+
+    def test_a_list_that_forward_appends_to_is_the_student_s_and_a_bound_attribute_is_not(self, engine):
+        class Writing(Holder):
+            def forward(self, question):
+                self.seen.append(question)
+                self.last = question
+                return super().forward(question)
+
+        program = Writing(seen=[], last=None)
+        result, report = compiled(program)
+        assert len(program.seen) == report.program_calls["total"]
+        assert result.seen is program.seen
+        assert program.last is result.last is None
+
+
+class Colleague:
+    """Not a module, but it knows one."""
+
+    def __init__(self, program):
+        self.program = program
+        self.notes = ["a"]
+
+    def ask(self, question):
+        return self.program.answer(question=question)
+
+
+class Slotted:
+    __slots__ = ("program",)
+
+    def __init__(self, program):
+        self.program = program
+
+
+class TestOwned:
+    """What leads to a module is copied: else a copy would answer with the demos of the original."""
+
+    @pytest.mark.parametrize(
+        ("make", "found"),
+        [
+            (Colleague, lambda held: held.program),
+            (Slotted, lambda held: held.program),
+            (lambda program: Colleague(program).ask, lambda held: held.__self__.program),
+            (lambda program: functools.partial(program.forward, 1), lambda held: held.func.__self__),
+            (lambda program: deque([program]), lambda held: held[0]),
+            (
+                lambda program: {"a": [dspy.Tool(Colleague(program).ask)]},
+                lambda held: held["a"][0].func.__self__.program,
+            ),
+        ],
+        ids=["object", "slots", "method", "partial", "deque", "tool"],
+    )
+    def test_what_leads_back_to_the_program(self, make, found):
+        program = Holder()
+        program.held = make(program)
+        duplicate = ProgramFactory(program).build({})
+        assert found(duplicate.held) is duplicate
+        assert found(program.held) is program
+
+    def test_a_tool_of_the_program_s_answers_with_the_demos_of_the_copy(self, engine):
+        class Agent(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.look_up = dspy.Predict("question -> answer")
+                self.look_up.demos = EXAMPLES[:3]
+                self.react = dspy.ReAct("question -> answer", tools=[self.tool])
+
+            def tool(self, question: str) -> str:
+                self.look_up(question=question)
+                return str([demo.question for demo in self.look_up.demos])
+
+        duplicate = ProgramFactory(Agent()).build({"look_up": EXAMPLES[2::-1]})
+        assert duplicate.react.tools["tool"](question="question 9").startswith("['question 2'")
+
+    def test_settings_of_predictors(self):
+        program = Holder()
+        program.answer.config = {"temperature": 0.5}
+        duplicate = ProgramFactory(program).build({})
+        duplicate.answer.config["temperature"] = 1.0
+        duplicate.answer.traces.append("x")
+        assert program.answer.config == {"temperature": 0.5}
+        assert program.answer.traces == []
+
+    def test_a_module_that_copies_itself(self):
+        class Copying(Holder):
+            def __deepcopy__(self, memo):
+                made.append(Copying())
+                return made[-1]
+
+        made = []
+        duplicate = ProgramFactory(Copying()).build({"answer": EXAMPLES[1::-1]})
+        assert duplicate is made[0]
+        assert duplicate.answer.demos == EXAMPLES[1::-1]
+
+    def test_history_stays_where_it_was(self, engine):
+        program = Holder()
+        program(question="question 1")
+        program.lock = threading.Lock()
+        program.held = [NeverCopied(program)]
+        assert ProgramFactory(program).build({}).history == []
+
+
+class NeverCopied:
+    def __init__(self, program):
+        self.program = program
+
+    def __deepcopy__(self, memo):
+        raise RuntimeError("no")
+
+
+class TestFound:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            Holder,
+            lambda: dspy.Predict("a -> b"),
+            lambda: dspy.ReAct("a -> b", tools=[embed]),
+            lambda: Holder(data=["a"] * 2000),
+            lambda: Holder(inner=Holder(data=dict.fromkeys(range(2000), "a"))),
+            lambda: Holder(data=[*(["a"] * 2000), Holder()]),
+            lambda: Holder(data=tuple(questions(2000)), parts={"x": dspy.Predict("a -> b")}),
+            lambda: Holder(frozen=frozen(Holder(data=["a"] * 2000))),
+        ],
+    )
+    def test_predictors_are_those_that_dspy_finds(self, make):
+        program = make()
+        assert [(n, id(p)) for n, p in named_predictors(program)] == [
+            (n, id(p)) for n, p in program.named_predictors()
+        ]
+        assert [(n, id(p)) for n, p in named_modules(program)] == [
+            (n, id(p)) for n, p in program.named_sub_modules()
+        ]
+
+    def test_models(self):
+        lms = [dspy.LM(f"openai/{name}") for name in "abc"]
+        program = Holder(judge=lms[0], committee={"members": [(lms[1],)]}, colleague=Colleague(lms[2]))
+        assert {lm.model for lm in language_models(program)} == {"openai/a", "openai/b", "openai/c"}
+
+
+def frozen(program):
+    program._compiled = True
+    return program
+
+
+def test_the_student_is_what_it_was(engine):
+    program = Holder(data={"a": [1, 2]}, retrieve=retriever())
+    before = copy.copy(vars(program)), copy.deepcopy(program.data), list(program.answer.demos)
+    compiled(program)
+    assert vars(program) == before[0]
+    assert program.data == before[1]
+    assert program.answer.demos == before[2]

@@ -1,0 +1,216 @@
+import itertools
+import random
+import threading
+
+import dspy
+import pytest
+from fakes import fake_lm, questions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plr_dspy import PlainTextAdapter
+from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+
+
+def demo(i, *, reasoning=True, **fields):
+    extra = {"reasoning": f"because {i}"} if reasoning else {}
+    return dspy.Example(question=f"question {i}", answer=f"answer {i}", **extra, **fields)
+
+
+def chain_of_thought(demos):
+    program = dspy.ChainOfThought("question -> answer")
+    program.predict.demos = demos
+    return program
+
+
+def rendered(program, adapter=None):
+    """The messages each predictor's adapter shows for its demos."""
+    adapter = adapter or dspy.ChatAdapter()
+    return [adapter.format_demos(p.signature, p.demos) for p in program.predictors()]
+
+
+class TestBlocks:
+    def test_predict_is_one_block(self):
+        program = dspy.Predict("question -> answer")
+        program.demos = [demo(i) for i in range(4)]
+        slots = ProgramSlots(program)
+        assert [slot.blocks for slot in slots.slots] == [((0, 1, 2, 3),)]
+        assert slots.space.num_distinct == 24
+
+    def test_complete_labelled_and_dropped_demos(self):
+        demos = [demo(0), demo(1, reasoning=False), demo(2), dspy.Example(note="no field of the signature")]
+        demos += [demo(4, reasoning=False), demo(5), demo(6, reasoning=False)]
+        slots = ProgramSlots(chain_of_thought(demos))
+        assert slots.slots[0].blocks == ((0, 2, 5), (1, 4, 6))
+        assert slots.space.num_distinct == 36
+
+    def test_duplicates_count_once(self):
+        slots = ProgramSlots(chain_of_thought([demo(0), demo(1), demo(0), demo(2)]))
+        assert slots.space.num_distinct == 12
+
+    def test_plain_text_does_not_regroup(self):
+        program = chain_of_thought([demo(0), demo(1, reasoning=False), demo(2)])
+        with dspy.context(adapter=PlainTextAdapter()):
+            assert ProgramSlots(program).space.num_distinct == 6
+        assert ProgramSlots(program).space.num_distinct == 2
+
+    def test_an_adapter_that_sorts_leaves_nothing_to_order(self):
+        class Sorting(dspy.ChatAdapter):
+            def format_demos(self, signature, demos):
+                return super().format_demos(signature, sorted(demos, key=lambda demo: demo["question"]))
+
+        with dspy.context(adapter=Sorting()):
+            slots = ProgramSlots(chain_of_thought([demo(0), demo(1), demo(2)]))
+        assert slots.space.num_distinct == 1
+
+    def test_dict_demos(self):
+        slots = ProgramSlots(chain_of_thought([dict(demo(i)) for i in range(3)]))
+        assert slots.space.num_distinct == 6
+
+    def test_no_demos_no_slot(self):
+        assert ProgramSlots(chain_of_thought([])).slots == ()
+
+    def test_native_reasoning_follows_the_lm(self):
+        """Where the LM reasons natively the field leaves the prompt, and with it the two groups."""
+        program = dspy.ChainOfThought("question -> answer", rationale_field_type=dspy.Reasoning)
+        program.predict.demos = [demo(0), demo(1, reasoning=False), demo(2)]
+
+        class Reasoner(dspy.LM):
+            supports_reasoning = True
+
+        assert ProgramSlots(program).space.num_distinct == 2
+        lm, _ = fake_lm([])
+        with dspy.context(lm=Reasoner("fake/reasoner", engine=lm.engine)):
+            assert ProgramSlots(program).space.num_distinct == 6
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.sampled_from(["full", "labelled", "dropped", "twin"]), min_size=1, max_size=5))
+    def test_the_space_is_what_the_adapter_shows(self, shapes):
+        makers = {
+            "full": lambda i: demo(i),
+            "labelled": lambda i: demo(i, reasoning=False),
+            "dropped": lambda i: dspy.Example(note=i),
+            "twin": lambda i: demo("twin"),
+        }
+        program = chain_of_thought([makers[shape](i) for i, shape in enumerate(shapes)])
+        slots, adapter = ProgramSlots(program), dspy.ChatAdapter()
+        signature, demos = program.predict.signature, program.predict.demos
+        shown = {str(adapter.format_demos(signature, list(p))) for p in itertools.permutations(demos)}
+        listed = [slots.demos(ordering).get("predict", demos) for ordering in slots.space.enumerate()]
+        assert {str(adapter.format_demos(signature, each)) for each in listed} == shown
+        assert slots.space.num_distinct == len(shown)
+        assert len({slots.fingerprint(ordering) for ordering in slots.space.enumerate()}) == len(shown)
+        for each in listed:
+            assert sorted(map(id, each)) == sorted(map(id, demos))
+
+
+class Pipeline(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = dspy.Predict("question -> hint")
+        self.second = dspy.ChainOfThought("question, hint -> answer")
+        self.again = self.first
+        self.frozen = dspy.ChainOfThought("question -> answer")
+        self.frozen._compiled = True
+
+    def forward(self, question):
+        hint = self.first(question=question).hint
+        return self.second(question=question, hint=hint)
+
+
+class TestPrograms:
+    def test_several_shared_and_frozen_predictors(self):
+        program = Pipeline()
+        program.first.demos = [dspy.Example(question=str(i), hint=str(i)) for i in range(3)]
+        program.second.predict.demos = [demo(i, hint="h") for i in range(2)]
+        program.frozen.predict.demos = [demo(i) for i in range(5)]
+        slots = ProgramSlots(program)
+        assert [slot.predictor for slot in slots.slots] == ["first", "second.predict"]
+        assert slots.space.num_distinct == 12
+
+    def test_react(self):
+        program = dspy.ReAct("question -> answer", tools=[len])
+        for predictor in program.predictors():
+            inputs = dict.fromkeys(predictor.signature.input_fields, "x")
+            outputs = dict.fromkeys(predictor.signature.output_fields, "y")
+            predictor.demos = [dspy.Example({**inputs, **outputs, "question": str(i)}) for i in range(2)]
+        slots = ProgramSlots(program)
+        assert [slot.predictor for slot in slots.slots] == ["react", "extract.predict"]
+        assert slots.space.num_distinct == 4
+
+
+class TestFactory:
+    def test_copies_share_lms_and_demo_objects_but_no_lists_or_predictors(self):
+        lm, _ = fake_lm([])
+        program = Pipeline()
+        program.judge = lm
+        program.committee = {"members": [lm, lm]}
+        program.first.demos = [dspy.Example(question=str(i), hint=str(i)) for i in range(3)]
+        program.set_lm(lm)
+        copy = ProgramFactory(program).build({"first": program.first.demos[::-1]})
+        assert [d.question for d in copy.first.demos] == ["2", "1", "0"]
+        assert [d.question for d in program.first.demos] == ["0", "1", "2"]
+        assert copy.judge is lm
+        assert copy.committee["members"][0] is lm
+        assert all(predictor.lm is lm for predictor in copy.predictors())
+        assert copy.again is copy.first is not program.first
+        assert copy.second.predict.demos is not program.second.predict.demos
+        assert [name for name, _ in copy.named_predictors()] == [n for n, _ in program.named_predictors()]
+
+    def test_lists_shared_between_predictors_are_not_shared_with_the_copy(self):
+        program = Pipeline()
+        shared = [dspy.Example(question="q", hint="h")] * 2
+        program.first.demos = program.second.predict.demos = shared
+        copy = ProgramFactory(program).build({})
+        copy.first.demos.append("x")
+        assert len(shared) == len(copy.second.predict.demos) == 2
+
+    def test_goes_on_past_what_cannot_be_copied(self):
+        program = Pipeline()
+        program.lock = threading.Lock()
+        program.steps = [program.first, {"last": program.second}]
+        program.second.lock = threading.Lock()
+        copy = ProgramFactory(program).build({})
+        assert copy.lock is program.lock
+        assert copy.steps[0] is copy.first is copy.again
+        assert copy.steps[1]["last"] is copy.second is not program.second
+
+    def test_refuses_to_share_predictors(self):
+        class Uncopyable(list):
+            def __deepcopy__(self, memo):
+                raise RuntimeError("no")
+
+        class Holder(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = Uncopyable([dspy.Predict("a -> b")])
+
+        with pytest.raises(TypeError, match=r"parts\[0\]"):
+            ProgramFactory(Holder()).build({})
+
+
+class TestLabelledDemos:
+    def test_fills_a_program_without_demos(self, caplog):
+        program = Pipeline()
+        filled = add_labelled_demos(program, questions(20), 8, random.Random(0))
+        assert filled == ["second.predict"]  # no example fits question -> hint
+        assert len(program.second.predict.demos) == 8
+        assert program.first.demos == []
+        assert "second.predict" in caplog.text
+
+    def test_leaves_predictors_alone_that_an_optimizer_left_without(self):
+        program = Pipeline()
+        program.first.demos = [dspy.Example(question="q", hint="h")]
+        assert add_labelled_demos(program, questions(20), 8, random.Random(0)) == []
+        assert program.second.predict.demos == []
+
+    def test_leaves_examples_to_score_with(self):
+        program = dspy.Predict("question -> answer")
+        add_labelled_demos(program, questions(6), 8, random.Random(0))
+        assert len(program.demos) == 4
+
+    def test_skips_predictors_whose_prompt_would_not_show_them(self):
+        program = dspy.Predict("topic -> poem")
+        assert add_labelled_demos(program, questions(20), 8, random.Random(0)) == []
+        assert program.demos == []

@@ -1,0 +1,150 @@
+import datetime
+import random
+from collections import Counter
+
+import dspy
+import numpy as np
+import pydantic
+import pytest
+from fakes import questions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plr_dspy.programs.splits import answer_classes, label_keys, make_splits, mixed, shown_by, value_key
+
+
+def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
+    return make_splits(examples, list(valset), list(demos), random.Random(seed), balanced=balanced)
+
+
+def with_input(values, **fixed):
+    return [
+        dspy.Example(question=v, answer=str(i), **fixed).with_inputs("question", *fixed) for i, v in values
+    ]
+
+
+class TestDemosAreLeftOut:
+    def test_whatever_kind_of_demo(self):
+        examples = questions(10)
+        demos = [
+            examples[0],
+            dict(examples[1]),
+            dspy.Example(augmented=True, reasoning="r", question="question 2", answer="something else"),
+            dspy.Example(hint="another predictor's demo"),
+        ]
+        assert shown_by(demos, examples) == {0, 1, 2}
+
+    def test_same_inputs_twice_are_both_left_out(self):
+        examples = [*questions(3), *questions(3)]
+        assert shown_by([examples[0]], examples) == {0, 3}
+
+    def test_predictors_that_rename_the_input(self):
+        assert shown_by([{"query": "question 5", "passages": "p"}], questions(60)) == {5}
+
+    def test_predictors_that_take_only_some_of_the_inputs(self):
+        examples = with_input([(i, f"question {i}") for i in range(60)], style="short")
+        assert shown_by([{"question": "question 7", "answer": "a"}], examples) == {7}
+
+    def test_a_common_input_alone_shows_nothing(self):
+        examples = with_input([(i, f"question {i}") for i in range(60)], language="en")
+        assert shown_by([{"language": "en", "topic": "t"}], examples) == set()
+
+    def test_demos_of_a_loaded_program_are_plain_data(self):
+        class Ticket(pydantic.BaseModel):
+            number: int
+            opened: datetime.date
+
+        day = datetime.date(2026, 1, 1)
+        values = [Ticket(number=i, opened=day) for i in range(5)]
+        examples = with_input(list(enumerate(values)))
+        assert shown_by([{"question": {"opened": "2026-01-01", "number": 3}, "answer": "x"}], examples) == {3}
+
+    def test_long_values_are_compared_whole(self):
+        images = [dspy.Image(f"data:image/png;base64,{'A' * 400}{i:04d}") for i in range(30)]
+        assert shown_by([{"question": images[4], "answer": "x"}], with_input(list(enumerate(images)))) == {4}
+        arrays = [np.arange(5000) + i for i in range(30)]
+        assert shown_by([{"question": arrays[4], "answer": "x"}], with_input(list(enumerate(arrays)))) == {4}
+
+    def test_values_of_odd_types_have_keys(self):
+        assert value_key({1: "a", "b": 2}) != value_key({1: "a", "b": 3})
+        assert value_key({(1, 2): "a"}) == value_key({(1, 2): "a"})
+        assert value_key({"b": 1, "a": {2}}) != value_key({"b": 1, "a": {3}})
+
+
+class TestSplits:
+    @settings(deadline=None)
+    @given(st.integers(2, 120), st.integers(0, 5), st.booleans())
+    def test_are_a_partition_of_four_to_one(self, count, seed, balanced):
+        examples = questions(count)
+        parts = splits(examples, seed=seed, balanced=balanced)
+        everything = [*parts.train, *parts.selection]
+        assert sorted(e.question for e in everything) == sorted(e.question for e in examples)
+        assert parts.train
+        assert len(parts.selection) == min(max(1, round(count / 5)), count - 1)
+        assert [examples[int(name[9:-1])] for name in parts.names] == everything
+
+    def test_a_valset_is_the_selection_split(self):
+        examples = questions(50)
+        parts = splits(examples[:30], examples[30:], [examples[0], examples[31]])
+        assert len(parts.train) == 29
+        assert len(parts.selection) == 19
+        assert parts.names[-1].startswith("valset[")
+
+    def test_examples_of_both_sets_leave_the_train_split(self, caplog):
+        examples = questions(50)
+        parts = splits(examples, examples[40:])
+        assert len(parts.train) == 40
+        assert len(parts.selection) == 10
+        assert "10 examples are in both" in caplog.text
+
+    @given(st.integers(0, 20), st.booleans())
+    def test_classes_keep_their_shares_in_every_prefix(self, seed, with_valset):
+        """Sorted by class, as many files are."""
+        examples = [
+            dspy.Example(question=str(i), answer="no" if i % 200 < 50 else "yes").with_inputs("question")
+            for i in range(400)
+        ]
+        valset = examples[200:] if with_valset else []
+        parts = splits(examples[:200], valset, seed=seed)
+        for part in (parts.train, parts.selection):
+            for size in range(8, len(part) + 1):
+                share = Counter(e.answer for e in part[:size])["no"] / size
+                assert abs(share - 0.25) <= 1.5 / size
+
+    def test_open_ended_labels_are_only_shuffled(self):
+        examples = [dspy.Example(question=str(i), answer=str(i)).with_inputs("question") for i in range(30)]
+        labels = label_keys(examples)
+        plain = mixed(range(30), labels, random.Random(0), balanced=False)
+        assert mixed(range(30), labels, random.Random(0), balanced=True) == plain != list(range(30))
+
+    def test_same_seed_same_split(self):
+        examples = questions(50)
+        assert splits(examples, seed=1) == splits(examples, seed=1) != splits(examples, seed=2)
+
+
+class TestClasses:
+    def test_number_the_answers_of_train_then_selection(self):
+        parts = splits(
+            [dspy.Example(question=str(i), answer="ab"[i % 2]).with_inputs("question") for i in range(40)]
+        )
+        answers = [example.answer for example in (*parts.train, *parts.selection)]
+        assert parts.classes is not None
+        assert len(set(zip(answers, parts.classes, strict=True))) == len(set(parts.classes)) == 2
+
+    def test_a_field_that_no_two_share_does_not_count(self):
+        rows = [{"reasoning": f"because {i}", "answer": i % 3} for i in range(30)]
+        assert answer_classes(rows, ["reasoning", "answer"]) == [0, 1, 2] * 10
+        assert answer_classes(rows, ["reasoning"]) == [0] * 30
+        assert answer_classes([], ["answer"]) == []
+
+    @pytest.mark.parametrize("number", [1, 11, 40])
+    def test_are_several_and_far_fewer_than_examples(self, number):
+        examples = [
+            dspy.Example(question=str(i), answer=i % number).with_inputs("question") for i in range(40)
+        ]
+        assert splits(examples).classes is None
+
+    def test_examples_without_labels_have_none(self):
+        assert (
+            splits([dspy.Example(question=str(i)).with_inputs("question") for i in range(40)]).classes is None
+        )

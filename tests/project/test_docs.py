@@ -1,0 +1,229 @@
+"""The README and the pages of docs/: their code runs, their links lead somewhere, and the site builds."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import dspy
+import pytest
+from fakes import FineTuning, LabelEngine, OrderSensitiveEngine, chat_response, digest, exact_match, questions
+
+import plr_dspy
+import plr_dspy.baselines
+import plr_dspy.local
+from plr_dspy.compilation.budget import BUDGETS
+from plr_dspy.data import load_reviews
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = {str(path.relative_to(ROOT)): path for path in [README, *sorted((ROOT / "docs").glob("*.md"))]}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+NOT_RUN = re.compile(r"<!-- not run: .+? -->\s*\Z")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+MOST_NOT_RUN = 3
+BUDGET = 150
+"""Program calls of `auto="light"` here."""
+
+EXAMPLES = questions(40)
+ANSWERS = {e.question: e.answer for e in EXAMPLES} | {
+    e.review: e.sentiment for e in [*load_reviews("train"), *load_reviews("test")]
+}
+
+
+class PlainEngine:
+    """Completes plain prompts: right or wrong, as the whole prompt decides."""
+
+    def complete(self, request):
+        prompt = request.messages[-1].text
+        values = [line.partition(": ")[2] for line in prompt.split("\n\n")[-1].splitlines()]
+        gold = next((ANSWERS[value] for value in values if value in ANSWERS), "unknown")
+        return chat_response(f" {gold if digest(prompt) < 0.7 else 'wrong'}")
+
+
+LABELS = ["negative", "positive"]
+
+
+def label_shares(demos, text):
+    share = 0.2 + 0.6 * digest(f"{demos[0]}{text}")
+    return [share, 1.0 - share]
+
+
+def few_shot(signature="question -> answer", examples=EXAMPLES):
+    return dspy.LabeledFewShot(k=5).compile(dspy.Predict(signature), trainset=examples)
+
+
+def labelled():
+    """Reviews, and a program that answers with one of two labels."""
+    reviews = load_reviews("train")[:40]
+
+    class Sentiment(dspy.Signature):
+        review: str = dspy.InputField()
+        sentiment: Literal["negative", "positive"] = dspy.OutputField()
+
+    return {
+        "trainset": reviews,
+        "acc": lambda example, prediction, trace=None: example.sentiment == prediction.sentiment,
+        "program": few_shot(Sentiment, reviews),
+    }
+
+
+def of_questions():
+    return {"trainset": EXAMPLES, "acc": exact_match, "program": few_shot()}
+
+
+PRESUPPOSED = {
+    "README.md": lambda: {
+        "pairs": [(e.question, e.answer) for e in EXAMPLES],
+        "score": lambda ordering: float(ordering[0].index(0)),
+        "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
+    },
+    "docs/index.md": of_questions,
+    "docs/how-it-works.md": lambda: {"acc": exact_match},
+    "docs/budget.md": of_questions,
+    "docs/report.md": of_questions,
+    "docs/chains.md": lambda: {
+        "student": dspy.Predict("question -> answer"),
+        "trainset": EXAMPLES,
+        "acc": exact_match,
+    },
+    "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
+    "docs/baselines.md": labelled,
+    "docs/citing.md": lambda: {"report": report()},
+}
+"""What the code of a page takes for granted."""
+
+
+def report():
+    optimizer = plr_dspy.PLReorder(exact_match)
+    optimizer.compile(few_shot(), trainset=EXAMPLES)
+    return optimizer.report
+
+
+def blocks(page):
+    """The Python blocks of a page: number of the first line, code, and whether they are run."""
+    text = PAGES[page].read_text(encoding="utf-8")
+    return [
+        (text[: match.start()].count("\n") + 1, match[2], not NOT_RUN.search(text[: match.start()]))
+        for match in FENCE.finditer(text)
+        if match[1] == "python"
+    ]
+
+
+@pytest.fixture
+def no_network(page, tmp_path, monkeypatch):
+    """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
+    of_reviews = page in ("docs/baselines.md", "docs/quickstart.md")
+    engine = LabelEngine(LABELS, label_shares) if of_reviews else OrderSensitiveEngine(ANSWERS)
+
+    class FakeLM(dspy.LM):
+        def __init__(self, model, **options):
+            kept = {name: v for name, v in options.items() if name in ("temperature", "max_tokens")}
+            super().__init__(model, engine=engine, cache=False, provider=FineTuning(), **kept)
+
+    def plain_lm(model="local", **_):
+        return real(f"fake/{model}", engine=PlainEngine(), cache=False)
+
+    @contextmanager
+    def no_server(*_, **__):
+        yield plain_lm()
+
+    def refused(_, address):
+        tried.append(address)
+        raise OSError("no network in this test")
+
+    real, tried = dspy.LM, []
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(dspy, "LM", FakeLM)
+    monkeypatch.setattr(plr_dspy, "completion_lm", plain_lm)
+    monkeypatch.setattr(plr_dspy.local, "local_lm", no_server)
+    monkeypatch.setitem(BUDGETS, "light", BUDGET)
+    monkeypatch.chdir(tmp_path)
+    before = {name: getattr(dspy.settings, name) for name in ("lm", "adapter", "callbacks", "track_usage")}
+    dspy.configure(lm=FakeLM("fake/order-sensitive"), adapter=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    dspy.configure(**before)
+    assert not tried
+
+
+@pytest.fixture
+def mlflow_in_a_folder(tmp_path, monkeypatch):
+    import mlflow
+    import mlflow.dspy
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    yield
+    mlflow.dspy.autolog(disable=True)
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
+def test_the_code_of_a_page_runs(page, no_network, request):
+    if any("mlflow" in code for _, code, _ in blocks(page)):
+        request.getfixturevalue("mlflow_in_a_folder")
+    namespace = {"__name__": "page", **PRESUPPOSED.get(page, dict)()}
+    for line, code, run in blocks(page):
+        if run:
+            # The lines of a traceback are those of the page.
+            exec(compile("\n" * line + code, str(PAGES[page]), "exec"), namespace)
+
+
+def test_nearly_all_code_is_run():
+    not_run = [(page, line) for page in PAGES for line, _, run in blocks(page) if not run]
+    assert len(not_run) <= MOST_NOT_RUN, not_run
+
+
+def without_code(path):
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path):
+    """Those that a repository's page has for the headings of a file."""
+    headings = re.findall(r"^#+ (.+)$", without_code(path), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(without_code(PAGES[page])):
+        if target.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (PAGES[page].parent / name).resolve() if name else PAGES[page]
+        assert path.is_file(), f"{page}: no file {target}"
+        assert not anchor or anchor in anchors(path), f"{page}: no heading {target}"
+
+
+def test_all_pages_are_in_the_navigation():
+    listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert listed == {Path(page).name.lower() for page in PAGES} | {"changelog.md"} | notebooks
+
+
+def test_the_api_page_has_every_public_name():
+    listed = set(re.findall(r"^::: (\S+)$", PAGES["docs/api.md"].read_text(encoding="utf-8"), re.M))
+    public = {
+        f"{module.__name__}.{name}" for module in (plr_dspy, plr_dspy.baselines) for name in module.__all__
+    }
+    assert public - listed == {"plr_dspy.__version__"}
+
+
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?://[^\s\">]+)", page.read_text()
+        )
+        assert not loaded, f"{page.name} loads {loaded}"

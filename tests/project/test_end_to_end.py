@@ -1,0 +1,76 @@
+"""The main job on the real local model: a program, its demos, a better order, a saved file."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dspy
+import litellm
+import pytest
+from brief import Sentiment, accuracy, brief_reviews, write_rows
+
+from plr_dspy import PlainTextAdapter, PLReorder
+from plr_dspy.data import load_reviews
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def trainset():
+    return load_reviews("train")[:60]
+
+
+@pytest.mark.parametrize("route", ["completion", "chat", "litellm"])
+def test_every_route_to_the_server(server, route, monkeypatch):
+    through_litellm = []
+    for name in ("completion", "text_completion"):
+        original = getattr(litellm, name)
+        monkeypatch.setattr(
+            litellm, name, lambda *args, _f=original, **kw: through_litellm.append(1) or _f(*args, **kw)
+        )
+    trainset = brief_reviews("train", 20)
+    student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=trainset)
+    reorder = PLReorder(
+        accuracy, max_metric_calls=36, num_iterations=1, num_samples=3, num_threads=2, display_progress=False
+    )
+    with dspy.context(lm=server.lm(route, max_tokens=4), adapter=PlainTextAdapter()):
+        compiled = reorder.compile(student, trainset=trainset)
+    report = reorder.report
+    calls = report.program_calls["total"]
+    assert report.distinct_prompts == 6
+    assert 15 < calls <= 36
+    assert len(through_litellm) == (0 if route == "chat" else calls)
+    assert {error.type for error in report.errors} <= {"AdapterParseError"}
+    tokens = next(iter(report.tokens.values()))
+    assert tokens["prompt_tokens"] > 30 * calls
+    assert sorted(d.review for d in compiled.demos) == sorted(d.review for d in student.demos)
+    if route == "completion":
+        assert not report.errors, "the model answers plain few-shot prompts with labels only"
+        assert report.comparison.chosen > 0.3
+
+
+def test_order_matters_to_the_model(server, trainset):
+    """What the package is about: the same demos, another order, other answers."""
+    student = dspy.LabeledFewShot(k=6).compile(dspy.Predict(Sentiment), trainset=trainset)
+    by_label = sorted(student.demos, key=lambda demo: demo.sentiment)
+    answers = set()
+    with dspy.context(lm=server.lm(), adapter=PlainTextAdapter()):
+        for demos in (by_label, by_label[::-1]):
+            student.demos = demos
+            answers.add(tuple(student(review=e.review).sentiment for e in load_reviews("test")[:12]))
+    assert len(answers) == 2
+
+
+def test_quickstart(tmp_path):
+    for part in ("train", "test"):
+        write_rows(tmp_path / f"mr_{part}.jsonl")
+    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--out", str(tmp_path)]
+    data = ["--task", "mr", "--data-dir", str(tmp_path)]
+    options = ["--demos", "3", "--pool", "6", "--test", "4", "--random-orders", "2", "--seeds", "0", "1"]
+    done = subprocess.run([*command, *data, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for words in ("original ", "chosen ", "random orders", "program calls", "mean gain", "saved"):
+        assert words in done.stdout
+    loaded = dspy.Predict(Sentiment)
+    loaded.load(tmp_path / "program.json")
+    assert len(loaded.demos) == 3

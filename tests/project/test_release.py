@@ -1,0 +1,172 @@
+"""What a release holds: built from the files of the repository, checked, and used without the repository."""
+
+import email
+import email.message
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = {"local", "examples", "plots", "experiments", "ray", "docs", "dev"}
+LOADED_AT_RUN_TIME = {
+    "plr_dspy/data/reviews_test.jsonl",
+    "plr_dspy/data/reviews_train.jsonl",
+    "plr_dspy/experiments/grading/equivalence_child.py",
+    "plr_dspy/experiments/analysis/published.json",
+    "plr_dspy/local/llama_child.py",
+    "plr_dspy/report/page.css",
+    "plr_dspy/py.typed",
+}
+
+for module in ("build", "hatchling", "twine"):
+    pytest.importorskip(module, reason="the extra `dev` has it")
+
+
+def run(*command, **options):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """The tracked files as they are now, or those of an unpacked sdist."""
+    if not (ROOT / ".git").exists():
+        return ROOT
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in run("git", "ls-files", "-z", cwd=ROOT).split("\0"):
+        if name and (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def release(checkout, tmp_path_factory):
+    """A folder with an sdist, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("release")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(release):
+    (path,) = release.glob("*.whl")
+    return path
+
+
+def contents(path):
+    """The files of a wheel by name."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def metadata(path) -> email.message.Message:
+    (text,) = (data for name, data in contents(path).items() if name.endswith(".dist-info/METADATA"))
+    return email.message_from_bytes(text)
+
+
+def test_the_indexes_will_take_it(release):
+    assert len(list(release.iterdir())) == 2
+    run(sys.executable, "-m", "twine", "check", "--strict", *release.iterdir())
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel, checkout):
+    names = {name for name in contents(wheel) if ".dist-info/" not in name}
+    package = {
+        path.relative_to(checkout).as_posix()
+        for path in (checkout / "plr_dspy").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert names == package
+    assert names >= LOADED_AT_RUN_TIME
+    others = {name for name in names if not name.endswith(".py")}
+    assert others < LOADED_AT_RUN_TIME, "a new data file: is it loaded?"
+
+
+def test_the_wheel_has_licence_and_command(wheel):
+    named = {name.partition(".dist-info/")[2]: data for name, data in contents(wheel).items()}
+    assert named["licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert b"plr-dspy = plr_dspy.cli:main" in named["entry_points.txt"]
+
+
+def test_the_metadata(wheel):
+    data = metadata(wheel)
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "plr_dspy" / "_version.py").read_text())
+    assert (data["Name"], data["Version"]) == ("plr-dspy", version[1])
+    assert data["License-Expression"] == "MIT"
+    assert set(data.get_all("Provides-Extra")) == EXTRAS
+    needed = [line for line in data.get_all("Requires-Dist") if "extra ==" not in line]
+    assert any(line.startswith("dspy") for line in needed)
+    assert not any(line.startswith(("matplotlib", "pytest", "xllamacpp")) for line in needed)
+    assert "@" not in "".join(data.get_all("Requires-Dist")), "an index refuses links"
+
+
+def test_the_sdist_builds_the_same_wheel_and_holds_the_tests(release, wheel, checkout, tmp_path):
+    """The wheel of the release is the sdist's; here is that of the checkout."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, checkout)
+    (other,) = tmp_path.iterdir()
+    assert contents(other) == contents(wheel)
+    (path,) = release.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "Makefile", "constraints.txt", "pyproject.toml"} <= names
+    assert {"tests/project/test_release.py", "tests/fakes.py", "examples/chains.py", "docs/index.md"} <= names
+    assert not any(name.startswith((".git/", ".venv", "runs", "dist")) for name in names)
+
+
+PROGRAM = """
+    import runpy
+    import sys
+    from pathlib import Path
+
+    import dspy
+    import plr_dspy
+    from dspy import lm15
+    from plr_dspy.data import load_reviews
+    from plr_dspy.experiments.analysis.published import load_published
+
+    class Engine:
+        def complete(self, request):
+            right = "positive" if "good" in (request.messages[0].text or "") else "negative"
+            message = {"role": "assistant", "content": f"[[ ## sentiment ## ]]\\n{right}\\n\\n[[ ## completed ## ]]"}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            return lm15.response_from_openai_chat({"id": "fake", "model": "fake", "choices": [choice]})
+
+    def acc(example, prediction, trace=None):
+        return example.sentiment == prediction.sentiment
+
+    assert Path(plr_dspy.__file__).parent.parent == Path(TARGET), plr_dspy.__file__
+    dspy.configure(lm=dspy.LM("fake/fake", engine=Engine(), cache=False))
+    trainset = load_reviews("train")[:40]
+    student = dspy.LabeledFewShot(k=4).compile(dspy.Predict("review -> sentiment"), trainset=trainset)
+    optimizer = plr_dspy.PLReorder(acc, max_metric_calls=120, num_threads=2, display_progress=False, log_dir="log")
+    optimizer.compile(student, trainset=trainset).save("program.json")
+    again = dspy.Predict("review -> sentiment")
+    again.load("program.json")
+    assert len(again.demos) == 4
+    assert load_published().results
+    optimizer.report.to_html("report.html")
+    assert 0 < optimizer.report.program_calls["total"] <= 120
+    sys.argv = ["plr-dspy", "report", "log"]
+    runpy.run_path(str(Path(TARGET, "bin", "plr-dspy")), run_name="__main__")
+"""
+
+
+def test_the_wheel_works_without_the_repository(wheel, tmp_path):
+    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    run(*pip, "--target", target, wheel)
+    env = {**os.environ, "PYTHONPATH": str(target), "DSPY_CACHEDIR": str(tmp_path / "cache")}
+    program = textwrap.dedent(PROGRAM).replace("TARGET", repr(str(target)))
+    assert "program calls" in run(sys.executable, "-c", program, cwd=elsewhere, env=env)
+    assert "<svg" in (elsewhere / "report.html").read_text(encoding="utf-8")

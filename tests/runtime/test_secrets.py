@@ -1,0 +1,58 @@
+"""Keys in messages are hidden, and words are not."""
+
+import dspy
+import pytest
+
+from plr_dspy import completion_lm
+from plr_dspy.runtime.redaction import Redactor
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Incorrect API key provided: sk-proj-SECRET123456",
+        "http://x/v1?api_key=SECRET99&a=b",
+        "{'api_key': 'SECRET99'}",
+        '{"x-api-key": "SECRET99"}',
+        "Authorization: Basic SECRET99",
+        "authorization: Bearer SECRET99",
+        "Authorization: token ghp_SECRET99",
+        "https://user:SECRET99@host/v1",
+        "AKIASECRET99AAAA",
+        "AIzaSECRET99_abcdef",
+        "token=SECRET99",
+    ],
+)
+def test_hides_what_looks_like_a_key(text):
+    hidden = Redactor([])(text)
+    assert "SECRET" not in hidden
+    assert "[hidden]" in hidden
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'key_facts'",
+        "No module named 'hf_hub'",
+        "sk_learn is missing",
+        "max_token=16, max_tokens: 1024",
+        "the token is not valid",
+        "http://127.0.0.1:8000/v1/chat",
+        "maximum context length is 4096 tokens",
+    ],
+)
+def test_leaves_words_alone(text):
+    assert Redactor([])(text) == text
+
+
+def test_hides_what_the_models_hold(monkeypatch):
+    monkeypatch.setenv("MY_VLLM_AUTH", "from the environment")
+    monkeypatch.setenv("SORT_KEY", "question")
+    models = [
+        dspy.LM("openai/x", api_key="plain words", extra_headers={"authorization": "in a header"}),
+        completion_lm("openai/x", api_base="http://127.0.0.1:1/v1", api_key="topsecretvalue"),
+        completion_lm("openai/x", api_base="http://127.0.0.1:1/v1", api_key_env="MY_VLLM_AUTH"),
+        None,
+    ]
+    text = "plain words | in a header | topsecretvalue | from the environment | question"
+    assert Redactor(models)(text) == "[hidden] | [hidden] | [hidden] | [hidden] | question"

@@ -1,0 +1,237 @@
+"""What a user sees in a terminal: nothing of `estimate`, whole lines above the bar, one line at the end."""
+
+import dataclasses
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import dspy
+import pytest
+from fakes import exact_match, fake_lm, questions
+
+from plr_dspy import PLReorder, order_sensitivity
+from plr_dspy.baselines import StaticOrder, TopKOrder
+
+EXAMPLES = questions(60)
+
+QUIET = ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "TQDM_DISABLE")
+"""What the other tests set, and users do not."""
+
+
+def run(code, **env):
+    """What code prints, to both streams, in a process of its own, which knows the test doubles."""
+    env = {name: value for name, value in os.environ.items() if name not in QUIET} | env
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    return done.stdout.decode(), done.stderr.decode()
+
+
+ESTIMATE = """
+import os, socket
+
+def refuse(*arguments, **options):
+    os.write(1, b"a look at the network")
+    raise OSError("no network")
+
+socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refuse
+
+import dspy
+from fakes import exact_match, questions
+from plr_dspy import PLReorder
+
+examples = questions(60)
+program = dspy.LabeledFewShot(k=4).compile(dspy.Predict("question -> answer"), trainset=examples)
+for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf"):
+    with dspy.context(lm=dspy.LM(model, api_key="none")):
+        estimate = PLReorder(metric=exact_match).estimate(program, trainset=examples)
+    assert estimate.prompt_tokens > 100 * estimate.program_calls, estimate
+    assert "LITELLM_LOCAL_MODEL_COST_MAP" not in os.environ
+"""
+
+
+def test_an_estimate_needs_no_network_and_prints_nothing():
+    assert run(ESTIMATE) == ("", "")
+
+
+def rendered(raw):
+    """The lines that stand in a terminal after it was sent these characters."""
+    lines, column = [[]], 0
+    for character in raw:
+        if character == "\n":
+            lines.append([])
+        if character in "\r\n":
+            column = 0
+        else:
+            lines[-1][column : column + 1] = [character]
+            column += 1
+    return [line for line in ("".join(line).rstrip() for line in lines) if line]
+
+
+BUSY = """
+import itertools, logging, warnings
+import dspy
+from fakes import fake_lm, questions
+from plr_dspy import PLReorder
+
+examples, numbers = questions(60), itertools.count(1)
+program = dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=examples)
+
+def metric(example, prediction, trace=None):
+    number = next(numbers)
+    if number % 37 == 0:
+        logging.getLogger("dspy.teleprompt").warning("DSPy says %d.", number)
+    if number % 41 == 0:
+        logging.getLogger("another.library").warning("A library says %d.", number)
+    if number % 43 == 0:
+        warnings.warn(f"Python says {number}.")
+    if example.question.endswith("3"):
+        raise ValueError("boom")
+    return example.answer == prediction.answer
+
+with dspy.context(lm=fake_lm(examples)[0]):
+    PLReorder(metric=metric, max_metric_calls=200, max_errors=1000, num_threads=2).compile(program, trainset=examples)
+"""
+
+
+def test_lines_stand_above_the_bar_and_the_result_below():
+    _, shown = run(BUSY, COLUMNS="150")
+    lines = rendered(shown)
+    bars = [line for line in lines if "call/s" in line]
+    assert bars == lines[-2:-1]
+    assert re.search(r"(\d+)/\1", bars[0])
+    assert "estimated best=" in bars[0]
+    assert re.search(r" INFO .* -> .* on 9 examples, better with .*, \d+ calls$", lines[-1]), lines[-1]
+    for text, count in [
+        ("DSPy says", 5),
+        ("A library says", 4),
+        ("UserWarning: Python says", 4),
+        ("boom", 2),
+    ]:
+        found = [line for line in lines if text in line]
+        assert len(found) == count, found
+        assert all(line.endswith((".", "boom")) for line in found)
+    assert any("10 calls were not scored, the last of trainset[" in line for line in lines)
+    rounds = [line for line in lines if " INFO plr_dspy.compilation.engine: iteration 1:" in line]
+    assert len(rounds) == 1
+    assert rounds[0].startswith("20")
+
+
+@pytest.fixture
+def terminal(monkeypatch, capsys):
+    """What is printed."""
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    with dspy.context(lm=fake_lm(EXAMPLES)[0]):
+        yield lambda: "".join(capsys.readouterr())
+
+
+def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **options):
+    """An optimizer that has compiled, with these log handlers only; pytest has some of its own."""
+    program = dspy.LabeledFewShot(k=num_demos).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    optimizer = kind(metric, **{"max_metric_calls": 200, "num_threads": 2, **options})
+    with mock.patch.object(logging.root, "handlers", list(handlers)):
+        optimizer.compile(program, trainset=EXAMPLES)
+    return optimizer
+
+
+class TestSwitchedOff:
+    def test_by_the_argument(self, terminal):
+        compiled(display_progress=False)
+        assert terminal() == ""
+
+    def test_warnings_are_shown_all_the_same(self, terminal):
+        compiled(display_progress=False, num_demos=1)
+        (line,) = terminal().splitlines()
+        assert " WARNING plr_dspy.compilation.engine: all orders of the demos give the same prompt" in line
+
+    def test_by_the_level(self, terminal, caplog):
+        with caplog.at_level(logging.WARNING, logger="plr_dspy"):
+            compiled()
+        assert all("call/s" in line for line in rendered(terminal()))
+
+    def test_as_all_of_dspy(self, terminal):
+        dspy.disable_logging()
+        try:
+            compiled(display_progress=False, num_demos=1)
+        finally:
+            dspy.enable_logging()
+        assert terminal() == ""
+
+
+def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("mine: %(message)s"))
+    compiled(handlers=[handler])
+    *lines, bar, result = rendered(terminal())
+    assert re.search(r"(\d+)/\1", bar)
+    assert all(line.startswith("mine: ") for line in [*lines, result])
+    assert len([line for line in lines if "iteration 1:" in line]) == 1
+    assert handler.stream is sys.stderr
+
+
+def test_a_handler_of_the_users_own_shows_lines_alone(terminal, monkeypatch):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    package = logging.getLogger("plr_dspy")
+    monkeypatch.setattr(package, "handlers", [*package.handlers, handler])
+    compiled()
+    assert re.search(r"\d+ calls$", lines[-1])
+    assert all("call/s" in line for line in rendered(terminal()))
+
+
+class TestResult:
+    """The last line of a compile."""
+
+    @pytest.mark.parametrize(
+        ("options", "ending"),
+        [
+            ({}, r"\d\.\d{3} -> \d\.\d{3} on 10 examples, better with probability \d\.\d\d, \d+ calls"),
+            (
+                {"metric": lambda e, p: 1},
+                r"the original order stays \(every score was 1 in 60 calls\), 60 calls",
+            ),
+            ({"num_demos": 1}, r"the original order stays \(all orders give the same prompt\), 0 calls"),
+            ({"kind": StaticOrder}, r"nothing compared\), 0 calls"),
+            ({"kind": TopKOrder}, "the original order stays, 0.455 on 11 examples, 154 calls"),
+        ],
+    )
+    def test_says_what_came_of_it(self, terminal, options, ending):
+        optimizer = compiled(**options)
+        last = rendered(terminal())[-1]
+        assert re.search(ending, last), last
+        assert re.search(ending, repr(optimizer.report))
+
+    def test_of_a_compile_that_ends_in_an_error(self, terminal):
+        calls = []
+
+        def metric(example, prediction):
+            calls.append(example)
+            if len(calls) > 120:
+                raise ValueError(f"boom {len(calls)}")
+            return example.answer == prediction.answer
+
+        with pytest.raises(ValueError, match="boom"):
+            compiled(metric=metric, max_errors=3)
+        assert (
+            "the order is not compared with the original one (ended by ValueError" in rendered(terminal())[-1]
+        )
+
+
+def test_what_is_found_reads_well_in_a_list(terminal):
+    program = dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    optimizer = compiled(display_progress=False)
+    estimate = optimizer.estimate(program, trainset=EXAMPLES)
+    sensitivity = order_sensitivity(program, exact_match, EXAMPLES, 4, display_progress=False)
+    found = [optimizer.report, estimate, sensitivity]
+    assert len(str(found)) < 800
+    for part in (
+        "<Report of PLReorder: ",
+        "<Estimate: at most 200 program calls",
+        "4 of 120 orders of the demos score",
+    ):
+        assert part in str(found)
+    assert all(dataclasses.replace(value) == value for value in found)

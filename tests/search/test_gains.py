@@ -1,0 +1,119 @@
+"""What orderings gain on new examples: against plain conditioning, and where there is nothing to gain."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from plr_dspy.search.surrogate.gains import PRIOR_NOTHING, SCALES, expected_gains
+
+SIZE = 6
+
+
+def problem(seed=0, size=SIZE):
+    rng = np.random.default_rng(seed)
+    factor, noise = rng.normal(size=(size, 3)), rng.normal(size=(size, size))
+    covariance = 0.3 * factor @ factor.T + 0.1 * np.eye(size)
+    return rng.normal(size=size), covariance, 0.05 * noise @ noise.T + 0.2 * np.eye(size)
+
+
+def by_conditioning(means, covariance, apart, noise, reference):
+    """The same by the densities of contrasts and Gaussian conditioning on them, without any mean of all."""
+    size = len(means)
+    contrasts = np.eye(size)[1:] - np.eye(size)[0]
+    weights, gains, chances = [], [], []
+    for scale in SCALES:
+        prior = scale * covariance + np.diag(apart)
+        seen = contrasts @ (prior + noise) @ contrasts.T
+        density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
+        nothing = scale == 0.0
+        weights.append(density * (PRIOR_NOTHING if nothing else (1 - PRIOR_NOTHING) / (len(SCALES) - 1)))
+        differences = np.eye(size) - np.eye(size)[reference]
+        cross = differences @ prior @ contrasts.T
+        expected = cross @ np.linalg.solve(seen, contrasts @ means)
+        variance = np.diag(differences @ prior @ differences.T - cross @ np.linalg.solve(seen, cross.T))
+        gains.append(expected)
+        sure = np.diag(differences @ prior @ differences.T) < 1e-12
+        chances.append(np.where(sure, 0.0, stats.norm.cdf(expected / np.sqrt(np.maximum(variance, 1e-18)))))
+    weights = np.array(weights) / sum(weights)
+    return weights @ np.array(gains), weights @ np.array(chances)
+
+
+def found(means, covariance, noise, *, apart=None, reference=0):
+    apart = np.zeros(len(means)) if apart is None else apart
+    return expected_gains(means, covariance=covariance, apart=apart, noise=noise, reference=reference)
+
+
+class TestConditioning:
+    @settings(deadline=None, max_examples=30)
+    @given(st.integers(0, 1_000), st.integers(0, SIZE - 1), st.booleans())
+    def test_is_that_of_the_contrasts(self, seed, reference, with_outsider):
+        means, covariance, noise = problem(seed)
+        apart = np.zeros(SIZE)
+        if with_outsider:
+            covariance[0], covariance[:, 0], apart[0] = 0.0, 0.0, 1.0
+        expected = by_conditioning(means, covariance, apart, noise, reference)
+        for one, other in zip(
+            found(means, covariance, noise, apart=apart, reference=reference), expected, strict=True
+        ):
+            np.testing.assert_allclose(one, other, atol=1e-7)
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.integers(0, 1_000), st.floats(-5, 5))
+    def test_what_is_added_to_all_means_nothing(self, seed, shift):
+        means, covariance, noise = problem(seed)
+        for one, other in zip(
+            found(means, covariance, noise), found(means + shift, covariance, noise), strict=True
+        ):
+            np.testing.assert_allclose(one, other, atol=1e-9)
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.integers(0, 1_000))
+    def test_against_each_other_gains_are_opposite(self, seed):
+        means, covariance, noise = problem(seed)
+        gains = np.array([found(means, covariance, noise, reference=i)[0] for i in range(SIZE)])
+        np.testing.assert_allclose(gains, -gains.T, atol=1e-9)
+        chances = np.array([found(means, covariance, noise, reference=i)[1] for i in range(SIZE)])
+        assert (np.diag(chances) == 0.0).all()
+        assert ((chances + chances.T)[~np.eye(SIZE, dtype=bool)] <= 1.0 + 1e-9).all()
+
+    def test_equal_means_gain_nothing(self):
+        gains, chances = found(np.full(SIZE, 0.7), np.eye(SIZE), np.eye(SIZE))
+        np.testing.assert_allclose(gains, 0.0, atol=1e-12)
+        assert (chances < 0.5).all()
+
+    def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):
+        gains, chances = found(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))
+        np.testing.assert_allclose(gains, 0.0, atol=1e-9)
+        np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
+
+
+class TestClaims:
+    @pytest.mark.parametrize("size", [2, 6, 30])
+    def test_of_pure_noise_hardly_any_is_sure(self, size):
+        rng = np.random.default_rng(0)
+        noise = 0.1 * np.eye(size)
+        sure = [
+            found(rng.normal(size=size) * 0.1**0.5, 0.05 * np.eye(size), noise)[1].max() >= 0.9
+            for _ in range(400)
+        ]
+        assert np.mean(sure) <= 0.1
+
+    def test_the_best_of_many_is_shrunk(self):
+        rng, size = np.random.default_rng(1), 30
+        gains, truths = [], []
+        for _ in range(300):
+            truth = rng.normal(size=size) * 0.3
+            means = truth + rng.normal(size=size) * 0.3
+            expected, _ = found(means, 0.09 * np.eye(size), 0.09 * np.eye(size))
+            best = int(expected.argmax())
+            gains.append(expected[best])
+            truths.append(truth[best] - truth[0])
+        assert 0.3 < np.mean(gains) < np.mean(truths) + 0.03
+
+    def test_a_large_difference_is_sure(self):
+        means = np.array([0.0, 3.0, 0.1, -0.2, 0.0, 0.1])
+        gains, chances = found(means, 0.5 * np.eye(SIZE), 0.05 * np.eye(SIZE))
+        assert chances[1] > 0.99
+        assert 2.0 < gains[1] < 3.0

@@ -1,0 +1,221 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+from worlds import World, random_orderings
+
+from plr_dspy import OrderingSpace
+from plr_dspy.orderings.trials import Trial
+from plr_dspy.search.surrogate.model import MAX_MODELLED, OrderingModel
+from plr_dspy.search.thompson import ThompsonSearch
+
+
+def search_in(world, **options):
+    sizes = {"num_samples": 8, "num_initial": 16, "num_examples": len(world.easiness)}
+    return ThompsonSearch(world.space, **{**sizes, **options})
+
+
+def play(search, world, *, rounds=6):
+    """The batches asked for, each told at once; the last is empty where the search ends."""
+    batches = []
+    while len(batches) < rounds and [] not in batches:
+        batches.append(search.ask())
+        if batches[-1]:
+            search.tell(world(batches[-1]))
+    return batches
+
+
+def asked_in(batches):
+    return [ordering for batch in batches for ordering in batch]
+
+
+def ranked(search, world):
+    return search.ranked([Trial(ordering, 0.0) for ordering in world.known])
+
+
+@pytest.fixture(scope="module")
+def games():
+    """Worlds with searches that were played in them, and what they asked for."""
+    played = []
+    for seed in range(6):
+        world = World(8, seed=seed)
+        search = search_in(world, seed=seed, num_samples=16, num_initial=30)
+        played.append((world, search, play(search, world)))
+    return played
+
+
+class TestSearch:
+    def test_finds_better_orders_than_random_search_at_as_many_calls(self, games):
+        gains, heights = [], []
+        for seed, (world, search, _) in enumerate(games):
+            best, rest = ranked(search, world)[0].ordering, World(8, seed=seed)
+            trials = rest(random_orderings(world.space, world.calls // 8, seed))
+            gains.append(world.truth(best) - world.truth(max(trials, key=lambda trial: trial.score).ordering))
+            heights.append(world.height(best))
+            assert world.calls < 1_200
+        assert np.mean(gains) > 0.5
+        assert np.mean(heights) > 2.0
+
+    def test_looks_at_good_orderings_again(self, games):
+        gains = []
+        for world, _, batches in games:
+            asked = asked_in(batches)
+            again, once = ([o for o in asked if (asked.count(o) > 1) == more] for more in (True, False))
+            gains.append(np.mean([*map(world.truth, again)]) - np.mean([*map(world.truth, once)]))
+        assert np.mean(gains) > 0.5
+
+    def test_the_mode_is_a_good_order(self, games):
+        assert np.mean([world.height(search.mode()) for world, search, _ in games]) > 0.8
+
+    def test_batches_are_distinct_and_the_identity_comes_first(self, games):
+        for world, _, batches in games:
+            assert batches[0][0] == world.space.identity
+            assert len(batches[0]) == 30
+            assert all(0 < len(set(batch)) == len(batch) <= 16 for batch in batches[1:])
+
+    def test_searches_blocks_jointly(self):
+        heights = []
+        for seed in range(4):
+            world = World(5, 4, 1, seed=seed)
+            search = search_in(world)
+            asked = asked_in(play(search, world))
+            assert [world.space.canonical(ordering) for ordering in asked] == asked
+            heights.append(world.height(ranked(search, world)[0].ordering))
+        assert np.mean(heights) > 1.8
+
+    def test_asks_for_no_ordering_that_has_been_scored_on_all_examples(self):
+        world = World(8, num_examples=20)
+        search = search_in(world, seed=2)
+        for _ in range(10):
+            batch = search.ask()
+            assert all(len(world.known.get(ordering, {})) < 20 for ordering in batch)
+            search.tell(world(batch))
+        assert any(len(scores) == 20 for scores in world.known.values())
+
+    def test_ends_when_all_is_scored(self):
+        world = World(3, num_examples=30)
+        batches = play(search_in(world, num_samples=4, num_initial=3), world, rounds=50)
+        assert batches[-1] == []
+        assert (len(world.known), world.calls) == (6, 6 * 30)
+
+    def test_does_not_ask_for_ever_for_what_cannot_be_had(self):
+        """The last example never runs: no ordering is ever scored on all."""
+        world = World(3, seed=0)
+        search = search_in(world, num_examples=len(world.easiness) + 1)
+        batches = play(search, world, rounds=100)
+        assert batches[-1] == []
+        assert len(batches) < 20
+
+    @pytest.mark.parametrize("kinds", [(0, 1, 2, 3), (0, 0, 0), (0, 0, 1, 1), (0, 1, 0, 2, 2)])
+    def test_asks_for_each_distinct_ordering_once_if_told_so(self, kinds):
+        world = World(len(kinds))
+        world.space = OrderingSpace((kinds,))
+        asked = asked_in(play(search_in(world, propose_known=False), world, rounds=20))
+        assert sorted(asked) == sorted(world.space.enumerate())
+
+    def test_classes_and_families_matter(self):
+        options = [{}, {"classes": [[0, 1] * 4]}, {"families": ["rank"]}, {"example_classes": [0, 1] * 20}]
+        last = [play(search_in(World(8), **some), World(8), rounds=3)[-1] for some in options]
+        assert all(one != other for one, other in itertools.combinations(last, 2))
+
+    def test_examples_of_one_class_tell_nothing_more(self):
+        options = [{}, {"example_classes": [7] * 40}]
+        first, second = (play(search_in(World(8), **some), World(8), rounds=3) for some in options)
+        assert first == second
+
+
+class TestTell:
+    def test_returns_the_elites_with_estimates_best_first(self):
+        world = World(8)
+        search = search_in(world, num_initial=60)
+        trials = world(search.ask())
+        elites = search.tell(trials)
+        assert elites == search.ranked(trials)[:8]
+        assert (
+            0 < np.std([trial.score for trial in search.ranked(trials)]) < np.std([t.score for t in trials])
+        )
+
+    def test_ranked_is_best_first_and_knows_what_it_was_told(self, games):
+        for world, search, _ in games:
+            unknown = next(o for o in random_orderings(world.space, 999) if o not in world.known)
+            trials = search.ranked([Trial(unknown, 9.0), *(Trial(o, 0.0) for o in world.known)])
+            scores = [trial.score for trial in trials]
+            assert scores == sorted(scores, reverse=True)
+            assert {t.ordering: t.num_examples for t in trials} == {o: len(s) for o, s in world.known.items()}
+            assert np.corrcoef([world.truth(trial.ordering) for trial in trials], scores)[0, 1] > 0.5
+
+    @pytest.mark.parametrize(
+        ("trials", "message"),
+        [
+            ([], "at least one trial"),
+            ([Trial(((0, 1, 2),), 0.5)], "by example"),
+            ([Trial(((0, 1, 2),), 0.5, 1, ((0, float("nan")),))], "finite scores"),
+            ([Trial(((0, 1, 2),), 0.5, 2, ((0, 1.0), (1, float("inf"))))], "finite scores"),
+            ([Trial(((0, 1, 1),), 0.5, 1, ((0, 0.5),))], "permutation"),
+            ([Trial(((0, 1, 2), (0,)), 0.5, 1, ((0, 0.5),))], "blocks"),
+        ],
+    )
+    def test_refuses_what_is_no_trial_and_learns_nothing_of_it(self, trials, message):
+        search = search_in(World(3))
+        before, good = search.state_dict(), Trial(((2, 1, 0),), 0.5, 1, ((0, 0.5),))
+        with pytest.raises(ValueError, match=message):
+            search.tell([good, *trials] if trials else [])
+        assert search.state_dict() == before
+
+
+class TestState:
+    @pytest.mark.parametrize("update", ["ema", "mle", "mixture"])
+    @pytest.mark.parametrize("rounds", [0, 1, 3])
+    @pytest.mark.parametrize("example_classes", [None, [0, 1, 1, 2] * 10])
+    def test_goes_on_as_if_nothing_had_been(self, update, rounds, example_classes):
+        world, other = World(6, 3), World(6, 3)
+        options = {"update": update, "seed": 4, "example_classes": example_classes}
+        search, resumed = (search_in(world, **options) for _ in range(2))
+        for batch in play(search, world, rounds=rounds):
+            other(batch)
+        resumed.load_state_dict(json.loads(json.dumps(search.state_dict())))
+        assert ranked(resumed, world) == ranked(search, world)
+        assert play(resumed, other, rounds=2) == play(search, world, rounds=2)
+        assert (resumed.mode(), resumed.draw(5)) == (search.mode(), search.draw(5))
+        assert resumed.state_dict() == search.state_dict()
+
+    def test_the_seed_is_part_of_it(self):
+        world = World(6, seed=0)
+        first, second = search_in(world, seed=3), search_in(world, seed=99)
+        play(first, world, rounds=2)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert second.ask() == first.ask()
+
+    def test_a_used_search_can_begin_again(self):
+        world = World(6, seed=0)
+        search = search_in(world)
+        fresh = search.state_dict()
+        first = play(search, world, rounds=3)
+        search.load_state_dict(fresh)
+        assert search.state_dict() == fresh
+        assert search.ranked([Trial(world.space.identity, 0.0)]) == []
+        world.known.clear()
+        assert play(search, world, rounds=3) == first
+
+    def test_refuses_the_state_of_another_space(self):
+        with pytest.raises(ValueError, match="blocks"):
+            search_in(World(3)).load_state_dict(search_in(World(4)).state_dict())
+
+    def test_the_seed_decides(self):
+        batches = [play(search_in(World(7), seed=seed), World(7), rounds=3) for seed in (5, 5, 6)]
+        assert batches[0] == batches[1]
+        assert all(one[1:] != other[1:] for one, other in zip(batches[0], batches[2], strict=True))
+
+
+def test_what_is_kept_is_modelled_however_little_it_promises():
+    space = OrderingSpace.of_sizes(6)
+    orderings = list(space.enumerate())[: MAX_MODELLED + 40]
+    scores = {ordering: dict.fromkeys(range(4), 1.0) for ordering in orderings}
+    for ordering in orderings[:2]:
+        scores[ordering] = {0: 0.0}
+    fitted = OrderingModel(space).fit(scores, kept=orderings[:1])
+    assert orderings[0] in fitted.orderings
+    assert orderings[1] not in fitted.orderings
+    assert len(fitted.orderings) == MAX_MODELLED
+    assert fitted.gains(orderings[0])[orderings[0]].expected == 0.0
