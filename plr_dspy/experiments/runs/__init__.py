@@ -1,0 +1,1 @@
+"""Makes the runs of an experiment, and keeps their results."""
