@@ -19,7 +19,7 @@ from pathlib import Path
 import dspy
 from throughput import metric, shuffled_orders
 
-from plr_dspy.programs.evaluation import program_scorer
+from plr_dspy.programs.evaluator import program_scorer
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.ledger import Ledger
 

@@ -32,7 +32,7 @@ from landscapes import (
 )
 from methods import Pool, planned_outcome, top_k_outcome
 
-from plr_dspy.compilation.engine import Outcome
+from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.report.text import SURE
 from plr_dspy.statistics.comparisons import mean_interval
 

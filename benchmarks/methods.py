@@ -11,8 +11,9 @@ from landscapes import Landscape, LandscapePayer
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.assembly import new_objective, new_search
-from plr_dspy.compilation.budget import Overrides, Plan, make_plan
-from plr_dspy.compilation.engine import Compilation, Outcome
+from plr_dspy.compilation.budget import Plan, make_plan
+from plr_dspy.compilation.engine import Compilation
+from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.checkpoint import Checkpoint
@@ -42,7 +43,8 @@ class Pool:
     def plan(self, auto: str, budget: int | None = None, **overrides: int) -> Plan:
         return make_plan(
             auto,
-            Overrides(max_metric_calls=budget, **overrides),
+            max_metric_calls=budget,
+            **overrides,
             num_train=self.num_train,
             num_selection=self.num_selection,
             num_distinct=self.space.num_distinct,

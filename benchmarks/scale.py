@@ -16,7 +16,7 @@ import ray
 from dspy import lm15
 from throughput import metric, shuffled_orders
 
-from plr_dspy.programs.evaluation import program_scorer
+from plr_dspy.programs.evaluator import program_scorer
 from plr_dspy.programs.slots import ProgramSlots
 
 NUM_EXAMPLES, NUM_DEMOS = 200, 8

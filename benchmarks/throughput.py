@@ -19,11 +19,10 @@ import dspy
 from plr_dspy import PlainTextAdapter
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
+from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.evaluation import program_scorer
-from plr_dspy.programs.evaluator import CellRunner, Variant
+from plr_dspy.programs.evaluator import ProgramEvaluator, program_scorer
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.programs.work import MetricWork
 from plr_dspy.scoring.ledger import Ledger
 
 EXAMPLES = [dspy.Example(question=f"question {i}", answer="a").with_inputs("question") for i in range(110)]
@@ -92,28 +91,26 @@ def in_order_or_shuffled(num_orders: int, num_examples: int, num_demos: int) -> 
     reviews = load_reviews("train")
     student = dspy.Predict("review -> sentiment: Literal['negative', 'positive']")
     student.demos = reviews[:num_demos]
-    slots, factory = ProgramSlots(student), ProgramFactory(student)
+    slots = ProgramSlots(student)
     examples = reviews[num_demos : num_demos + num_examples]
     print(f"{num_orders} orders of {num_demos} demos x {num_examples} examples; calls a second")
     with LocalServer() as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
         speeds = {}
         for seed, name in enumerate(("ordering by ordering", "shuffled")):
             orders = shuffled_orders(num_demos, num_orders, seed)
-            variants = {
-                slots.fingerprint(order): Variant(factory.build(slots.demos(order)), str(order))
-                for order in orders
-            }
-            keys = [(fingerprint, i) for fingerprint in variants for i in range(num_examples)]
+            orderings = {slots.fingerprint(order): order for order in orders}
+            keys = [(fingerprint, i) for fingerprint in orderings for i in range(num_examples)]
             if name == "shuffled":
                 random.Random(0).shuffle(keys)
-            runner = CellRunner(
+            evaluator = ProgramEvaluator(
+                student,
+                slots,
                 MetricWork(lambda example, prediction: example.sentiment == prediction.sentiment, examples),
                 names=[str(i) for i in range(num_examples)],
-                ledger=Ledger(),
                 num_threads=2,
             )
             start = time.perf_counter()
-            runner.run(keys, variants)
+            evaluator.pay(keys, orderings)
             speeds[name] = len(keys) / (time.perf_counter() - start)
             print(f"  {name}: {speeds[name]:.1f}")
     print(f"  ratio: {speeds['ordering by ordering'] / speeds['shuffled']:.1f}")

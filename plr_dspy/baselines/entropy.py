@@ -6,18 +6,17 @@ Source: Y. Lu et al., "Fantastically ordered prompts and where to find them", AC
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import dspy
 
 from plr_dspy.baselines import criteria
-from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
+from plr_dspy.baselines.label_based import LabelReorderer, check_text_inputs
 from plr_dspy.baselines.objective import Criterion
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.validation import number
 
 if TYPE_CHECKING:
@@ -33,64 +32,8 @@ CRITERIA: dict[tuple[str, str], Criterion] = {
 }
 
 
-@dataclass(frozen=True)
-class ByEntropy(ByLabels):
-    """Entropies over inputs that the LM writes itself.
-
-    Attributes:
-        kind: "LocalE" or "GlobalE".
-        variant: "lu" or "plr".
-        temperature: At which inputs are written.
-    """
-
-    kind: str
-    variant: Variant
-    temperature: float
-
-    least_calls: ClassVar[int] = 2
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The kind."""
-        return self.kind
-
-    def arguments(self) -> dict[str, Any]:
-        """The user's arguments as plain data."""
-        return {
-            "variant": self.variant,
-            "num_candidates": self.num_candidates,
-            "temperature": self.temperature,
-            "max_metric_calls": self.max_metric_calls,
-        }
-
-    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the LM can write inputs: text, and those of the predictor itself."""
-        super().check(program, trainset)
-        taken = set(program.predictors()[0].signature.input_fields)
-        for example in trainset:
-            inputs = dict(example.inputs().items())
-            check_text_inputs(self.name, inputs)
-            if inputs.keys() != taken:
-                raise ValueError(
-                    f"{self.name} has the LM write inputs like those of the demos, so the predictor must take the "
-                    f"program's own inputs {sorted(inputs)}; it takes {sorted(taken)}: use PDO, PLReorder or TopKOrder"
-                )
-
-    def criterion(self, job: Job) -> Criterion:
-        """The entropy of the kind."""
-        return CRITERIA[self.kind, self.variant]
-
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """One to write an input, and one for each that was written."""
-        return 1 + num_orders
-
-    def probing(self, job: Job) -> FixedInputs | WrittenInputs:
-        """An input from each order's demos."""
-        return WrittenInputs(job.plan.num_train_examples - 1, temperature=self.temperature)
-
-
 class _Entropy(LabelReorderer):
-    kind: ClassVar[str]
+    least_calls = 2
 
     def __init__(
         self,
@@ -107,14 +50,30 @@ class _Entropy(LabelReorderer):
         self.variant = variant
         self.temperature = number("temperature", temperature, above=0.0) or 2.0
 
-    def _method(self) -> ByEntropy:
-        return ByEntropy(
-            num_candidates=self.num_candidates,
-            max_metric_calls=self.max_metric_calls,
-            kind=self.kind,
-            variant=self.variant,
-            temperature=self.temperature,
-        )
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Raise unless the LM can write inputs: text, and those of the predictor itself."""
+        super().check(program, trainset)
+        taken = set(program.predictors()[0].signature.input_fields)
+        for example in trainset:
+            inputs = dict(example.inputs().items())
+            check_text_inputs(self.name, inputs)
+            if inputs.keys() != taken:
+                raise ValueError(
+                    f"{self.name} has the LM write inputs like those of the demos, so the predictor must take the "
+                    f"program's own inputs {sorted(inputs)}; it takes {sorted(taken)}: use PDO, PLReorder or TopKOrder"
+                )
+
+    def criterion(self, job: Job) -> Criterion:
+        """Return the entropy of the method."""
+        return CRITERIA[self.name, self.variant]
+
+    def most_calls(self, *, num_train: int, num_orders: int) -> int:
+        """One to write an input, and one for each that was written."""
+        return 1 + num_orders
+
+    def probing(self, job: Job) -> FixedInputs | WrittenInputs:
+        """Make an input from each order's demos."""
+        return WrittenInputs(job.plan.num_train_examples - 1, temperature=self.temperature)
 
 
 class LocalE(_Entropy):
@@ -140,7 +99,7 @@ class LocalE(_Entropy):
         report, best_program: As in `PLReorder`.
     """
 
-    kind = "LocalE"
+    name = "LocalE"
 
 
 class GlobalE(_Entropy):
@@ -156,4 +115,4 @@ class GlobalE(_Entropy):
         report, best_program: As in `PLReorder`.
     """
 
-    kind = "GlobalE"
+    name = "GlobalE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dspy
@@ -16,12 +16,9 @@ from plr_dspy.compilation.budget import MIN_EXAMPLES, Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.lm.finite_outputs import finite_output
 from plr_dspy.optimizer.base import Common, Reorderer
-from plr_dspy.optimizer.job import Job, Method
-from plr_dspy.programs.metrics import Metric
+from plr_dspy.optimizer.job import Job, Setup
+from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.validation import whole_number
-from plr_dspy.programs.work import Work
-from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import CrossEntropySearch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,26 +27,32 @@ COMPARED_SHARE = 0.2
 """Of a budget for the comparison with the original order, at most."""
 
 
-@dataclass(frozen=True)
-class ByLabels(Method):
-    """Scores random orders by a criterion of their label probabilities.
+class LabelReorderer(Reorderer):
+    """What the methods that look at label probabilities share.
 
-    Attributes:
-        num_candidates: Orders, the original one among them.
-        max_metric_calls: Budget in program calls; None for no limit.
-        least_calls: Program calls for each order, at least.
+    Args:
+        metric: Does not choose the order: it says in the report how the order chosen does beside the original
+            one, on the selection split.
+        num_candidates: Random orders, the original one among them.
+        **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
+            log_dir, accept_changes, display_progress.
     """
-
-    num_candidates: int
-    max_metric_calls: int | None
 
     scored_on = "probing inputs"
     judges = False
     least_calls: ClassVar[int] = 1
+    """Program calls for each order, at least."""
+
+    def __init__(self, metric: Metric, *, num_candidates: int, **common: Unpack[Common]) -> None:
+        super().__init__(metric, **common)
+        number = whole_number("num_candidates", num_candidates, least=2)
+        if number is None:
+            raise TypeError("num_candidates must be a whole number; got None")
+        self.num_candidates = number
 
     @abstractmethod
     def criterion(self, job: Job) -> Criterion:
-        """What the order chosen has most of."""
+        """Return what the order chosen has most of."""
 
     @abstractmethod
     def most_calls(self, *, num_train: int, num_orders: int) -> int:
@@ -57,7 +60,7 @@ class ByLabels(Method):
 
     @abstractmethod
     def probing(self, job: Job) -> FixedInputs | WrittenInputs:
-        """The probing inputs, as many as the plan has examples."""
+        """Make the probing inputs, as many as the plan has examples."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output."""
@@ -102,60 +105,23 @@ class ByLabels(Method):
             by_criterion=True,
         )
 
-    def search(self, job: Job) -> CrossEntropySearch:
-        """Random orders, the original one first, in one round."""
-        return random_search(job.plan, job.slots.space, seed=job.options.seed)
-
-    def objective(self, job: Job, scorer: CellScorer) -> LabelObjective:
-        """The criterion, on what the work finds."""
-        _, labels = self.output(job.program)
-        return LabelObjective(
-            scorer,
-            inputs=self._probing(job),
-            criterion=self.criterion(job),
-            num_labels=len(labels),
+    def setup(self, job: Job) -> Setup:
+        """Make a search for random orders, the original one first, by a criterion of their label probabilities."""
+        inputs = self.probing(job)
+        return Setup(
+            random_search(job.plan, job.slots.space, seed=job.seed),
+            objective=partial(
+                LabelObjective,
+                inputs=inputs,
+                criterion=self.criterion(job),
+                num_labels=len(self.output(job.program)[1]),
+            ),
+            work=ProbingWork(inputs, purpose=self.name, metric=self.metric, examples=job.splits.selection),
+            names=[
+                "the writing of a probing input" if i < inputs.num_written else f"probing input {i}"
+                for i in range(inputs.most)
+            ],
         )
-
-    def searched(self, job: Job) -> list[str]:
-        """Probing inputs."""
-        inputs = self._probing(job)
-        return [
-            "the writing of a probing input" if i < inputs.num_written else f"probing input {i}"
-            for i in range(inputs.most)
-        ]
-
-    def work(self, job: Job) -> Work:
-        """Label probabilities of probing inputs, and the metric on the selection split."""
-        return ProbingWork(
-            self._probing(job),
-            purpose=self.name,
-            metric=job.options.metric,
-            examples=job.splits.selection,
-        )
-
-    @staticmethod
-    def _probing(job: Job) -> FixedInputs | WrittenInputs:
-        inputs: FixedInputs | WrittenInputs = job.probing
-        return inputs
-
-
-class LabelReorderer(Reorderer):
-    """What the methods that look at label probabilities share.
-
-    Args:
-        metric: Does not choose the order: it says in the report how the order chosen does beside the original
-            one, on the selection split.
-        num_candidates: Random orders, the original one among them.
-        **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
-            log_dir, accept_changes, display_progress.
-    """
-
-    def __init__(self, metric: Metric, *, num_candidates: int, **common: Unpack[Common]) -> None:
-        super().__init__(metric, **common)
-        number = whole_number("num_candidates", num_candidates, least=2)
-        if number is None:
-            raise TypeError("num_candidates must be a whole number; got None")
-        self.num_candidates = number
 
 
 def check_text_inputs(purpose: str, inputs: Mapping[str, Any]) -> None:

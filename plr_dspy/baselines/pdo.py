@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,12 +14,12 @@ import dspy
 import numpy as np
 
 from plr_dspy.baselines import criteria
-from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
+from plr_dspy.baselines.label_based import LabelReorderer, check_text_inputs
 from plr_dspy.baselines.objective import Criterion
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.validation import number
 
 if TYPE_CHECKING:
@@ -29,28 +28,49 @@ if TYPE_CHECKING:
 Setting = Literal["few-shot", "unlabelled", "prior"]
 
 
-@dataclass(frozen=True)
-class ByPrior(ByLabels):
-    """Distance of the mean label distribution from a prior.
+class PDO(LabelReorderer):
+    """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
+
+    It needs a program with one predictor, one finite output (Literal, enum or bool), and an LM that gives
+    log-probabilities (`label_probabilities.adapter`). It makes a program call for each order and input, and 2 on each
+    selection example.
+
+    Source: Z. Xu et al., "In-context example ordering guided by label distributions", NAACL Findings 2024.
+
+    Args:
+        metric: Only says in the report how the order does beside the original one, on the selection split.
+        setting: "few-shot": an empty input, and the uniform distribution. "unlabelled": the train split without its
+            labels, and the uniform distribution. "prior": the same, and `prior`.
+        prior: Probability of each label, for ``setting="prior"``; None takes the shares in the trainset.
+        num_candidates: Random orders, the original one among them; of fewer orders, all.
+        **common: As in `PLReorder`: max_metric_calls (fewer inputs, so that it is never exceeded), max_seconds,
+            num_demos, num_threads, max_errors, seed, log_dir, accept_changes, display_progress.
 
     Attributes:
-        setting: "few-shot", "unlabelled" or "prior".
-        prior: Probability of each label; None takes the shares in the train split.
+        report, best_program: As in `PLReorder`.
     """
-
-    setting: Setting
-    prior: Mapping[Any, float] | None
 
     name = "PDO"
 
-    def arguments(self) -> dict[str, Any]:
-        """The user's arguments as plain data."""
-        return {
-            "setting": self.setting,
-            "prior": None if self.prior is None else {str(label): p for label, p in self.prior.items()},
-            "num_candidates": self.num_candidates,
-            "max_metric_calls": self.max_metric_calls,
-        }
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        setting: Setting = "few-shot",
+        prior: Mapping[Any, float] | None = None,
+        num_candidates: int = 24,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(metric, num_candidates=num_candidates, **common)
+        if setting not in get_args(Setting):
+            raise ValueError(f"setting must be one of {get_args(Setting)}; got {setting!r}")
+        if prior is not None and (setting != "prior" or not isinstance(prior, Mapping)):
+            raise ValueError(
+                f"prior must be a dict of labels and probabilities, with setting='prior'; got {prior!r} with "
+                f"setting={setting!r}"
+            )
+        self.setting = setting
+        self.prior = None if prior is None else {label: _share(label, p) for label, p in prior.items()}
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the null input is text, or the prior is one."""
@@ -101,57 +121,6 @@ class ByPrior(ByLabels):
                 f"{dict(zip(labels, shares, strict=True))}: pass one, such as prior={{'{next(iter(labels))}': .5, ...}}"
             )
         return np.array(shares)
-
-
-class PDO(LabelReorderer):
-    """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
-
-    It needs a program with one predictor, one finite output (Literal, enum or bool), and an LM that gives
-    log-probabilities (`label_probabilities.adapter`). It makes a program call for each order and input, and 2 on each
-    selection example.
-
-    Source: Z. Xu et al., "In-context example ordering guided by label distributions", NAACL Findings 2024.
-
-    Args:
-        metric: Only says in the report how the order does beside the original one, on the selection split.
-        setting: "few-shot": an empty input, and the uniform distribution. "unlabelled": the train split without its
-            labels, and the uniform distribution. "prior": the same, and `prior`.
-        prior: Probability of each label, for ``setting="prior"``; None takes the shares in the trainset.
-        num_candidates: Random orders, the original one among them; of fewer orders, all.
-        **common: As in `PLReorder`: max_metric_calls (fewer inputs, so that it is never exceeded), max_seconds,
-            num_demos, num_threads, max_errors, seed, log_dir, accept_changes, display_progress.
-
-    Attributes:
-        report, best_program: As in `PLReorder`.
-    """
-
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        setting: Setting = "few-shot",
-        prior: Mapping[Any, float] | None = None,
-        num_candidates: int = 24,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(metric, num_candidates=num_candidates, **common)
-        if setting not in get_args(Setting):
-            raise ValueError(f"setting must be one of {get_args(Setting)}; got {setting!r}")
-        if prior is not None and (setting != "prior" or not isinstance(prior, Mapping)):
-            raise ValueError(
-                f"prior must be a dict of labels and probabilities, with setting='prior'; got {prior!r} with "
-                f"setting={setting!r}"
-            )
-        self.setting = setting
-        self.prior = None if prior is None else {label: _share(label, p) for label, p in prior.items()}
-
-    def _method(self) -> ByPrior:
-        return ByPrior(
-            num_candidates=self.num_candidates,
-            max_metric_calls=self.max_metric_calls,
-            setting=self.setting,
-            prior=self.prior,
-        )
 
 
 def _share(label: Any, value: Any) -> float:

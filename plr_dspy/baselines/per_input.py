@@ -8,22 +8,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import dspy
 
 from plr_dspy.baselines import criteria
-from plr_dspy.baselines.label_based import ByLabels, LabelReorderer, check_text_inputs
+from plr_dspy.baselines.label_based import LabelReorderer, check_text_inputs
 from plr_dspy.baselines.objective import Criterion, LabelObjective
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs, probed
 from plr_dspy.compilation.budget import Plan
 from plr_dspy.label_probabilities.endpoints import Endpoints
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.calls import Metric, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.metrics import Metric
 from plr_dspy.programs.validation import whole_number
-from plr_dspy.programs.work import WrongAnswer
 from plr_dspy.scoring.objectives import SearchObjective
 
 if TYPE_CHECKING:
@@ -116,26 +115,36 @@ class PerInputOrder(dspy.Module):
         self.orders = orders
 
 
-@dataclass(frozen=True)
-class ByFairness(ByLabels):
-    """Entropy of the mean label distribution over content-free inputs.
+class DEmO(LabelReorderer):
+    """Returns a program that orders its demos for each input (`PerInputOrder`).
+
+    The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
+    are kept; for each input, the program takes the one under which the input adds most to the probability of the
+    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset; the program it
+    returns makes `num_kept` LM calls for each input. It needs a program with one predictor, one finite output
+    (Literal, enum or bool) and text inputs, and an LM that gives log-probabilities (`label_probabilities.adapter`).
+
+    Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
+
+    Args:
+        metric: Not used: there is no one order to compare with the original one.
+        num_candidates: Random orders, the original one among them; of fewer orders, all.
+        num_kept: Orders to choose from for each input.
+        **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
+            log_dir, accept_changes, display_progress.
 
     Attributes:
-        num_kept: Orders to choose from for each input.
+        report, best_program: As in `PLReorder`; the order in the report is the fairest one.
     """
 
-    num_kept: int
-
     name = "DEmO"
-    least_calls: ClassVar[int] = len(CONTENT_FREE)
+    least_calls = len(CONTENT_FREE)
 
-    def arguments(self) -> dict[str, Any]:
-        """The user's arguments as plain data."""
-        return {
-            "num_candidates": self.num_candidates,
-            "num_kept": self.num_kept,
-            "max_metric_calls": self.max_metric_calls,
-        }
+    def __init__(
+        self, metric: Metric, *, num_candidates: int = 100, num_kept: int = 4, **common: Unpack[Common]
+    ) -> None:
+        super().__init__(metric, num_candidates=num_candidates, **common)
+        self.num_kept = whole_number("num_kept", num_kept) or 4
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless content-free inputs can be made."""
@@ -172,39 +181,3 @@ class ByFairness(ByLabels):
             for ordering, mean in means[: self.num_kept]
         ]
         return PerInputOrder(ProgramFactory(job.program).build({}), kept)
-
-
-class DEmO(LabelReorderer):
-    """Returns a program that orders its demos for each input (`PerInputOrder`).
-
-    The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
-    are kept; for each input, the program takes the one under which the input adds most to the probability of the
-    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset; the program it
-    returns makes `num_kept` LM calls for each input. It needs a program with one predictor, one finite output
-    (Literal, enum or bool) and text inputs, and an LM that gives log-probabilities (`label_probabilities.adapter`).
-
-    Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
-
-    Args:
-        metric: Not used: there is no one order to compare with the original one.
-        num_candidates: Random orders, the original one among them; of fewer orders, all.
-        num_kept: Orders to choose from for each input.
-        **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
-            log_dir, accept_changes, display_progress.
-
-    Attributes:
-        report, best_program: As in `PLReorder`; the order in the report is the fairest one.
-    """
-
-    def __init__(
-        self, metric: Metric, *, num_candidates: int = 100, num_kept: int = 4, **common: Unpack[Common]
-    ) -> None:
-        super().__init__(metric, num_candidates=num_candidates, **common)
-        self.num_kept = whole_number("num_kept", num_kept) or 4
-
-    def _method(self) -> ByFairness:
-        return ByFairness(
-            num_candidates=self.num_candidates,
-            max_metric_calls=self.max_metric_calls,
-            num_kept=self.num_kept,
-        )

@@ -15,9 +15,8 @@ from plr_dspy.label_probabilities.adapter import LabelProbe, NoLabel
 from plr_dspy.label_probabilities.endpoints import Endpoints, refusals_told, without_probabilities
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
-from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, answer
 from plr_dspy.programs.splits import value_key
-from plr_dspy.programs.work import MetricWork, WrongAnswer, answer
 from plr_dspy.scoring.cells import Cell
 
 logger = logging.getLogger(__name__)
@@ -103,8 +102,14 @@ class ProbingWork:
         self._inputs = inputs
         self._purpose = purpose
         self._scored = MetricWork(metric, examples)
+        self.models = self._scored.models
         self._endpoints = Endpoints(purpose)
         self._gives_probabilities = False  # as far as is known
+
+    @property
+    def sample(self) -> str:
+        """The start of the program's first answer that the metric scored."""
+        return self._scored.sample
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """A cell with a distribution over labels, with the fields of an input, or with a score."""

@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from plr_dspy.compilation.budget import NOTHING_TO_DO, Plan
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job, Method
-from plr_dspy.search.cross_entropy import CrossEntropySearch
+from plr_dspy.optimizer.job import Job, Setup, by_metric
 from plr_dspy.search.enumeration import RandomSearch
-
-
-class GivenOrder(Method):
-    """Looks at no order."""
-
-    name = "StaticOrder"
-    judges = False
-
-    def arguments(self) -> dict[str, Any]:
-        """None of its own."""
-        return {}
-
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
-        """No call."""
-        return NOTHING_TO_DO
-
-    def search(self, job: Job) -> CrossEntropySearch:
-        """One that is not asked."""
-        return RandomSearch(job.slots.space, num_orderings=0)
 
 
 class StaticOrder(Reorderer):
@@ -40,5 +18,13 @@ class StaticOrder(Reorderer):
             accept_changes, display_progress: As in `PLReorder`.
     """
 
-    def _method(self) -> GivenOrder:
-        return GivenOrder()
+    name = "StaticOrder"
+    judges = False
+
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+        """Plan no call."""
+        return NOTHING_TO_DO
+
+    def setup(self, job: Job) -> Setup:
+        """Make a search that is not asked."""
+        return by_metric(job, RandomSearch(job.slots.space, num_orderings=0))

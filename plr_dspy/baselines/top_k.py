@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plr_dspy.compilation.budget import MIN_EXAMPLES, Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.optimizer.base import Common, Reorderer
-from plr_dspy.optimizer.job import Job, Method
-from plr_dspy.programs.metrics import Metric
+from plr_dspy.optimizer.job import Job, Setup, by_metric
+from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.validation import whole_number
-from plr_dspy.search.cross_entropy import CrossEntropySearch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,25 +21,40 @@ FINAL_SHARE = 0.2
 """Of a budget for the final comparison, at most."""
 
 
-@dataclass(frozen=True)
-class RandomOrders(Method):
-    """Scores random orders on the train split, and the best of them on the selection split.
+class TopKOrder(Reorderer):
+    """Random search with as many orders as Plackett-Luce search has: "Top-K" of arXiv:2603.21373.
+
+    Random orders are scored on the whole train split; the best of them meet on the selection split.
+
+    Deviation: the original order is one of the candidates, takes part in the final comparison, and wins
+    ties. The paper compares the best random orders alone.
+
+    Args:
+        metric: As in `PLReorder`.
+        num_candidates: Random orders; the paper's T x B.
+        num_finalists: The best of them that reach the selection split; the paper's K.
+        max_metric_calls: Budget in program calls, never exceeded: as many orders as it pays for. None takes
+            all: at most ``num_candidates * train + (num_finalists + 1) * selection`` calls.
+        **common: As in `PLReorder`: max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
+            accept_changes, display_progress.
 
     Attributes:
-        num_candidates: Random orders, at most.
-        num_finalists: The best of them that meet the original order, at most.
-        max_metric_calls: Budget in program calls; None for no limit.
+        report, best_program: As in `PLReorder`.
     """
-
-    num_candidates: int
-    num_finalists: int
-    max_metric_calls: int | None
 
     name = "TopKOrder"
 
-    def arguments(self) -> dict[str, Any]:
-        """The user's arguments as plain data."""
-        return asdict(self)
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        num_candidates: int = 225,
+        num_finalists: int = 10,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(metric, **common)
+        self.num_candidates = whole_number("num_candidates", num_candidates, least=2) or 225
+        self.num_finalists = whole_number("num_finalists", num_finalists) or 10
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
         """As many orders as the budget pays for, each on the whole train split."""
@@ -69,43 +82,6 @@ class RandomOrders(Method):
             max_metric_calls=budget,
         )
 
-    def search(self, job: Job) -> CrossEntropySearch:
-        """Random orders, each once."""
-        return random_search(job.plan, job.slots.space, seed=job.options.seed)
-
-
-class TopKOrder(Reorderer):
-    """Random search with as many orders as Plackett-Luce search has: "Top-K" of arXiv:2603.21373.
-
-    Random orders are scored on the whole train split; the best of them meet on the selection split.
-
-    Deviation: the original order is one of the candidates, takes part in the final comparison, and wins
-    ties. The paper compares the best random orders alone.
-
-    Args:
-        metric: As in `PLReorder`.
-        num_candidates: Random orders; the paper's T x B.
-        num_finalists: The best of them that reach the selection split; the paper's K.
-        max_metric_calls: Budget in program calls, never exceeded: as many orders as it pays for. None takes
-            all: at most ``num_candidates * train + (num_finalists + 1) * selection`` calls.
-        **common: As in `PLReorder`: max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, display_progress.
-
-    Attributes:
-        report, best_program: As in `PLReorder`.
-    """
-
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        num_candidates: int = 225,
-        num_finalists: int = 10,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(metric, **common)
-        self.num_candidates = whole_number("num_candidates", num_candidates, least=2) or 225
-        self.num_finalists = whole_number("num_finalists", num_finalists) or 10
-
-    def _method(self) -> RandomOrders:
-        return RandomOrders(self.num_candidates, self.num_finalists, self.max_metric_calls)
+    def setup(self, job: Job) -> Setup:
+        """Make a search for random orders, each once."""
+        return by_metric(job, random_search(job.plan, job.slots.space, seed=job.seed))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from plr_dspy.compilation.shortage import paper_shortage, shortage
 
@@ -40,17 +41,6 @@ MAX_ROUNDS = 1_000
 
 
 @dataclass(frozen=True)
-class Overrides:
-    """What the user fixed; None leaves the choice to the plan."""
-
-    max_metric_calls: int | None = None
-    num_iterations: int | None = None
-    num_samples: int | None = None
-    elite_fraction: float | None = None
-    num_final_draws: int | None = None
-
-
-@dataclass(frozen=True)
 class Plan:
     """The shape of one compile.
 
@@ -64,10 +54,10 @@ class Plan:
         max_metric_calls: Hard limit on program calls; None for none.
         by_criterion: Whether the search's best ordering is chosen whatever it scores on the selection split.
         with_mode: Whether the most probable ordering joins the final comparison.
-        num_initial: Orderings of the first round; of an exhaustive plan, all.
+        num_initial: Orderings of the first round.
         num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is
             asked for again; this and all below of racing plans only.
-        num_entrants: Of the race that ends the search.
+        num_entrants: Of the race that ends the search; of an exhaustive plan, all orderings.
         race_calls: Program calls kept for it.
     """
 
@@ -106,7 +96,7 @@ class Plan:
     def search_calls(self) -> int:
         """Program calls of the search before the race, at most."""
         if self.exhaustive:
-            return self.num_initial * self.num_train_examples
+            return self.num_entrants * self.num_train_examples
         if self.racing and self.max_metric_calls is not None:
             return self.max_metric_calls - self.final_calls - self.race_calls
         return self.num_iterations * self.num_samples * self.num_train_examples
@@ -159,52 +149,69 @@ def most_calls(num_usable: int) -> int:
 
 
 def make_plan(
-    auto: str, overrides: Overrides, *, num_train: int, num_selection: int, num_distinct: int
+    auto: str,
+    *,
+    num_train: int,
+    num_selection: int,
+    num_distinct: int,
+    max_metric_calls: int | None = None,
+    num_iterations: int | None = None,
+    num_samples: int | None = None,
+    elite_fraction: float | None = None,
+    num_final_draws: int | None = None,
 ) -> Plan:
     """Lay out a compile.
 
     Args:
         auto: "light", "medium", "heavy" or "paper".
-        overrides: Values that win over the plan's.
         num_train, num_selection: Examples of the two splits.
         num_distinct: Distinct prompts in the space.
+        max_metric_calls: Budget in program calls; None takes that of `auto`.
+        num_iterations, num_samples, elite_fraction, num_final_draws: Win over the plan's own; None leaves them to it.
 
     Raises:
         ValueError: when a budget is too small for what was asked.
     """
+    fixed = {
+        "num_iterations": num_iterations,
+        "elite_fraction": elite_fraction,
+        "num_final_draws": num_final_draws,
+    }
+    fixed = {name: value for name, value in fixed.items() if value is not None}
 
-    def plan_for(budget: int, overrides: Overrides = overrides) -> Plan | None:
-        return _budget_plan(budget, overrides, num_train, num_selection, num_distinct)
+    def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
+        shape = fixed if samples is None else {**fixed, "num_samples": samples}
+        return _budget_plan(calls, shape, num_train, num_selection, num_distinct)
 
     if auto == "paper":
-        return _paper_plan(overrides, num_train, num_selection, light=plan_for)
-    budget = overrides.max_metric_calls or BUDGETS[auto]
+        shape = fixed if num_samples is None else {**fixed, "num_samples": num_samples}
+        return _paper_plan(max_metric_calls, shape, num_train, num_selection, light=plan_for)
+    budget = max_metric_calls or BUDGETS[auto]
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
     if plan is None:
         raise shortage(
             budget,
-            auto=auto if overrides.max_metric_calls is None else None,
-            num_samples=overrides.num_samples,
-            pays=lambda calls, number: plan_for(calls, replace(overrides, num_samples=number)) is not None,
+            auto=auto if max_metric_calls is None else None,
+            num_samples=num_samples,
+            pays=lambda calls, number: plan_for(calls, number) is not None,
         )
     return plan
 
 
 def _budget_plan(
-    budget: int, overrides: Overrides, num_train: int, num_selection: int, num_distinct: int
+    budget: int, fixed: Mapping[str, Any], num_train: int, num_selection: int, num_distinct: int
 ) -> Plan | None:
     """The plan for a budget, or None if that is too small."""
-    exhaustive = _with_overrides(_exhaustive_plan(budget, num_train, num_selection, num_distinct), overrides)
-    if overrides.num_samples is None and exhaustive.planned_calls <= budget:
-        return exhaustive
-    plan = _with_overrides(_racing_plan(budget, num_train, num_selection, num_distinct), overrides)
-    if overrides.num_samples is None:
+    exhaustive = replace(_exhaustive_plan(budget, num_train, num_selection, num_distinct), **fixed)
+    if exhaustive.planned_calls <= budget:
+        return replace(exhaustive, num_initial=min(fixed.get("num_samples", num_distinct), num_distinct))
+    plan = replace(_racing_plan(budget, num_train, num_selection, num_distinct), **fixed)
+    num_initial = fixed.get("num_samples")
+    if num_initial is None:
         affordable = plan.search_calls // (2 * plan.num_first_examples)
         random = round(2.5 * plan.num_samples) if num_distinct > affordable else num_distinct
-        plan = replace(plan, num_initial=max(MIN_ORDERS, min(random, affordable)))
-    else:
-        plan = replace(plan, num_initial=plan.num_samples)
-    plan = replace(plan, num_initial=min(plan.num_initial, num_distinct))
+        num_initial = max(MIN_ORDERS, min(random, affordable))
+    plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * plan.num_first_examples else None
 
 
@@ -259,7 +266,12 @@ def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distin
 
 
 def _paper_plan(
-    overrides: Overrides, num_train: int, num_selection: int, *, light: Callable[[int], Plan | None]
+    budget: int | None,
+    fixed: Mapping[str, Any],
+    num_train: int,
+    num_selection: int,
+    *,
+    light: Callable[[int], Plan | None],
 ) -> Plan:
     """The paper's values; `light` is the plan of other settings for a budget, if there is one."""
     paper = Plan(
@@ -272,10 +284,10 @@ def _paper_plan(
         num_selection_examples=num_selection,
         exhaustive=False,
         racing=False,
-        max_metric_calls=overrides.max_metric_calls,
+        max_metric_calls=budget,
     )
-    plan = _with_overrides(paper, overrides)
-    budget, least = plan.max_metric_calls, plan.final_calls + plan.num_samples * plan.num_train_examples
+    plan = replace(paper, **fixed)
+    least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
         raise paper_shortage(
             budget,
@@ -284,13 +296,3 @@ def _paper_plan(
             light=light(budget) is not None,
         )
     return plan
-
-
-def _with_overrides(plan: Plan, overrides: Overrides) -> Plan:
-    fixed = {
-        "num_iterations": overrides.num_iterations,
-        "num_samples": overrides.num_samples,
-        "elite_fraction": overrides.elite_fraction,
-        "num_final_draws": overrides.num_final_draws,
-    }
-    return replace(plan, **{name: value for name, value in fixed.items() if value is not None})  # type: ignore[arg-type]

@@ -4,58 +4,43 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from plr_dspy.compilation.budget import FINAL_SHARE, RACE_SHARE, Plan
+from plr_dspy.compilation.budget import Plan
 from plr_dspy.compilation.deadlines import Deadlines
-from plr_dspy.compilation.ending import CriterionEnding, Ending, RacingEnding
-from plr_dspy.compilation.final_comparison import Result
+from plr_dspy.compilation.evidence import weigh
+from plr_dspy.compilation.final_comparison import (
+    Finalist,
+    Result,
+    choose,
+    compare,
+    comparison,
+    finalists,
+)
 from plr_dspy.compilation.first_signs import FirstSigns
-from plr_dspy.orderings.plackett_luce import OrderingDistribution
+from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.compilation.sequential_halving import race
+from plr_dspy.compilation.spending import Spending
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.orderings.trials import Iteration
-from plr_dspy.report.schema import Comparison, Evidence
 from plr_dspy.report.text import BUDGET
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.objectives import SearchObjective
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.scoring.staged_objective import RacingExamples
 from plr_dspy.search.cross_entropy import Search
 from plr_dspy.search.loop import ALL_ROUNDS, NOTHING_LEFT, TIME_LIMIT, Progress, run
 from plr_dspy.search.stopping import Stopper
+from plr_dspy.search.surrogate.model import Scores
 
 logger = logging.getLogger(__name__)
 
 MIN_COMPARED = 8
 """Examples of the final comparison, at least, where there are so many."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a compile found.
-
-    Attributes:
-        ordering: The chosen one.
-        distributions: The final distribution of each block.
-        comparison: Chosen against original; None if nothing was compared.
-        candidates: The finalists, with what chose among them.
-        evidence: What there was to tell orderings apart by; None if the metric did not score them.
-        history: Rounds of the search.
-        program_calls: Program calls by phase, as in `Report`.
-        stopped: Why the search ended.
-    """
-
-    ordering: Ordering
-    distributions: list[OrderingDistribution]
-    comparison: Comparison | None
-    candidates: list[Result]
-    evidence: Evidence | None
-    history: list[Iteration]
-    program_calls: dict[str, int]
-    stopped: str
 
 
 class Compilation:
@@ -95,35 +80,19 @@ class Compilation:
         self._search = search
         self._scorer = scorer
         self._plan = plan
-        self._train = range(num_train)
-        self._selection = range(num_train, num_train + plan.num_selection_examples)
         self._signs = FirstSigns(scorer.ledger, num_train=num_train, sample=sample)
         self._stoppers: list[Stopper] = [*stoppers] if plan.by_criterion else [self._signs, *stoppers]
         self._checkpoint = checkpoint
         self._bar = bar
         self._deadlines = Deadlines(max_seconds, plan, scorer.ledger)
         self._progress = Progress()
-        self._earlier_finals = 0
-        self._earlier_race = 0
-        self._extended_from = -1
         self._searched = False
-        self._search_calls = 0
         self._objective = objective
         self._original = search.space.identity if original is None else original
-        end: dict[str, Any] = {
-            "plan": plan,
-            "original": self._original,
-            "num_train": num_train,
-            "deadlines": self._deadlines,
-            "min_probability": min_probability,
-        }
-        self._ending: Ending
-        if isinstance(objective, RacingExamples):
-            self._ending = RacingEnding(search, objective, scorer, **end)
-        elif plan.by_criterion:
-            self._ending = CriterionEnding(search, scorer, **end)
-        else:
-            self._ending = Ending(search, scorer, **end)
+        self._spending = Spending(plan, scorer, num_train=num_train, original=self._original)
+        self._min_probability = min_probability
+        self._phase = "final comparison"
+        self._cut = False  # whether the time was up before all was done
         if checkpoint.state is not None:
             self._restore(checkpoint.state)
         bar.advance(checkpoint.ledger.num_resumed)
@@ -140,14 +109,12 @@ class Compilation:
                 self._search,
                 self._objective,
                 num_iterations=plan.num_iterations,
-                max_program_calls=self._train_limit - self._kept_for_race,
+                max_program_calls=self._spending.search_limit,
                 stoppers=self._stoppers,
                 on_iteration=self._on_iteration,
                 progress=self._progress,
             )
-            if self._objective.program_calls == self._extended_from:
-                self._warn_of_small_extension()
-            self._search_calls = self._objective.program_calls
+            self._spending.note_search()
             if self._progress.stopped != TIME_LIMIT:
                 self._save(searched=True)
         outcome = self._end()
@@ -158,23 +125,103 @@ class Compilation:
         if self._signs.nothing_found and self._original != WITHOUT_DEMOS:
             return replace(self._unchanged(), evidence=self._signs.evidence())
         plan, share = self._plan, self._share_searched()
-        left = self._train_limit - self._search_calls
-        choice = self._ending.run(
-            self._progress,
-            race_calls=left if share == 1.0 else min(left, round(share * plan.race_calls)),
-            num_selection=min(
-                plan.num_selection_examples, max(MIN_COMPARED, round(share * plan.num_selection_examples))
-            ),
+        entries = self._finalists(share)
+        if not entries:
+            return self._unchanged()
+        num_examples = max(MIN_COMPARED, round(share * plan.num_selection_examples))
+        try:
+            examples, rows = compare(
+                self._scorer,
+                [entry.ordering for entry in entries],
+                self._spending.selection[:num_examples],
+                max_program_calls=plan.call_limit,
+                deadline=self._deadlines.end(),
+            )
+        except NothingRan as error:
+            if not plan.by_criterion:
+                raise
+            logger.warning("the order chosen could not be compared with the original one: %s", error)
+            examples, rows = [], []
+        if len(rows) < (len(entries) if plan.by_criterion else 2):
+            kept = entries[-1].ordering if plan.by_criterion else self._original
+            return replace(self._unchanged(), ordering=kept, stopped=f"{self._stopped()}, nothing compared")
+        compared = {
+            entry.ordering: dict(zip(examples, row, strict=True))
+            for entry, row in zip(entries, rows, strict=False)
+        }
+        return self._chosen(entries, rows, self._known_scores(compared))
+
+    def _finalists(self, share: float) -> list[Finalist]:
+        """The orderings of the final comparison, the original first; the share is that of the plan's calls to use."""
+        plan, search, original = self._plan, self._search, self._original
+        if plan.racing:
+            winners = self._race(self._spending.race_limit(share))
+            return [Finalist("original", original), *(Finalist("best seen", winner) for winner in winners)]
+        best = self._progress.best(search, plan.num_best_seen)
+        if plan.by_criterion and not best:
+            return []
+        return finalists(
+            search, best, original=original, num_draws=plan.num_final_draws, with_mode=plan.with_mode
         )
-        stopped = TIME_LIMIT if choice.cut else self._progress.stopped
+
+    def _race(self, num_calls: int) -> list[Ordering]:
+        """The winners among the best of the search; the original has its place in the final comparison."""
+        plan, search, objective = self._plan, self._search, self._objective
+        assert isinstance(objective, RacingExamples)
+        self._phase = "race of the best orders"
+        objective.deadline = self._deadlines.race()
+        objective.max_program_calls = plan.call_limit - plan.final_calls
+        entrants = [trial.ordering for trial in self._progress.best(search, plan.num_entrants)]
+        if entrants:
+            entrants += [search.mode(), *search.draw(plan.num_final_draws)]
+        winners = race(
+            objective,
+            [entrant for entrant in dict.fromkeys(entrants) if entrant != self._original],
+            num_examples=plan.num_train_examples,
+            num_calls=num_calls,
+            num_winners=plan.num_best_seen,
+            guest=self._original,
+            estimate=lambda scores: dict(search.model.fit(scores).estimates()),
+            on_heat=self._scorer.ledger.settle,
+        )
+        self._cut = objective.deadline is not None and time.monotonic() >= objective.deadline
+        self._phase = "final comparison"
+        return winners
+
+    def _known_scores(self, compared: Scores) -> Scores:
+        """The scores by example that choose: those compared and, of a racing plan, those of the search and the race."""
+        if not isinstance(self._objective, RacingExamples):
+            return compared
+        known = {ordering: dict(row) for ordering, row in self._objective.scores().items()}
+        for ordering, row in compared.items():
+            known[ordering] = known.get(ordering, {}) | dict(row)
+        return known
+
+    def _chosen(self, entries: Sequence[Finalist], rows: Sequence[Sequence[float]], known: Scores) -> Outcome:
+        """The outcome of a final comparison, by what all scores known let one expect on new examples."""
+        by_criterion, original = self._plan.by_criterion, self._original
+        fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
+        gains = fitted.gains(original)
+        results = [
+            Result(entry, math.fsum(row) / len(row), gains[entry.ordering])
+            for entry, row in zip(entries, rows, strict=False)
+        ]
+        best = len(rows) - 1 if by_criterion else choose(results, min_probability=self._min_probability)
+        gain = results[best].gain
+        promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)
+        self._cut = self._cut or len(rows) < len(entries)
         return replace(
             self._unchanged(),
-            ordering=choice.ordering,
-            comparison=choice.comparison,
-            candidates=choice.results,
-            evidence=choice.evidence,
-            stopped=stopped if choice.comparison else f"{stopped}, nothing compared",
+            ordering=entries[best].ordering,
+            comparison=comparison(rows[0], rows[best], num_candidates=max(2, len(rows)), gain=gain),
+            candidates=results,
+            evidence=None if by_criterion else weigh(known, original, entries[best or promising].ordering),
+            stopped=self._stopped(),
         )
+
+    def _stopped(self) -> str:
+        """What ended the search, or the time that ended what followed it."""
+        return TIME_LIMIT if self._cut else self._progress.stopped
 
     def _share_searched(self) -> float:
         """The share of its calls that a search made which was ended early; 1 for others.
@@ -185,32 +232,7 @@ class Compilation:
         planned = {TIME_LIMIT, BUDGET, NOTHING_LEFT} | (set() if self._plan.racing else {ALL_ROUNDS})
         if self._progress.stopped in planned:
             return 1.0
-        return min(1.0, self._search_calls / max(1, self._plan.search_calls))
-
-    @property
-    def _train_limit(self) -> int:
-        """Program calls that the search and the race may make."""
-        ends = self._plan.final_calls + self._earlier_finals + self._scorer.ledger.num_lost
-        return self._plan.call_limit - ends
-
-    @property
-    def _kept_for_race(self) -> int:
-        """Program calls that the search leaves to the race; where a smaller budget has paid for one, the rest."""
-        planned = self._plan.race_calls
-        return max(planned // 2, planned - self._earlier_race)
-
-    def _warn_of_small_extension(self) -> None:
-        """Say what budget would let a search go on that a smaller one has ended."""
-        plan = self._plan
-        needed = (
-            self._objective.program_calls + self._earlier_finals + plan.num_samples * plan.num_more_examples
-        )
-        logger.warning(
-            "max_metric_calls=%d pays for no further order beside what is kept for race and final comparison: to let "
-            "the search go on, pass %d or more",
-            plan.call_limit,
-            math.ceil(needed / (1 - FINAL_SHARE) / (1 - RACE_SHARE)),
-        )
+        return min(1.0, self._spending.search_calls / max(1, self._plan.search_calls))
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
@@ -223,7 +245,7 @@ class Compilation:
         return replace(
             self._unchanged(),
             ordering=best[0].ordering if best else self._original,
-            stopped=ended if searching else f"{ended} in the {self._ending.phase}",
+            stopped=ended if searching else f"{ended} in the {self._phase}",
         )
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -238,31 +260,20 @@ class Compilation:
                 if not extended:
                     self._signs.nothing_found = str(state["nothing_found"])
                     self._progress.stopped, self._searched = state["stopped"], bool(state["searched"])
-                    self._search_calls = int(state["search_calls"])
-            if extended:
-                self._extended_from = paid = self._objective.program_calls
-                self._earlier_race = max(0, paid - int(state.get("search_calls") or paid))
-            finals = self._finals_paid - self._originals_paid if extended else state["earlier_finals"]
-            self._earlier_finals = max(0, int(finals))
+                    self._spending.search_calls = int(state["search_calls"])
+            self._spending.restore(state, extended=extended)
         except Exception as error:  # of whatever somebody wrote there
             message = f"state.json in log_dir cannot be read ({error!r}): pass another log_dir"
             raise ValueError(message) from error
 
-    @property
-    def _finals_paid(self) -> int:
-        """Program calls of final comparisons so far."""
-        return self._scorer.ledger.calls(self._selection)
-
-    @property
-    def _originals_paid(self) -> int:
-        """Selection examples that the original order has been scored on; the next comparison needs them, too."""
-        return len(self._selection) - self._scorer.cost([self._original], self._selection)
-
     def _note_end(self) -> None:
         """Keep what a later part must know: calls made, and those of a final comparison of too early a search."""
         if self._progress.stopped == TIME_LIMIT:
-            self._earlier_finals = self._finals_paid
-        state = {"earlier_finals": self._earlier_finals, "program_calls": self._scorer.program_calls}
+            self._spending.earlier_finals = self._spending.final_calls
+        state = {
+            "earlier_finals": self._spending.earlier_finals,
+            "program_calls": self._scorer.program_calls,
+        }
         self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
     def _unchanged(self) -> Outcome:
@@ -274,25 +285,9 @@ class Compilation:
             candidates=[],
             evidence=None,
             history=self._progress.history,
-            program_calls=self._program_calls(),
+            program_calls=self._spending.by_phase(searching=self._progress.stopped == "interrupted"),
             stopped=self._progress.stopped,
         )
-
-    def _program_calls(self) -> dict[str, int]:
-        """Program calls by phase."""
-        ledger = self._scorer.ledger
-        total, train = ledger.calls(), ledger.calls(self._train)
-        train += ledger.num_lost  # most likely: nobody knows
-        search = train if self._progress.stopped == "interrupted" else self._search_calls
-        race = max(0, train - search)
-        return {
-            "search": search,
-            "race": race,
-            "final": total - search - race - self._originals_paid,
-            "original": self._originals_paid,
-            "total": total,
-            "resumed": ledger.num_resumed,
-        }
 
     def _save(self, *, searched: bool) -> None:
         """Keep the state of the search; what failed so far stays failed."""
@@ -305,8 +300,8 @@ class Compilation:
                 "stopped": self._progress.stopped,
                 "searched": searched,
                 "nothing_found": self._signs.nothing_found,
-                "search_calls": self._search_calls,
-                "earlier_finals": self._earlier_finals,
+                "search_calls": self._spending.search_calls,
+                "earlier_finals": self._spending.earlier_finals,
                 "program_calls": self._scorer.program_calls,
             }
         )

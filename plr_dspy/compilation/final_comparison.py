@@ -1,17 +1,21 @@
-"""The final comparison: a few orderings meet on the selection split."""
+"""The final comparison: a few orderings meet on the selection split, and one of them is chosen."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from plr_dspy.orderings.space import Ordering
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.cross_entropy import Search
 from plr_dspy.search.surrogate.model import Gain
 from plr_dspy.statistics.comparisons import paired_interval
+
+logger = logging.getLogger(__name__)
 
 CONFIDENCE = 0.95
 
@@ -45,7 +49,7 @@ class Result:
 
 def finalists(
     search: Search,
-    best_seen: Sequence[Trial],
+    best_seen: Sequence[ScoreEstimate],
     *,
     original: Ordering,
     num_draws: int,
@@ -58,7 +62,7 @@ def finalists(
 
     Args:
         search: After its last round.
-        best_seen: Its best trials.
+        best_seen: What it takes for its best orderings.
         original: What the user has.
         num_draws: Draws from the final distribution (K).
         with_mode: Whether the mode is one of them.
@@ -94,6 +98,39 @@ def affordable_examples(
     return [example for example in examples if example in kept]
 
 
+def compare(
+    scorer: CellScorer,
+    orderings: Sequence[Ordering],
+    examples: Sequence[int],
+    *,
+    max_program_calls: int,
+    deadline: float | None,
+) -> tuple[list[int], list[list[float]]]:
+    """Score orderings on as many of the examples as the calls left pay for.
+
+    Args:
+        scorer: Of the program's orderings.
+        orderings: The original first: its failed calls count as the best score of the others.
+        examples: Of the comparison.
+        max_program_calls: Of the scorer's, those made before included.
+        deadline: No call begins when `time.monotonic` has come to this.
+
+    Returns:
+        The examples on which any ordering was scored, and a row of scores on them for each ordering; rows of the
+        first orderings only where the time was up, and none where the calls pay for no example.
+    """
+    left = max(0, max_program_calls - scorer.program_calls)
+    affordable = affordable_examples(examples, lambda some: scorer.cost(orderings, some), left)
+    if not affordable:
+        return [], []
+    ran, rows = scorer.table(orderings, affordable, favoured=0, deadline=deadline)
+    if len(rows) == len(orderings):
+        scorer.ledger.settle()
+    else:
+        logger.warning("%d of %d orders could be compared before the end", len(rows), len(orderings))
+    return ran, rows
+
+
 def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
     """The number of the result whose score on new examples is expected to be best; among equals the first.
 
@@ -105,7 +142,7 @@ def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
     return max(sure, key=lambda i: (results[i].gain.expected, -i))
 
 
-def compare(
+def comparison(
     original: Sequence[float], chosen: Sequence[float], *, num_candidates: int, gain: Gain
 ) -> Comparison:
     """Compare two orderings by their scores on the same examples.

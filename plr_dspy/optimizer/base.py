@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import abstractmethod
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypedDict
 
 import dspy
-import torch
 from dspy.teleprompt.teleprompt import Teleprompter
 
-from plr_dspy.compilation.engine import Compilation, Outcome
+from plr_dspy.compilation.engine import Compilation
+from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate
-from plr_dspy.optimizer.identity import identity
-from plr_dspy.optimizer.job import Job, Method, Options, prepare
+from plr_dspy.optimizer.job import Job, Optimizer, prepare
 from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
+from plr_dspy.optimizer.session import Session, session
+from plr_dspy.programs.calls import Metric, metric_caller
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.metrics import Metric, metric_caller
-from plr_dspy.programs.validation import as_folder, check_log_dir, number, whole_number
+from plr_dspy.programs.validation import as_folder, number, whole_number
 from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.runtime.signals import Interrupts
-from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.objectives import SearchObjective
 
 logger = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
+
+
+FOUND = {"report", "best_program"}
+"""Attributes that hold what a compile has found."""
+
+NOT_DECIDING = FOUND | {
+    "metric",
+    "seed",
+    "max_seconds",
+    "num_threads",
+    "max_errors",
+    "log_dir",
+    "accept_changes",
+    "display_progress",
+}
+"""Attributes that do not decide the result, or that an identity names otherwise."""
 
 
 class Common(TypedDict, total=False):
@@ -49,7 +62,7 @@ class Common(TypedDict, total=False):
     display_progress: bool
 
 
-class Reorderer(Teleprompter):
+class Reorderer(Teleprompter, Optimizer):
     """What all optimizers of an order share: checks, budget, checkpoint, progress, errors and report.
 
     Args:
@@ -91,9 +104,9 @@ class Reorderer(Teleprompter):
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
 
-    @abstractmethod
-    def _method(self) -> Method:
-        """What finds the order."""
+    def arguments(self) -> dict[str, Any]:
+        """Return the user's arguments that decide the result, but for the seed, as plain data."""
+        return {name: _plain(value) for name, value in vars(self).items() if name not in NOT_DECIDING}
 
     def compile(
         self,
@@ -125,48 +138,31 @@ class Reorderer(Teleprompter):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        job = prepare(self._options(seed), student, trainset=trainset, valset=valset)
-        if self.log_dir is not None:
-            check_log_dir(self.log_dir)
-        with (
-            torch.device("cpu"),  # wherever the caller's own tensors go
-            Checkpoint(
-                self.log_dir, partial(identity, job), accept_changes=self.accept_changes
-            ) as checkpoint,
-            ProgressBar(
-                job.plan.program_calls, display=self.display_progress, at_end=self._say_result
-            ) as bar,
-            Interrupts() as interrupts,
-        ):
-            scorer = job.new_scorer(
-                num_threads=self.num_threads,
-                max_errors=self.max_errors,
-                on_cell=bar.advance,
-                interrupted=interrupts.received,
-                ledger=checkpoint.ledger,
-            )
-            objective = job.new_objective(scorer)
+        job = prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed))
+        with self._session(job, at_end=self._say_result) as opened:
+            objective = job.setup.objective(opened.scorer)
+            ledger = opened.checkpoint.ledger
             compilation = Compilation(
-                job.new_search(),
+                job.setup.search,
                 objective,
-                scorer,
+                opened.scorer,
                 plan=job.plan,
-                num_train=job.num_searched,
+                num_train=len(job.setup.names),
                 original=job.original,
-                sample=lambda: str(getattr(job.work, "sample", "")),
-                min_probability=job.options.method.min_probability,
-                stoppers=job.options.method.stoppers,
+                sample=lambda: job.setup.work.sample,
+                min_probability=self.min_probability,
+                stoppers=self.stoppers,
                 max_seconds=self.max_seconds,
-                checkpoint=checkpoint,
-                bar=bar,
+                checkpoint=opened.checkpoint,
+                bar=opened.bar,
             )
             try:
                 outcome = compilation.run()
             except BaseException as error:
-                checkpoint.ledger.close()  # calls that are still under way come too late
-                self._keep(job, compilation.unfinished(error), objective, checkpoint.ledger, started=started)
+                ledger.close()  # calls that are still under way come too late
+                self._keep(job, compilation.unfinished(error), objective, ledger, started=started)
                 raise
-            return self._keep(job, outcome, objective, checkpoint.ledger, started=started)
+            return self._keep(job, outcome, objective, ledger, started=started)
 
     def estimate(
         self,
@@ -181,17 +177,29 @@ class Reorderer(Teleprompter):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        return estimate(prepare(self._options(seed), student, trainset=trainset, valset=valset))
+        return estimate(prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed)))
 
     def get_params(self) -> dict[str, Any]:
         """The arguments, as a dict of its own: trackers add to what they get."""
-        kept = ("report", "best_program")
-        return {name: value for name, value in vars(self).items() if name not in kept}
+        return {name: value for name, value in vars(self).items() if name not in FOUND}
 
-    def _options(self, seed: int | None) -> Options:
-        """What decides the result, with the seed of `compile`."""
-        seed = self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
-        return Options(method=self._method(), metric=self.metric, num_demos=self.num_demos, seed=seed)
+    def _seed(self, seed: int | None) -> int:
+        """The seed of a compile, which wins over the constructor's."""
+        return self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
+
+    def _session(
+        self, job: Job, *, at_end: Callable[[], None] | None = None
+    ) -> AbstractContextManager[Session]:
+        """What stands open while calls are made."""
+        return session(
+            job,
+            num_threads=self.num_threads,
+            max_errors=self.max_errors,
+            log_dir=self.log_dir,
+            accept_changes=self.accept_changes,
+            display_progress=self.display_progress,
+            at_end=at_end,
+        )
 
     def _keep(
         self, job: Job, outcome: Outcome, objective: SearchObjective, ledger: Ledger, *, started: float
@@ -202,7 +210,7 @@ class Reorderer(Teleprompter):
         seconds = time.monotonic() - started
         self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
         compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
-        compiled = job.options.method.finished(job, compiled, objective)
+        compiled = self.finished(job, compiled, objective)
         compiled.reorder_report = self.report.to_dict()
         compiled._compiled = True
         self.best_program = compiled
@@ -218,3 +226,10 @@ class Reorderer(Teleprompter):
         """Log what came of the compile, in a line."""
         if self.report is not None:
             logger.info("%s", result(self.report))
+
+
+def _plain(value: Any) -> Any:
+    """An argument as plain data."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)

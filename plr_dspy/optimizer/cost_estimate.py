@@ -104,7 +104,7 @@ def estimate(job: Job) -> Estimate:
         final_calls=min(plan.final_calls, calls),
         program_calls=calls,
         prompt_tokens=None if tokens is None else round(tokens * calls),
-        scored_on=job.options.method.scored_on,
+        scored_on=job.optimizer.scored_on,
     )
 
 

@@ -26,7 +26,7 @@ def identity(job: Job) -> dict[str, Any]:
     """
     settings = job.settings()
     return {
-        "arguments": job.options.arguments(),
+        "arguments": job.arguments(),
         "versions": {
             "python": ".".join(map(str, sys.version_info[:2])),
             "dspy": _minor(dspy.__version__),
@@ -36,7 +36,7 @@ def identity(job: Job) -> dict[str, Any]:
         "examples": {
             "the train examples": digest(job.splits.train),
             "the selection examples": digest(job.splits.selection),
-            "the number of examples searched on": job.num_searched,
+            "the number of examples searched on": len(job.setup.names),
         },
         "settings": settings,
     }
@@ -56,7 +56,7 @@ def _program(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
         **{name: settings[name] for name in ("models", "adapter")},
         "the settings of its models": _fact(models, describer),
         "the settings of the adapter": _fact(dspy.settings.adapter or dspy.ChatAdapter(), describer),
-        "the metric's code or state": _fact(job.options.metric, describer),
+        "the metric's code or state": _fact(job.optimizer.metric, describer),
     }
     return facts | {name: _fact(value, describer) for name, value in describer.globals().items()}
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import dspy
@@ -16,9 +15,8 @@ import dspy
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.budget import NOTHING_TO_DO, Plan
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
+from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.evaluation import program_scorer
-from plr_dspy.programs.metrics import Metric
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.programs.validation import (
@@ -28,11 +26,9 @@ from plr_dspy.programs.validation import (
     check_language_model,
     check_student,
 )
-from plr_dspy.programs.work import MetricWork, Work
-from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import CrossEntropySearch
+from plr_dspy.search.cross_entropy import Search
 from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
@@ -41,48 +37,45 @@ FEW_EXAMPLES = 30
 """With fewer, chance decides which order looks best."""
 
 
-class Method(ABC):
-    """A way to find an order: what tells one optimizer from another.
+class Optimizer(ABC):
+    """What `prepare` and a compile ask of an optimizer: all that tells one from another.
 
     Attributes:
         name: What users call it.
+        metric: Scores a prediction.
+        num_demos: Labelled demos for a student that has none; None makes that an error.
         balanced: Whether the splits have the classes evenly mixed.
         scored_on: What orders are scored on in the search.
         judges: Whether the metric's scores choose: then a student that came without demos is a candidate as it is.
-        min_probability: Of being better on new examples that an order needs to be chosen.
+        min_probability: Probability of being better on new examples that an order needs to be chosen.
         takes_num_demos: Whether users can have it give demos to a student without any.
+        stoppers: What ends the search early.
     """
 
     name: str
+    metric: Metric
+    num_demos: int | None
     balanced = True
     scored_on = "train examples"
     judges = True
     min_probability = 0.0
     takes_num_demos = True
-
-    @property
-    def stoppers(self) -> list[Stopper]:
-        """What ends the search early."""
-        return []
+    stoppers: Sequence[Stopper] = ()
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """What decides its result, as plain data."""
+        """Return the user's arguments that decide the result, but for the seed, as plain data."""
 
     @abstractmethod
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
         """Lay out a compile; arguments and errors are those of `make_plan`."""
 
     @abstractmethod
-    def search(self, job: Job) -> CrossEntropySearch:
-        """The search of a compile."""
-
-    def objective(self, job: Job, scorer: CellScorer) -> SearchObjective:
-        """What scores orderings for the search."""
-        return new_objective(job.plan, scorer, num_train=len(job.splits.train), original=job.original)
+    def setup(self, job: Job) -> Setup:
+        """Make what a compile needs; most optimizers return `by_metric` with a search."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless it can order this program's demos.
+        """Raise unless the optimizer can order this program's demos.
 
         Raises:
             ValueError: with the reason and the cure.
@@ -90,47 +83,25 @@ class Method(ABC):
         return
 
     def finished(self, job: Job, compiled: dspy.Module, objective: SearchObjective) -> dspy.Module:
-        """The program that a compile returns, from the program in the order chosen."""
+        """Return what a compile returns, from the program in the order chosen."""
         return compiled
-
-    def probing(self, job: Job) -> Any:
-        """Inputs that the search uses instead of the train split; one object for each job."""
-        return None
-
-    def searched(self, job: Job) -> list[str]:
-        """What messages call the examples of the search, which come before those of the selection split."""
-        return job.splits.names[: len(job.splits.train)]
-
-    def work(self, job: Job) -> Work:
-        """What a program call does."""
-        return MetricWork(job.options.metric, [*job.splits.train, *job.splits.selection])
 
 
 @dataclass(frozen=True)
-class Options:
-    """What decides the result of a compile, beside the program and the data.
+class Setup:
+    """What a compile is made of.
 
     Attributes:
-        method: Finds the order.
-        metric: Scores a prediction.
-        num_demos: Labelled demos for a student that has none.
-        seed: Of everything random.
+        search: Proposes orderings.
+        objective: Makes, of the scorer, what scores orderings for the search.
+        work: Makes one program call, on the examples of the search or on those of the selection split.
+        names: What messages call the examples of the search.
     """
 
-    method: Method
-    metric: Metric
-    num_demos: int | None
-    seed: int
-
-    def arguments(self) -> dict[str, Any]:
-        """The user's arguments as plain data."""
-        return {
-            "method": self.method.name,
-            **self.method.arguments(),
-            "num_demos": self.num_demos,
-            "seed": self.seed,
-            "metric": getattr(self.metric, "__name__", type(self.metric).__name__),
-        }
+    search: Search
+    objective: Callable[[CellScorer], SearchObjective]
+    work: Work
+    names: list[str]
 
 
 @dataclass(frozen=True)
@@ -138,7 +109,8 @@ class Job:
     """A compile, prepared.
 
     Attributes:
-        options: What decides the result.
+        optimizer: Which one.
+        seed: Of everything random.
         program: A copy of the student.
         slots: What can be ordered in it.
         splits: The examples that score orders.
@@ -146,72 +118,40 @@ class Job:
         original: What the user has: the identity, or `WITHOUT_DEMOS`.
     """
 
-    options: Options
+    optimizer: Optimizer
+    seed: int
     program: dspy.Module
     slots: ProgramSlots
     splits: Splits
     plan: Plan
     original: Ordering
 
-    def new_search(self) -> CrossEntropySearch:
-        """The search of the method."""
-        return self.options.method.search(self)
-
     @cached_property
-    def probing(self) -> Any:
-        """Inputs that the search uses instead of the train split."""
-        return self.options.method.probing(self)
-
-    @cached_property
-    def work(self) -> Work:
-        """What a program call does."""
-        return self.options.method.work(self)
+    def setup(self) -> Setup:
+        """What the compile is made of; one search, which learns."""
+        return self.optimizer.setup(self)
 
     @property
     def names(self) -> list[str]:
-        """What messages call the examples."""
-        return [*self.options.method.searched(self), *self.splits.names[len(self.splits.train) :]]
+        """What messages call the examples of the search, then those of the selection split."""
+        return [*self.setup.names, *self.splits.names[len(self.splits.train) :]]
 
-    @property
-    def num_searched(self) -> int:
-        """Examples of the search."""
-        return len(self.options.method.searched(self))
-
-    def new_objective(self, scorer: CellScorer) -> SearchObjective:
-        """What scores orderings for the search."""
-        return self.options.method.objective(self, scorer)
-
-    def new_scorer(
-        self,
-        *,
-        num_threads: int | None,
-        max_errors: int | None,
-        on_cell: Callable[[], None],
-        interrupted: threading.Event,
-        ledger: Ledger,
-    ) -> CellScorer:
-        """The scorer of the program's orderings, on the search's examples followed by the selection split."""
-        return program_scorer(
-            self.program,
-            self.slots,
-            metric=self.options.metric,
-            examples=[*self.splits.train, *self.splits.selection],
-            names=self.names,
-            work=self.work,
-            num_threads=num_threads,
-            max_errors=max_errors,
-            max_metric_calls=self.plan.call_limit,
-            on_cell=on_cell,
-            interrupted=interrupted,
-            ledger=ledger,
-        )
+    def arguments(self) -> dict[str, Any]:
+        """The user's arguments that decide the result, as plain data."""
+        optimizer = self.optimizer
+        return {
+            "method": optimizer.name,
+            **optimizer.arguments(),
+            "seed": self.seed,
+            "metric": getattr(optimizer.metric, "__name__", type(optimizer.metric).__name__),
+        }
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as plain data."""
         predictors = [predictor for _, predictor in named_predictors(self.program)]
         return {
-            **self.options.arguments(),
-            "scored_on": self.options.method.scored_on,
+            **self.arguments(),
+            "scored_on": self.optimizer.scored_on,
             "adapter": type(dspy.settings.adapter or dspy.ChatAdapter()).__name__,
             "models": sorted({str(lm.model) for p in predictors if (lm := p.lm or dspy.settings.lm)}),
             "num_train": len(self.splits.train),
@@ -220,19 +160,30 @@ class Job:
         }
 
 
+def by_metric(job: Job, search: Search) -> Setup:
+    """Return the setup of a search whose orderings the metric scores on the train split."""
+    splits = job.splits
+    return Setup(
+        search,
+        objective=partial(new_objective, job.plan, num_train=len(splits.train), original=job.original),
+        work=MetricWork(job.optimizer.metric, [*splits.train, *splits.selection]),
+        names=splits.names[: len(splits.train)],
+    )
+
+
 def prepare(
-    options: Options,
+    optimizer: Optimizer,
     student: dspy.Module,
     *,
     trainset: Sequence[dspy.Example],
     valset: Sequence[dspy.Example] | None,
+    seed: int,
 ) -> Job:
     """Check the arguments and lay out a compile; no program call is made.
 
     Raises:
         TypeError, ValueError: for bad arguments.
     """
-    method = options.method
     valset = [] if valset is None else valset
     check_student(student)
     check_examples("trainset", trainset)
@@ -240,35 +191,35 @@ def prepare(
     check_language_model(student)
     check_demos(student)
     check_fields(student, trainset=trainset, valset=valset)
-    rng = random.Random(options.seed)
+    rng = random.Random(seed)
     program = ProgramFactory(student).build({})
-    added = add_labelled_demos(program, trainset, options.num_demos, rng) if options.num_demos else []
+    added = add_labelled_demos(program, trainset, optimizer.num_demos, rng) if optimizer.num_demos else []
     demos = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     if not demos:
         raise ValueError(
             "student has no demos to order: compile it first with an optimizer that chooses demos, such as "
             "dspy.LabeledFewShot or dspy.BootstrapFewShot"
-            + (f", or pass num_demos to {method.name}" if method.takes_num_demos else "")
+            + (f", or pass num_demos to {optimizer.name}" if optimizer.takes_num_demos else "")
         )
-    method.check(program, trainset)
+    optimizer.check(program, trainset)
     slots = ProgramSlots(program)
-    splits = make_splits(trainset, valset, demos, rng, balanced=method.balanced)
-    original = WITHOUT_DEMOS if added and method.judges else slots.space.identity
+    splits = make_splits(trainset, valset, demos, rng, balanced=optimizer.balanced)
+    original = WITHOUT_DEMOS if added and optimizer.judges else slots.space.identity
     if slots.space.num_distinct < 2:
-        return Job(options, program, slots, splits, NOTHING_TO_DO, original)
+        return Job(optimizer, seed, program, slots, splits, NOTHING_TO_DO, original)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
-    _warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), method)
-    plan = method.plan(
+    _warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), optimizer)
+    plan = optimizer.plan(
         num_train=len(splits.train),
         num_selection=len(splits.selection),
         num_distinct=slots.space.num_distinct,
     )
-    return Job(options, program, slots, splits, plan, original)
+    return Job(optimizer, seed, program, slots, splits, plan, original)
 
 
-def _warn_of_few_examples(num_usable: int, num_given: int, method: Method) -> None:
+def _warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) -> None:
     """Say so where chance decides which order looks best."""
-    if num_usable >= FEW_EXAMPLES or not method.judges:
+    if num_usable >= FEW_EXAMPLES or not optimizer.judges:
         return
     logger.warning(
         "only %d of %d examples can score orders of the demos (the others are shown by demos, or given twice): chance "

@@ -2,91 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from plr_dspy.compilation.assembly import new_search
-from plr_dspy.compilation.budget import BUDGETS, Overrides, Plan, make_plan
+from plr_dspy.compilation.budget import BUDGETS, Plan, make_plan
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job, Method
+from plr_dspy.optimizer.job import Job, Setup, by_metric
 from plr_dspy.orderings.updates import UpdateRule, update_rule
-from plr_dspy.programs.metrics import Metric
+from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.validation import fraction, number, whole_number
-from plr_dspy.search.cross_entropy import CrossEntropySearch
 from plr_dspy.search.stopping import Converged, Patience, Stopper, TargetScore
-
-
-@dataclass(frozen=True)
-class LearntOrder(Method):
-    """Learns a Plackett-Luce distribution over the orders.
-
-    Attributes:
-        update: The update rule.
-        auto: "light", "medium", "heavy" or "paper".
-        overrides: What the user fixed of the plan.
-        stop_at_score, patience, stop_at_mode_probability: What ends the search early; None does not.
-    """
-
-    update: UpdateRule
-    auto: str
-    overrides: Overrides
-    stop_at_score: float | None
-    patience: int | None
-    stop_at_mode_probability: float | None
-    min_probability: float = 0.0
-
-    name = "PLReorder"
-
-    @property
-    def balanced(self) -> bool:  # type: ignore[override]
-        """The paper shuffles, no more."""
-        return self.auto != "paper"
-
-    @property
-    def stoppers(self) -> list[Stopper]:
-        """What ends the search early."""
-        stoppers: list[Stopper] = []
-        if self.stop_at_score is not None:
-            stoppers.append(TargetScore(self.stop_at_score))
-        if self.patience is not None:
-            stoppers.append(Patience(self.patience))
-        if self.stop_at_mode_probability is not None:
-            stoppers.append(Converged(self.stop_at_mode_probability))
-        return stoppers
-
-    def arguments(self) -> dict[str, Any]:
-        """The user's arguments as plain data."""
-        return {
-            "auto": self.auto,
-            "update": {"name": self.update.name, **_parameters(self.update)},
-            **asdict(self.overrides),
-            "stop_at_score": self.stop_at_score,
-            "patience": self.patience,
-            "stop_at_mode_probability": self.stop_at_mode_probability,
-            "min_probability": self.min_probability,
-        }
-
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
-        """Lay out a compile."""
-        return make_plan(
-            self.auto,
-            self.overrides,
-            num_train=num_train,
-            num_selection=num_selection,
-            num_distinct=num_distinct,
-        )
-
-    def search(self, job: Job) -> CrossEntropySearch:
-        """The search that the plan asks for."""
-        return new_search(
-            job.plan,
-            job.slots.space,
-            update=self.update,
-            seed=job.options.seed,
-            classes=job.slots.classes,
-            example_classes=job.splits.classes,
-        )
 
 
 class PLReorder(Reorderer):
@@ -139,6 +66,8 @@ class PLReorder(Reorderer):
         TypeError, ValueError: for arguments out of range; the message says what to pass.
     """
 
+    name = "PLReorder"
+
     def __init__(
         self,
         metric: Metric,
@@ -188,21 +117,53 @@ class PLReorder(Reorderer):
         self.elite_fraction = fraction("elite_fraction", elite_fraction)
         self.num_final_draws = whole_number("num_final_draws", num_final_draws, least=0)
 
-    def _method(self) -> LearntOrder:
-        return LearntOrder(
-            update=self.update,
-            auto=self.auto,
-            overrides=Overrides(
-                max_metric_calls=self.max_metric_calls,
-                num_iterations=self.num_iterations,
-                num_samples=self.num_samples,
-                elite_fraction=self.elite_fraction,
-                num_final_draws=self.num_final_draws,
+    @property
+    def balanced(self) -> bool:  # type: ignore[override]
+        """Whether the splits have the classes evenly mixed; the paper shuffles, no more."""
+        return self.auto != "paper"
+
+    @property
+    def stoppers(self) -> list[Stopper]:  # type: ignore[override]
+        """What ends the search early."""
+        stoppers: list[Stopper] = []
+        if self.stop_at_score is not None:
+            stoppers.append(TargetScore(self.stop_at_score))
+        if self.patience is not None:
+            stoppers.append(Patience(self.patience))
+        if self.stop_at_mode_probability is not None:
+            stoppers.append(Converged(self.stop_at_mode_probability))
+        return stoppers
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the user's arguments that decide the result, but for the seed, as plain data."""
+        return {**super().arguments(), "update": {"name": self.update.name, **_parameters(self.update)}}
+
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+        """Lay out a compile."""
+        return make_plan(
+            self.auto,
+            max_metric_calls=self.max_metric_calls,
+            num_iterations=self.num_iterations,
+            num_samples=self.num_samples,
+            elite_fraction=self.elite_fraction,
+            num_final_draws=self.num_final_draws,
+            num_train=num_train,
+            num_selection=num_selection,
+            num_distinct=num_distinct,
+        )
+
+    def setup(self, job: Job) -> Setup:
+        """Make the search that the plan asks for, of orders that the metric scores."""
+        return by_metric(
+            job,
+            new_search(
+                job.plan,
+                job.slots.space,
+                update=self.update,
+                seed=job.seed,
+                classes=job.slots.classes,
+                example_classes=job.splits.classes,
             ),
-            stop_at_score=self.stop_at_score,
-            patience=self.patience,
-            stop_at_mode_probability=self.stop_at_mode_probability,
-            min_probability=self.min_probability,
         )
 
 

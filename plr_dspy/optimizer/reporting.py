@@ -8,7 +8,7 @@ from typing import Any
 import dspy
 
 from plr_dspy._version import __version__
-from plr_dspy.compilation.engine import Outcome
+from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.demo_texts import demo_texts
 from plr_dspy.optimizer.job import Job
 from plr_dspy.orderings.plackett_luce import distribution_state

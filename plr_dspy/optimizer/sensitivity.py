@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import dspy
 import numpy as np
-import torch
 
 from plr_dspy.compilation.budget import Plan
 from plr_dspy.compilation.first_signs import ENOUGH_SCORES, FirstSigns
 from plr_dspy.compilation.random_orders import random_plan, random_search
-from plr_dspy.optimizer.base import LARGEST_SEED
-from plr_dspy.optimizer.identity import identity
-from plr_dspy.optimizer.job import Job, Method, Options, prepare
+from plr_dspy.optimizer.base import Common, Reorderer
+from plr_dspy.optimizer.job import Job, Setup, by_metric, prepare
 from plr_dspy.orderings.space import Ordering
-from plr_dspy.programs.metrics import Metric, metric_caller
-from plr_dspy.programs.validation import as_folder, check_examples, check_log_dir, whole_number
+from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.validation import check_examples, whole_number
 from plr_dspy.report.order_sensitivity import OrderSensitivity
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.runtime.signals import Interrupts
 from plr_dspy.scoring.cells import FAILED, WRONG
-from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import CrossEntropySearch
 from plr_dspy.statistics.spread import Array, spread
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SEARCHED = 100
 """Random orders whose best a search is expected to find, at least; where so many are scored, these."""
@@ -40,18 +35,21 @@ MIN_EXAMPLES = 10
 """Fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance."""
 
 
-@dataclass(frozen=True)
-class _Sample(Method):
-    """Random orders, all on the same examples."""
+class RandomSample(Reorderer):
+    """Scores random orders, all on the same examples; `order_sensitivity` asks it, and no user.
 
-    num_orders: int
-    max_metric_calls: int | None
+    Args:
+        metric, max_metric_calls, **common: As in `PLReorder`.
+        num_orders: As in `order_sensitivity`.
+    """
 
     name = "order_sensitivity"
     takes_num_demos = False
 
-    def arguments(self) -> dict[str, Any]:
-        return asdict(self)
+    def __init__(self, metric: Metric, *, num_orders: int, **common: Unpack[Common]) -> None:
+        common["num_demos"] = None
+        super().__init__(metric, **common)
+        self.num_orders = whole_number("num_orders", num_orders, least=MIN_ORDERS) or NUM_ORDERS
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
         num_orders, num_examples = min(self.num_orders, num_distinct), num_train + num_selection
@@ -72,8 +70,25 @@ class _Sample(Method):
             max_metric_calls=limit,
         )
 
-    def search(self, job: Job) -> CrossEntropySearch:
-        return random_search(job.plan, job.slots.space, seed=job.options.seed)
+    def setup(self, job: Job) -> Setup:
+        """Make a search for random orders, the program's own first."""
+        return by_metric(job, random_search(job.plan, job.slots.space, seed=job.seed))
+
+    def measured(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
+        """Score the orders, and say how far apart they lie."""
+        check_examples("dataset", dataset)
+        if len(dataset) < 2:
+            raise ValueError(
+                f"dataset must hold at least two examples; got {len(dataset)}: pass some 30 or more"
+            )
+        with _own_names():
+            job = prepare(self, program, trainset=dataset, valset=None, seed=self.seed)
+        if job.slots.space.num_distinct < 2:
+            raise ValueError(
+                "program has one order of its demos only: nothing to compare; choose 2 demos or more"
+            )
+        with self._session(job) as opened:
+            return _measure(opened.scorer, job)
 
 
 def order_sensitivity(
@@ -111,38 +126,18 @@ def order_sensitivity(
         RuntimeError: when hardly any of the first answers could be parsed.
         Exception: of the program or the metric, as from `PLReorder.compile`.
     """
-    metric_caller(metric)
-    num_orders = whole_number("num_orders", num_orders, least=MIN_ORDERS) or NUM_ORDERS
-    max_metric_calls = whole_number("max_metric_calls", max_metric_calls)
-    num_threads, max_errors = whole_number("num_threads", num_threads), whole_number("max_errors", max_errors)
-    seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
-    folder = as_folder("log_dir", log_dir)
-    check_examples("dataset", dataset)
-    if len(dataset) < 2:
-        raise ValueError(f"dataset must hold at least two examples; got {len(dataset)}: pass some 30 or more")
-    method = _Sample(num_orders, max_metric_calls)
-    with _own_names():
-        job = prepare(Options(method, metric, None, seed), program, trainset=dataset, valset=None)
-    if job.slots.space.num_distinct < 2:
-        raise ValueError(
-            "program has one order of its demos only: nothing to compare; choose 2 demos or more"
-        )
-    if folder is not None:
-        check_log_dir(folder)
-    with (
-        torch.device("cpu"),  # wherever the caller's own tensors go
-        Checkpoint(folder, partial(identity, job), accept_changes=accept_changes) as checkpoint,
-        ProgressBar(job.plan.program_calls, display=display_progress, title=method.name) as bar,
-        Interrupts() as interrupts,
-    ):
-        scorer = job.new_scorer(
-            num_threads=num_threads,
-            max_errors=max_errors,
-            on_cell=bar.advance,
-            interrupted=interrupts.received,
-            ledger=checkpoint.ledger,
-        )
-        return _measure(scorer, job)
+    sample = RandomSample(
+        metric,
+        num_orders=num_orders,
+        max_metric_calls=max_metric_calls,
+        num_threads=num_threads,
+        max_errors=max_errors,
+        seed=seed,
+        log_dir=log_dir,
+        accept_changes=accept_changes,
+        display_progress=display_progress,
+    )
+    return sample.measured(program, dataset)
 
 
 @contextmanager
@@ -163,21 +158,19 @@ def _own_names() -> Iterator[None]:
 
 def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:
     """Score the orders, on fewer examples where failures have cost calls, and take chance out."""
-    orders, num_examples = job.new_search().ask(), job.plan.num_train_examples
+    orders, num_examples = job.setup.search.ask(), job.plan.num_train_examples
     left = job.plan.call_limit - scorer.program_calls
     while num_examples > 2 and scorer.cost(orders, range(num_examples)) > left:
         num_examples -= 1
     first = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
     scorer.table(orders, first)
-    signs = FirstSigns(
-        scorer.ledger, num_train=num_examples, sample=lambda: str(getattr(job.work, "sample", ""))
-    )
+    signs = FirstSigns(scorer.ledger, num_train=num_examples, sample=lambda: job.setup.work.sample)
     if not signs.of_scores():
         first = range(num_examples)
     table, num_unusable = _scored(scorer, orders, first)
     num_distinct = job.slots.space.num_distinct
     num_searched = min(num_distinct, max(SEARCHED, len(orders)))
-    found = spread(table, num_distinct=num_distinct, num_searched=num_searched, seed=job.options.seed)
+    found = spread(table, num_distinct=num_distinct, num_searched=num_searched, seed=job.seed)
     return OrderSensitivity(
         scores=table.mean(axis=1).tolist(),
         num_distinct=num_distinct,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,18 @@ class Trial:
     score: float
     num_examples: int = 1
     scores: tuple[tuple[int, float], ...] = ()
+
+
+class ScoreEstimate(NamedTuple):
+    """An ordering with what a search takes for its mean score on new examples.
+
+    Attributes:
+        ordering: One permutation for each block.
+        score: The estimate; of a search without a model, the mean score it was told.
+    """
+
+    ordering: tuple[tuple[int, ...], ...]
+    score: float
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs program calls side by side: each is noted when it ends, errors are kept."""
+"""Makes the program calls of orderings side by side: each is noted when it ends, errors are kept."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import dspy
 from dspy.utils.exceptions import ContextWindowExceededError
 from dspy.utils.parallelizer import ParallelExecutor
 
+from plr_dspy.orderings.space import Ordering
+from plr_dspy.programs.calls import Metric, MetricWork, Work, WrongAnswer
+from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.failures import Failures, is_milestone
-from plr_dspy.programs.work import Work, WrongAnswer
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
 
 logger = logging.getLogger(__name__)
 
@@ -25,23 +29,12 @@ GRACE = 2.0
 """Seconds that an interrupt leaves to the calls under way."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """The program with its demos in one order.
-
-    Attributes:
-        program: A copy of its own.
-        order: What messages call the order.
-    """
-
-    program: dspy.Module
-    order: str
-
-
-class CellRunner:
-    """Pays for cells, in the order asked for.
+class ProgramEvaluator:
+    """Makes the program calls of orderings, in the order asked for: the `Payer` of a DSPy program.
 
     Args:
+        program: Never changed; each ordering has a copy of its own.
+        slots: Its slots.
         work: What a call does.
         names: What messages call the examples, which cells name by index.
         ledger: Gets every cell when its call has ended.
@@ -50,43 +43,58 @@ class CellRunner:
             setting. See `Failures`.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
         interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
-        redact: Takes secrets out of messages.
 
     Attributes:
+        ledger: The same.
         failures: Of the cells so far.
     """
 
     def __init__(
         self,
+        program: dspy.Module,
+        slots: ProgramSlots,
         work: Work,
         *,
         names: Sequence[str],
-        ledger: Ledger,
+        ledger: Ledger | None = None,
         num_threads: int | None = None,
         max_errors: int | None = None,
         on_cell: Callable[[], None] | None = None,
         interrupted: threading.Event | None = None,
-        redact: Callable[[str], str] = str,
     ) -> None:
-        max_errors = dspy.settings.max_errors if max_errors is None else max_errors
-        self.failures = Failures(names, ran=ledger.examples_that_ran(), max_errors=max_errors, redact=redact)
+        self.ledger = Ledger() if ledger is None else ledger
+        self.failures = Failures(
+            names,
+            ran=self.ledger.examples_that_ran(),
+            max_errors=dspy.settings.max_errors if max_errors is None else max_errors,
+            redact=Redactor([dspy.settings.lm, *language_models(program), *work.models]),
+        )
+        self._factory = ProgramFactory(program)
+        self._slots = slots
         self._work = work
         self._names = names
-        self._ledger = ledger
         self._num_threads = num_threads or dspy.settings.num_threads
         self._on_cell = on_cell
         self._interrupted = threading.Event() if interrupted is None else interrupted
         self._num_too_long = 0
         self._lock = threading.Lock()
 
-    def run(
-        self, keys: Sequence[CellKey], variants: Mapping[str, Variant], *, deadline: float | None = None
+    def fingerprint(self, ordering: Ordering) -> str:
+        """Digest of the prompts that the ordering renders to."""
+        return self._slots.fingerprint(ordering)
+
+    def pay(
+        self,
+        keys: Sequence[CellKey],
+        orderings: Mapping[str, Ordering],
+        *,
+        deadline: float | None = None,
     ) -> None:
         """Pay for cells that have not been paid.
 
         Args:
             keys: The cells.
-            variants: The program of each fingerprint.
+            orderings: One for each fingerprint among them.
             deadline: No call begins when `time.monotonic` has come to this; the cells paid are then the
                 first ones.
 
@@ -94,6 +102,10 @@ class CellRunner:
             Exception: of the work, with its own type, at `max_errors` failures, or at
                 once when every further call would fail.
         """
+        programs = {
+            fingerprint: self._factory.build(self._slots.demos(ordering))
+            for fingerprint, ordering in orderings.items()
+        }
         # Each item is a worker, not a cell: with cells DSPy's executor goes through all of them at each step.
         # Cells catch their own exceptions, so that these keep their type and all finished work is kept.
         num_workers = min(self._num_threads, len(keys))
@@ -110,7 +122,7 @@ class CellRunner:
                         key = pending.popleft()
                     except IndexError:
                         return
-                    self._pay(key, variants[key[0]])
+                    self._call(key, programs[key[0]], orderings[key[0]])
             finally:
                 ended.release()
 
@@ -128,7 +140,7 @@ class CellRunner:
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         if self.failures.fatal is not None:
-            self._ledger.retry()
+            self.ledger.retry()
             raise self.failures.fatal
         for failure in executor.exceptions_map.values():  # of `on_cell`
             raise failure
@@ -136,16 +148,17 @@ class CellRunner:
     def _ended(self) -> bool:
         return self.failures.fatal is not None or self._interrupted.is_set()
 
-    def _pay(self, key: CellKey, variant: Variant) -> None:
+    def _call(self, key: CellKey, program: dspy.Module, ordering: Ordering) -> None:
+        """Make one program call, and note its cell."""
         failure: BaseException | None = None
         with dspy.context(trace=[]), dspy.track_usage() as usage:
             try:
-                cell = self._work(variant.program, key[1], usage)
+                cell = self._work(program, key[1], usage)
             except KeyboardInterrupt:
                 raise
             except WrongAnswer as wrong:
                 if isinstance(wrong.error, ContextWindowExceededError):
-                    self._warn_too_long(key, variant)
+                    self._warn_too_long(key, ordering)
                 message = self.failures.first_line(wrong)
                 cell = Cell(None, WRONG, type(wrong.error).__name__, message)
             except BaseException as error:  # of the user's program or metric: never a silent 0
@@ -153,7 +166,7 @@ class CellRunner:
                 cell, failure = Cell(None, FAILED, type(error).__name__, message), error
         if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
-        if not self._ledger.add(key, cell, _billed(usage.get_total_tokens())):
+        if not self.ledger.add(key, cell, _billed(usage.get_total_tokens())):
             return  # the compile has ended without this call
         with self._lock:
             if failure is not None:
@@ -163,17 +176,18 @@ class CellRunner:
             if self._on_cell is not None:
                 self._on_cell()
 
-    def _warn_too_long(self, key: CellKey, variant: Variant) -> None:
+    def _warn_too_long(self, key: CellKey, ordering: Ordering) -> None:
         """Say it the first time, the tenth, and so on: where the demos alone are too long, every call says it."""
         with self._lock:
             self._num_too_long += 1
             count = self._num_too_long
         name = self._names[key[1]]
         if count == 1:
+            permutations = self._slots.permutations(ordering)
             logger.warning(
                 "%s exceeds the context window with the demos in the order %s; counted as wrong",
                 name,
-                variant.order,
+                ", ".join(f"{slot}: {list(order)}" for slot, order in permutations.items()),
             )
         elif is_milestone(count):
             logger.warning("%d calls exceeded the context window, the last of %s", count, name)
@@ -193,3 +207,24 @@ def _billed(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]
         }
         for model, usage in tokens.items()
     }
+
+
+def program_scorer(
+    program: dspy.Module,
+    slots: ProgramSlots,
+    *,
+    metric: Metric,
+    examples: Sequence[dspy.Example],
+    max_metric_calls: int | None = None,
+    **options: Any,
+) -> CellScorer:
+    """Make the scorer of a program's orderings by a metric.
+
+    Args:
+        program, slots, **options: As in `ProgramEvaluator`; without names the examples are counted.
+        metric, examples: As in `MetricWork`.
+        max_metric_calls: Hard limit on program calls; None for none.
+    """
+    options.setdefault("names", [f"example {i}" for i in range(len(examples))])
+    evaluator = ProgramEvaluator(program, slots, MetricWork(metric, examples), **options)
+    return CellScorer(evaluator, max_metric_calls=max_metric_calls)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Trial
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.scorer import CellScorer, NothingRan
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +84,11 @@ class CommonExamples:
 
     def salvaged(self) -> list[Trial]:
         """Trials of a round that was not ended, of those of its orderings that were scored whole; costs nothing."""
-        rows = self._scorer.paid_each(dict.fromkeys(self._asked, self._examples))
-        return [
-            Trial(ordering, math.fsum(cell.score or 0.0 for cell in cells.values()) / len(cells), len(cells))
-            for ordering, cells in rows.items()
-        ]
+        whole = list(self._scorer.paid_each(dict.fromkeys(self._asked, self._examples)))
+        try:
+            return self._scorer.score(whole, self._examples) if whole else []
+        except NothingRan:
+            return []
 
     def state_dict(self) -> dict[str, Any]:
         """What decides how it goes on, as JSON data."""

@@ -18,7 +18,7 @@ from plr_dspy.orderings.plackett_luce import (
     sharpened,
 )
 from plr_dspy.orderings.space import Ordering, OrderingSpace
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.surrogate.model import OrderingModel
@@ -41,11 +41,11 @@ class Search(Protocol):
     def ask(self) -> list[Ordering]:
         """Orderings to score next; empty when nothing is left to ask."""
 
-    def tell(self, trials: Sequence[Trial]) -> list[Trial]:
+    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
         """Learn from scored orderings; returns the elites, best first."""
 
-    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Trials that it was told, best first, with its own estimates of their scores where it has a model."""
+    def ranked(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
+        """Estimates of the orderings of trials that it was told, best first; changes nothing."""
 
     def mode(self) -> Ordering:
         """The most probable ordering."""
@@ -124,7 +124,7 @@ class CrossEntropySearch:
         self._asked |= fresh
         return list(fresh)
 
-    def tell(self, trials: Sequence[Trial]) -> list[Trial]:
+    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
         """Refit the distributions on the best of the scored orderings.
 
         Returns:
@@ -143,23 +143,24 @@ class CrossEntropySearch:
         pool.sort(key=lambda trial: -trial.score)
         if self.archive:
             self._told = pool
-        elites = pool[: self._num_elites(len(trials))]
+        elites = self.ranked(pool[: self._num_elites(len(trials))])
         self._refit(elites)
         return elites
 
     def _num_elites(self, num_trials: int) -> int:
         return num_elites(num_trials, self.elite_fraction)
 
-    def _refit(self, elites: Sequence[Trial]) -> None:
+    def _refit(self, elites: Sequence[ScoreEstimate]) -> None:
         weights = elite_weights(elites) if self.update.weighted else None
         with one_thread():
             for block in range(len(self.distributions)):
                 orderings = torch.tensor([elite.ordering[block] for elite in elites])
                 self.distributions[block] = self.update.update(self.distributions[block], orderings, weights)
 
-    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Trials, best first; the earlier of equals comes first."""
-        return sorted(trials, key=lambda trial: -trial.score)
+    def ranked(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
+        """The mean scores of trials, best first; the earlier of equals comes first."""
+        estimates = [ScoreEstimate(trial.ordering, trial.score) for trial in trials]
+        return sorted(estimates, key=lambda estimate: -estimate.score)
 
     def mode(self) -> Ordering:
         """The most probable ordering."""
@@ -202,7 +203,7 @@ class CrossEntropySearch:
         self._asked = {as_ordering(ordering): None for ordering in state["asked"]}
 
 
-def elite_weights(elites: Sequence[Trial]) -> torch.Tensor | None:
+def elite_weights(elites: Sequence[ScoreEstimate]) -> torch.Tensor | None:
     """Weights in proportion to the scores, with mean 1; None (all equal) where a score is not positive.
 
     Deviation: the paper's scores are accuracies; a share of a negative score has no meaning.

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from plr_dspy.orderings.space import Ordering, OrderingSpace
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.search.cross_entropy import CrossEntropySearch
 
@@ -45,7 +45,7 @@ class ExhaustiveSearch(CrossEntropySearch):
     def _num_elites(self, num_trials: int) -> int:
         return super()._num_elites(len(self._told))
 
-    def _refit(self, elites: Sequence[Trial]) -> None:
+    def _refit(self, elites: Sequence[ScoreEstimate]) -> None:
         # From the uniform distribution: the elites of earlier rounds are among these.
         self.distributions = [self.update.initial(size) for size in self.space.sizes]
         super()._refit(elites)
@@ -74,5 +74,5 @@ class RandomSearch(CrossEntropySearch):
         self._asked |= dict.fromkeys(batch)
         return batch
 
-    def _refit(self, elites: Sequence[Trial]) -> None:
+    def _refit(self, elites: Sequence[ScoreEstimate]) -> None:
         """Stay uniform."""

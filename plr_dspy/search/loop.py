@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from plr_dspy.orderings.plackett_luce import mode_probability
 from plr_dspy.orderings.space import Ordering
-from plr_dspy.orderings.trials import Iteration, Trial
+from plr_dspy.orderings.trials import Iteration, ScoreEstimate, Trial
 from plr_dspy.report.text import BUDGET
 from plr_dspy.search.cross_entropy import Search, as_ordering
 from plr_dspy.search.stopping import Stopper
@@ -50,11 +50,13 @@ class Progress:
     history: list[Iteration] = field(default_factory=list)
     stopped: str = "interrupted"
 
-    def best(self, search: Search, count: int) -> list[Trial]:
-        """The best trials by the search's estimates, best first; the earlier of equals comes first."""
+    def best(self, search: Search, count: int) -> list[ScoreEstimate]:
+        """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
         return search.ranked(list(self.trials.values()))[:count]
 
-    def note(self, search: Search, trials: Sequence[Trial], elites: Sequence[Trial], calls: int) -> None:
+    def note(
+        self, search: Search, trials: Sequence[Trial], elites: Sequence[ScoreEstimate], calls: int
+    ) -> None:
         """Add a round that the search has been told."""
         num_new = len({trial.ordering for trial in trials} - self.trials.keys())
         self.trials.update({trial.ordering: trial for trial in trials})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from plr_dspy.orderings.space import Ordering, OrderingSpace
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.cross_entropy import MAX_REDRAWS, CrossEntropySearch, as_ordering
@@ -106,7 +106,7 @@ class ThompsonSearch(CrossEntropySearch):
         with one_thread():
             return self._sampled() if self._scores else self._initial()
 
-    def tell(self, trials: Sequence[Trial]) -> list[Trial]:
+    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the orderings it deems best.
 
         Returns:
@@ -153,11 +153,10 @@ class ThompsonSearch(CrossEntropySearch):
             )
         return ordering, scores
 
-    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Trials with the process' estimates of their scores, best first; without those it has ruled out."""
-        estimates = {trial.ordering: trial for trial in self._fitted.estimates()}
-        known = [estimates[trial.ordering] for trial in trials if trial.ordering in estimates]
-        return sorted(known, key=lambda trial: -trial.score)
+    def ranked(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
+        """The process' estimates of the trials' orderings, best first; without those it has ruled out."""
+        asked = {trial.ordering for trial in trials}
+        return [estimate for estimate in self._fitted.estimates() if estimate.ordering in asked]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -224,7 +223,7 @@ class ThompsonSearch(CrossEntropySearch):
         if self.space.num_distinct <= NUM_CANDIDATES:
             found = dict.fromkeys(itertools.islice(self.space.enumerate(), NUM_CANDIDATES))
         else:
-            best = [trial.ordering for trial in self._fitted.estimates()]
+            best = [estimate.ordering for estimate in self._fitted.estimates()]
             parents = best[: self._num_elites(len(best))]
             found = dict.fromkeys(self._draw(NUM_CANDIDATES // 3, 1.0))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):

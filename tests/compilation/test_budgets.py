@@ -46,6 +46,17 @@ def optimizer(**options):
     return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **options})
 
 
+class TestAllOrders:
+    @pytest.mark.parametrize("num_samples", [None, 6, 50])
+    def test_are_scored_where_the_budget_pays_for_them_however_many_make_a_round(self, engine, num_samples):
+        reorder = optimizer(num_samples=num_samples)
+        reorder.compile(student(4), trainset=EXAMPLES[:34])
+        report = reorder.report
+        assert report.settings["exhaustive"]
+        assert report.history[0].num_samples == min(num_samples or 24, 24)
+        assert report.program_calls["search"] == 24 * report.settings["num_train"] == 24 * 24
+
+
 class TestTime:
     @pytest.mark.parametrize("seconds", [250, 500, 900])
     def test_the_final_comparison_gets_its_share(self, clock, seconds):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.compilation.budget import BUDGETS, Overrides, make_plan, most_calls
+from plr_dspy.compilation.budget import BUDGETS, make_plan, most_calls
 
 MANY = math.factorial(8)
 
@@ -23,13 +23,16 @@ MANY = math.factorial(8)
 def test_a_plan_keeps_its_budget(
     auto, max_metric_calls, num_train, num_selection, num_items, num_samples, num_final_draws
 ):
-    overrides = Overrides(
-        max_metric_calls=max_metric_calls, num_samples=num_samples, num_final_draws=num_final_draws
-    )
     num_distinct = math.factorial(num_items)
     try:
         plan = make_plan(
-            auto, overrides, num_train=num_train, num_selection=num_selection, num_distinct=num_distinct
+            auto,
+            num_train=num_train,
+            num_selection=num_selection,
+            num_distinct=num_distinct,
+            max_metric_calls=max_metric_calls,
+            num_samples=num_samples,
+            num_final_draws=num_final_draws,
         )
     except ValueError as error:
         assert "max_metric_calls must be at least" in str(error)
@@ -41,7 +44,7 @@ def test_a_plan_keeps_its_budget(
     assert plan.racing
     compared = min(3, num_distinct)
     everything = num_distinct * num_train + compared * num_selection
-    if num_samples is None:
+    if num_final_draws is None:
         assert plan.exhaustive == (everything <= min(budget, most_calls(num_train + num_selection)))
     if plan.racing:
         assert plan.num_initial * plan.num_first_examples <= plan.search_calls
@@ -54,13 +57,13 @@ def test_a_plan_keeps_its_budget(
 
 @pytest.mark.parametrize("auto", sorted(BUDGETS))
 def test_most_of_the_budget_is_used_on_an_ordinary_problem(auto):
-    plan = make_plan(auto, Overrides(), num_train=800, num_selection=200, num_distinct=MANY)
+    plan = make_plan(auto, num_train=800, num_selection=200, num_distinct=MANY)
     assert plan.planned_calls > 0.98 * BUDGETS[auto]
     assert plan.search_calls > 0.7 * BUDGETS[auto]
 
 
 def test_paper_values():
-    plan = make_plan("paper", Overrides(), num_train=800, num_selection=200, num_distinct=24)
+    plan = make_plan("paper", num_train=800, num_selection=200, num_distinct=24)
     assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
         15,
         15,
@@ -74,8 +77,16 @@ def test_paper_values():
 
 
 def test_explicit_values_win_in_paper_mode_too():
-    overrides = Overrides(num_iterations=2, num_samples=7, elite_fraction=0.5, num_final_draws=1)
-    plan = make_plan("paper", overrides, num_train=10, num_selection=5, num_distinct=MANY)
+    plan = make_plan(
+        "paper",
+        num_train=10,
+        num_selection=5,
+        num_distinct=MANY,
+        num_iterations=2,
+        num_samples=7,
+        elite_fraction=0.5,
+        num_final_draws=1,
+    )
     assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
         2,
         7,
@@ -87,11 +98,11 @@ def test_explicit_values_win_in_paper_mode_too():
 @pytest.mark.parametrize("auto", ["light", "paper"])
 def test_says_how_large_a_budget_must_be(auto):
     with pytest.raises(ValueError, match=r"max_metric_calls must be at least \d+"):
-        make_plan(auto, Overrides(max_metric_calls=20), num_train=80, num_selection=20, num_distinct=MANY)
+        make_plan(auto, max_metric_calls=20, num_train=80, num_selection=20, num_distinct=MANY)
 
 
 def test_few_prompts_are_all_scored():
-    plan = make_plan("light", Overrides(), num_train=80, num_selection=20, num_distinct=6)
+    plan = make_plan("light", num_train=80, num_selection=20, num_distinct=6)
     assert plan.exhaustive
     assert (plan.num_initial, plan.num_first_examples, plan.num_more_examples) == (6, 20, 80)
     assert plan.num_finalists == 6
@@ -103,7 +114,7 @@ def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection
     plans = [
         make_plan(
             "light",
-            Overrides(max_metric_calls=budget),
+            max_metric_calls=budget,
             num_train=num_train,
             num_selection=num_selection,
             num_distinct=MANY,
@@ -115,29 +126,29 @@ def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection
 
 
 def test_more_examples_get_all_of_a_budget():
-    plan = make_plan("light", Overrides(), num_train=32, num_selection=8, num_distinct=MANY)
+    plan = make_plan("light", num_train=32, num_selection=8, num_distinct=MANY)
     assert plan.program_calls == 1_000
 
 
 def test_the_smallest_paper_budget_runs_an_iteration():
     with pytest.raises(ValueError) as caught:
-        make_plan("paper", Overrides(max_metric_calls=1), num_train=80, num_selection=20, num_distinct=MANY)
+        make_plan("paper", max_metric_calls=1, num_train=80, num_selection=20, num_distinct=MANY)
     needed = int(re.search(r"must be at least (\d+)", str(caught.value))[1])
-    plan = make_plan(
-        "paper", Overrides(max_metric_calls=needed), num_train=80, num_selection=20, num_distinct=MANY
-    )
+    plan = make_plan("paper", max_metric_calls=needed, num_train=80, num_selection=20, num_distinct=MANY)
     assert needed - plan.final_calls >= plan.num_samples * plan.num_train_examples
 
 
 def test_what_was_asked_for_is_paid_for_where_few_examples_would_not_need_it():
     """22 calls are all that three examples can make use of; 20 orders on both train examples take more."""
-    plan = make_plan("light", Overrides(num_samples=20), num_train=2, num_selection=1, num_distinct=MANY)
+    plan = make_plan("light", num_samples=20, num_train=2, num_selection=1, num_distinct=MANY)
     assert (plan.num_samples, plan.num_initial) == (20, 20)
     assert most_calls(3) < plan.program_calls <= BUDGETS["light"]
 
 
-def test_the_number_of_orders_in_a_round_is_what_was_asked_for():
-    plan = make_plan("light", Overrides(num_samples=3), num_train=80, num_selection=20, num_distinct=6)
-    assert not plan.exhaustive
+@pytest.mark.parametrize(("num_distinct", "exhaustive"), [(6, True), (24, False)])
+def test_the_number_of_orders_in_a_round_is_what_was_asked_for(num_distinct, exhaustive):
+    """Where the budget pays for all orders, all are scored all the same."""
+    plan = make_plan("light", num_samples=3, num_train=80, num_selection=20, num_distinct=num_distinct)
+    assert plan.exhaustive == exhaustive
     assert (plan.num_samples, plan.num_initial) == (3, 3)
     assert plan.num_first_examples < 80

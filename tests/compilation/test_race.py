@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import OrderingSpace
-from plr_dspy.compilation.budget import Overrides, make_plan
-from plr_dspy.compilation.deadlines import Deadlines
-from plr_dspy.compilation.ending import RacingEnding
+from plr_dspy.compilation.budget import make_plan
+from plr_dspy.compilation.engine import Compilation
 from plr_dspy.compilation.sequential_halving import adjusted_scores, race
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.staged_objective import RacingExamples
-from plr_dspy.search.loop import run as search_run
 from plr_dspy.search.thompson import ThompsonSearch
 
 
@@ -194,43 +194,43 @@ class TestEnding:
     def ended(self, scores, *, original=ORDERINGS[0], num_calls=500):
         payer = TablePayer(scores)
         scorer, space = CellScorer(payer), OrderingSpace.of_sizes(4)
-        plan = make_plan(
-            "light", Overrides(max_metric_calls=num_calls), num_train=30, num_selection=10, num_distinct=24
-        )
+        plan = make_plan("light", max_metric_calls=num_calls, num_train=30, num_selection=10, num_distinct=24)
         search = ThompsonSearch(space, num_examples=30, num_samples=6, num_initial=20, seed=0)
         objective = RacingExamples(scorer, num_train=30, num_first=4, num_more=8, favoured=original)
-        progress = search_run(search, objective, num_iterations=99, max_program_calls=plan.search_calls)
-        ending = RacingEnding(
-            search,
-            objective,
-            scorer,
-            plan=plan,
-            original=original,
-            num_train=30,
-            deadlines=Deadlines(None, plan, scorer.ledger),
-        )
-        choice = ending.run(progress, race_calls=plan.race_calls, num_selection=10)
+        with Checkpoint(None, dict) as checkpoint, ProgressBar(num_calls, display=False) as bar:
+            found = Compilation(
+                search,
+                objective,
+                scorer,
+                plan=plan,
+                num_train=30,
+                original=original,
+                stoppers=[],
+                max_seconds=None,
+                checkpoint=checkpoint,
+                bar=bar,
+            ).run()
         scored = {}
         for row, example in payer.paid:
             scored.setdefault(ORDERINGS[row], set()).add(example)
-        return choice, scored
+        return found, scored
 
     def test_all_scores_are_evidence(self):
-        choice, scored = self.ended(table(seed=1))
-        assert choice.ordering != ORDERINGS[0]
-        assert choice.evidence.num_met == 40
-        assert choice.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[choice.ordering]) > 10
+        found, scored = self.ended(table(seed=1))
+        assert found.ordering != ORDERINGS[0]
+        assert found.evidence.num_met == 40
+        assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[found.ordering]) > 10
 
     def test_an_original_that_stays_is_held_against_the_most_promising_other(self):
-        choice, scored = self.ended(table(seed=1)[::-1], num_calls=250)
-        assert choice.ordering == ORDERINGS[0]
-        other = max(choice.results[1:], key=lambda result: result.gain.probability).finalist.ordering
-        assert choice.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
-        assert choice.evidence.num_compared < len(scored[ORDERINGS[0]])
+        found, scored = self.ended(table(seed=1)[::-1], num_calls=230)
+        assert found.ordering == ORDERINGS[0]
+        other = max(found.candidates[1:], key=lambda result: result.gain.probability).finalist.ordering
+        assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
+        assert found.evidence.num_compared < len(scored[ORDERINGS[0]])
 
     def test_the_original_is_a_finalist_once(self):
-        choice, _ = self.ended(table(seed=1)[::-1])
-        orderings = [result.finalist.ordering for result in choice.results]
+        found, _ = self.ended(table(seed=1)[::-1])
+        orderings = [result.finalist.ordering for result in found.candidates]
         assert orderings[0] == ORDERINGS[0]
         assert len(set(orderings)) == len(orderings) == 3
 
@@ -238,5 +238,5 @@ class TestEnding:
         scores = np.ones((24, 40))
         scores[:, :30] = table(seed=1)[:, :30]
         scores[0, 30:35] = np.nan
-        choice, _ = self.ended(scores)
-        assert choice.results[0].score == 1.0
+        found, _ = self.ended(scores)
+        assert found.candidates[0].score == 1.0

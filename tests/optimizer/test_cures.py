@@ -12,8 +12,7 @@ from fakes import exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
-from plr_dspy.programs.metrics import as_score
-from plr_dspy.programs.work import MetricWork
+from plr_dspy.programs.calls import MetricWork, as_score
 
 EXAMPLES = questions(60)
 QUIET = {"num_threads": 2, "display_progress": False}

@@ -320,7 +320,7 @@ class TestIdentity:
             "from plr_dspy.optimizer.identity import identity; from plr_dspy.optimizer.job import prepare;"
             "lm, _ = fake_lm(EXAMPLES); dspy.configure(lm=lm);"
             "metric = lambda e, p: p.answer in {'a', 'b', 'c', 'd'};"
-            "job = prepare(optimizer(metric=metric)._options(0), Wrapped(), trainset=EXAMPLES, valset=None);"
+            "job = prepare(optimizer(metric=metric), Wrapped(), trainset=EXAMPLES, valset=None, seed=0);"
             "print(json.dumps(identity(job)))"
         )
         assert "#" in printed_whatever_the_hashes(code)

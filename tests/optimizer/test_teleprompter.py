@@ -344,7 +344,7 @@ class TestInterrupts:
         def interrupted(*args, **kwargs):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("plr_dspy.compilation.ending.race", interrupted)
+        monkeypatch.setattr("plr_dspy.compilation.engine.race", interrupted)
         reorder = optimizer()
         with pytest.raises(KeyboardInterrupt):
             reorder.compile(student(), trainset=EXAMPLES)

@@ -10,8 +10,8 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, LMAuthError
 from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
 
-from plr_dspy.programs.evaluation import program_scorer
-from plr_dspy.programs.metrics import as_score, metric_caller
+from plr_dspy.programs.calls import as_score, metric_caller
+from plr_dspy.programs.evaluator import program_scorer
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.ledger import Ledger
 

@@ -191,3 +191,28 @@ class TestWhatIsDown:
         objective(ORDERINGS[:1])
         with pytest.raises(RuntimeError, match="no call ended with an answer, for 2 orderings"):
             objective(ORDERINGS[1:3])
+
+
+class TestSalvaged:
+    """What is known of a round that an interrupt has ended."""
+
+    @pytest.mark.parametrize("objective", [racing, common])
+    def test_a_failed_call_is_as_bad_as_the_worst_score(self, objective):
+        """With scores below 0 a failure that counts as 0 would win."""
+        scores = table() - 2.0
+        scores[1, :8] = np.nan
+        payer = TablePayer(scores)
+        scored = objective(payer)
+        scored.deadline = 16 + 8 * (objective is common)
+        scored(ORDERINGS[:5])
+        by_ordering = {trial.ordering: trial.score for trial in scored.salvaged()}
+        assert by_ordering.keys() >= set(ORDERINGS[:3])
+        if objective is common:
+            assert by_ordering[ORDERINGS[1]] == -2.0
+
+    def test_nothing_is_known_where_all_calls_failed(self):
+        scored = common(TablePayer(np.full((24, 8), np.nan)))
+        scored.deadline = 16
+        with pytest.raises(RuntimeError):
+            scored(ORDERINGS[:3])
+        assert scored.salvaged() == []

@@ -22,7 +22,7 @@ from plr_dspy.compilation.final_comparison import (
     Result,
     affordable_examples,
     choose,
-    compare,
+    comparison,
     finalists,
 )
 from plr_dspy.orderings.trials import Iteration, Trial
@@ -371,14 +371,16 @@ class TestFinals:
 
     def test_comparison_is_paired(self):
         before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
-        comparison = compare(before, after, num_candidates=2, gain=Gain(0.1, 0.8))
-        assert (comparison.original, comparison.chosen, comparison.gain) == (0.5, 0.75, 0.25)
-        assert comparison.interval == paired_interval([1.0, 0.0, 0.0, 0.0])
-        assert (comparison.expected_gain, comparison.probability) == (0.1, 0.8)
+        found = comparison(before, after, num_candidates=2, gain=Gain(0.1, 0.8))
+        assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
+        assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0])
+        assert (found.expected_gain, found.probability) == (0.1, 0.8)
 
     def test_comparison_of_many_is_wider(self):
         before, after = [0.0, 1.0, 1.0, 0.0] * 5, [1.0, 1.0, 1.0, 0.0] * 5
-        two, eight = (compare(before, after, num_candidates=n, gain=Gain(0.1, 0.8)).interval for n in (2, 8))
+        two, eight = (
+            comparison(before, after, num_candidates=n, gain=Gain(0.1, 0.8)).interval for n in (2, 8)
+        )
         assert eight[0] < two[0] < two[1] < eight[1]
 
 
@@ -407,7 +409,7 @@ class TestStatistics:
             scores = (torch.rand(8, 40, generator=generator) < 0.6).double()
             best = int(scores.mean(dim=1).argmax())
             rows, gain = scores.tolist(), Gain(0.0, 0.5)
-            interval = compare(rows[0], rows[best], num_candidates=8, gain=gain).interval
+            interval = comparison(rows[0], rows[best], num_candidates=8, gain=gain).interval
             above += interval[0] > 0
         assert above / 1000 <= 0.04
 

@@ -142,7 +142,7 @@ class TestTell:
             trials = search.ranked([Trial(unknown, 9.0), *(Trial(o, 0.0) for o in world.known)])
             scores = [trial.score for trial in trials]
             assert scores == sorted(scores, reverse=True)
-            assert {t.ordering: t.num_examples for t in trials} == {o: len(s) for o, s in world.known.items()}
+            assert {t.ordering for t in trials} == world.known.keys()
             assert np.corrcoef([world.truth(trial.ordering) for trial in trials], scores)[0, 1] > 0.5
 
     @pytest.mark.parametrize(

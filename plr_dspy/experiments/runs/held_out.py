@@ -10,15 +10,15 @@ from typing import Any
 import dspy
 import torch
 
-from plr_dspy.programs.digest.description import digest
 from plr_dspy.orderings.plackett_luce import distribution_from_state
-from plr_dspy.programs.evaluation import program_scorer
-from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.programs.metrics import Metric
-from plr_dspy.scoring.cells import FAILED
-from plr_dspy.report.report import Report
-from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.orderings.space import Ordering
+from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.digest.description import digest
+from plr_dspy.programs.evaluator import program_scorer
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.report.report import Report
+from plr_dspy.scoring.cells import FAILED
+from plr_dspy.scoring.ledger import Ledger
 
 
 class HeldOut:

@@ -14,10 +14,10 @@ from typing import Any, TypedDict
 
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
 from plr_dspy.experiments.runs.results import METHODS
-from plr_dspy.programs.metrics import Metric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.orderings.updates import MixtureEM, RankEMA
+from plr_dspy.programs.calls import Metric
 
 ABLATIONS = {
     "components": tuple(f"PLR-{c}" for c in (1, 2, 4, 8, 16, 32, 64)),

@@ -17,15 +17,15 @@ import dspy
 
 from plr_dspy._version import __version__
 from plr_dspy.baselines.per_input import PerInputOrder
-from plr_dspy.programs.digest.description import digest
 from plr_dspy.experiments.runs.endpoints import Endpoint, MakeLM
 from plr_dspy.experiments.runs.held_out import HeldOut, ranked_orders
-from plr_dspy.experiments.tasks.loading import load
 from plr_dspy.experiments.runs.methods import new_method, shares
 from plr_dspy.experiments.runs.protocol import RANKING, Draw, Protocol, draw
 from plr_dspy.experiments.runs.results import Run
+from plr_dspy.experiments.tasks.loading import load
 from plr_dspy.experiments.tasks.tasks import TASKS, Task
 from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.programs.digest.description import digest
 from plr_dspy.report.report import Report
 
 SCHEMA_VERSION = 1

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.surrogate.crossed_effects import score_table, shrunk_means
 from plr_dspy.search.surrogate.features import FAMILIES, NUM_REFERENCES, OrderingFeatures, random_orderings
@@ -45,7 +45,6 @@ class FittedModel:
     Args:
         orderings: Those that it was fitted to; others have been ruled out.
         surrogate: The process.
-        counts: The number of scores of each of them.
         features: Makes features of orderings.
         earlier: The variances that the fit went on from.
 
@@ -58,14 +57,12 @@ class FittedModel:
         orderings: Sequence[Ordering],
         surrogate: Surrogate,
         *,
-        counts: Sequence[int],
         features: Any,
         earlier: Mapping[str, Any],
     ) -> None:
         self.orderings = list(orderings)
         self.earlier = earlier
         self._surrogate = surrogate
-        self._counts = counts
         self._features = features
 
     @property
@@ -73,14 +70,11 @@ class FittedModel:
         """What the next fit may go on from."""
         return self._surrogate.state_dict()
 
-    def estimates(self) -> list[Trial]:
-        """The orderings fitted with the process' estimates of their scores, best first."""
+    def estimates(self) -> list[ScoreEstimate]:
+        """The process' estimates of the mean scores of the orderings fitted, best first."""
         means: Sequence[float] = self._surrogate.mean.tolist() if self.orderings else []
-        trials = [
-            Trial(ordering, float(mean), count)
-            for ordering, mean, count in zip(self.orderings, means, self._counts, strict=True)
-        ]
-        return sorted(trials, key=lambda trial: -trial.score)
+        estimates = map(ScoreEstimate, self.orderings, means)
+        return sorted(estimates, key=lambda estimate: -estimate.score)
 
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering fitted beside one of them.
@@ -160,7 +154,6 @@ class OrderingModel:
         return FittedModel(
             orderings,
             surrogate,
-            counts=[len(scores[ordering]) for ordering in orderings],
             features=self._features,
             earlier=earlier,
         )

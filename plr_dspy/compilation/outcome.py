@@ -1,0 +1,36 @@
+"""What a compile found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plr_dspy.compilation.final_comparison import Result
+from plr_dspy.orderings.plackett_luce import OrderingDistribution
+from plr_dspy.orderings.space import Ordering
+from plr_dspy.orderings.trials import Iteration
+from plr_dspy.report.schema import Comparison, Evidence
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a compile found.
+
+    Attributes:
+        ordering: The chosen one.
+        distributions: The final distribution of each block.
+        comparison: Chosen against original; None if nothing was compared.
+        candidates: The finalists, with what chose among them.
+        evidence: What there was to tell orderings apart by; None if the metric did not score them.
+        history: Rounds of the search.
+        program_calls: Program calls by phase, as in `Report`.
+        stopped: Why the search ended.
+    """
+
+    ordering: Ordering
+    distributions: list[OrderingDistribution]
+    comparison: Comparison | None
+    candidates: list[Result]
+    evidence: Evidence | None
+    history: list[Iteration]
+    program_calls: dict[str, int]
+    stopped: str

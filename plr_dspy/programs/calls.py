@@ -1,0 +1,207 @@
+"""What one program call does: run the program on an example, and score its answer with the user's metric."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import dspy
+import numpy as np
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
+
+from plr_dspy.programs.copies import language_models
+from plr_dspy.scoring.cells import Cell
+
+Metric: TypeAlias = Callable[..., Any]
+
+LARGEST_SCORE = 1e30
+"""In size: fourth powers of scores are computed."""
+
+_ASYNC_CURE = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
+
+
+def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
+    """The metric as a function of (example, prediction); further parameters it insists on get None.
+
+    Raises:
+        TypeError: when it is not callable, is async, or cannot take an example and a prediction.
+    """
+    if not callable(metric):
+        raise TypeError(f"metric must be callable as metric(example, prediction); got {metric!r}")
+    if inspect.isclass(metric):
+        raise TypeError(
+            f"metric must be called with an example and a prediction; {metric.__name__} is a class: "
+            "pass an instance of it"
+        )
+    if inspect.iscoroutinefunction(metric) or inspect.iscoroutinefunction(type(metric).__call__):
+        raise TypeError(f"metric must not be async: {_ASYNC_CURE}")
+    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
+    called = _forward(metric) if is_judge else metric
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return metric
+    for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
+        extra = (None,) * num_extra
+        try:
+            signature.bind(None, None, *extra)
+        except TypeError:
+            continue
+        return lambda example, prediction: metric(example, prediction, *extra)
+    raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
+
+
+def _forward(judge: dspy.Module) -> Callable[..., Any]:
+    """The method that a call of a judge runs.
+
+    Raises:
+        TypeError: when it has none, or only an async one.
+    """
+    own = vars(judge).get("forward")  # as of dspy.syncify
+    forward = own or getattr(type(judge), "forward", None)
+    if inspect.iscoroutinefunction(forward):
+        raise TypeError(f"metric must not be async: {_ASYNC_CURE}")
+    if forward is None:
+        cure = "pass dspy.syncify(metric)" if hasattr(judge, "aforward") else "define one"
+        raise TypeError(f"metric must have a forward method; {type(judge).__name__} has none: {cure}")
+    return own or partial(forward, judge)
+
+
+def as_score(value: Any) -> float:
+    """A metric's value as a float, never rounded.
+
+    Raises:
+        TypeError: for None, a dict, text, an array of several numbers, or anything else that is no number.
+        ValueError: for NaN, infinities, and what is too large to be squared.
+    """
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError(
+            f"metric must return a number, and not a coroutine, as async functions do: {_ASYNC_CURE}"
+        )
+    number = value.get("score") if isinstance(value, dspy.Prediction) else value
+    if isinstance(number, np.ndarray) and number.size == 1:
+        number = number.item()
+    try:
+        score = None if isinstance(number, (str, bytes)) else float(number)
+    except OverflowError:  # of an int
+        score = math.inf
+    except (TypeError, ValueError):  # of the value's own conversion, as of a tensor of several numbers
+        score = None
+    if score is None:
+        raise TypeError(
+            "metric must return a number, a bool or a Prediction with a score; "
+            f"got {type(value).__name__}: {' '.join(repr(value).split())}"
+        )
+    if not math.isfinite(score):
+        raise ValueError(f"metric must return a finite number; got {score}")
+    if abs(score) > LARGEST_SCORE:
+        raise ValueError(
+            f"metric must return a number between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}; got {score}: scale it"
+        )
+    return score
+
+
+WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
+"""Of a program: there is no answer that a metric could call right, and the order is at fault."""
+
+SHOWN = 150
+"""Characters of a reply or an answer that messages show."""
+
+
+class WrongAnswer(Exception):
+    """The program ended without an answer, by the fault of the order.
+
+    Args:
+        error: What it raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        text = str(error)
+        if isinstance(error, AdapterParseError):
+            reply = " ".join(str(error.lm_response).split())
+            text = f"{error.adapter_name} could not read the reply {reply[:SHOWN]!r}"
+        super().__init__(text)
+        self.error = error
+
+
+class Work(Protocol):
+    """Makes program calls."""
+
+    @property
+    def sample(self) -> str:
+        """The start of the program's first answer that was scored, with its score; empty before."""
+
+    @property
+    def models(self) -> Sequence[dspy.BaseLM]:
+        """Language models that it calls beside the program's, as far as they can be found."""
+
+    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+        """Make one program call and return its cell.
+
+        Args:
+            program: A copy of its own.
+            example: Number of the example.
+            usage: DSPy's usage tracker of this call.
+
+        Raises:
+            WrongAnswer: when there is no answer.
+            Exception: of the program or what scores it.
+        """
+
+
+class MetricWork:
+    """The program's answer, scored by a metric.
+
+    Args:
+        metric: ``metric(example, prediction)``, as in `dspy.Evaluate`.
+        examples: What cells name by index.
+
+    Attributes:
+        sample: The start of the program's first answer, with its score.
+        models: The language models that the metric calls, as far as they can be found.
+    """
+
+    def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
+        self.sample = ""
+        self.models = _models_of(metric)
+        self._metric = metric_caller(metric)
+        self._examples = examples
+
+    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+        """Return a cell with the metric's score."""
+        shown = self._examples[example]
+        if type(shown) is dspy.Example:
+            shown = shown.copy()  # a program or metric that writes to it must not reach the trainset
+        prediction = answer(program, shown)
+        if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
+            # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
+            prediction.set_lm_usage(usage.get_total_tokens())
+        score = as_score(self._metric(shown, prediction))
+        self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
+        return Cell(score)
+
+
+def answer(program: dspy.Module, example: dspy.Example) -> Any:
+    """What the program answers.
+
+    Raises:
+        WrongAnswer: when it could not be parsed, or the prompt was too long.
+        Exception: of the program.
+    """
+    try:
+        return program(**example.inputs())
+    except WRONG_ANSWERS as error:
+        raise WrongAnswer(error) from error
+
+
+def _models_of(metric: Metric) -> list[dspy.BaseLM]:
+    """The LMs of a judge, or those that a metric object holds."""
+    if isinstance(metric, dspy.Module):
+        return language_models(metric)
+    held = getattr(metric, "__dict__", {}).values()
+    models = [value for value in held if isinstance(value, dspy.BaseLM)]
+    return models + [lm for value in held if isinstance(value, dspy.Module) for lm in language_models(value)]
