@@ -20,7 +20,7 @@ from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.objectives import CommonExamples
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.staged_objective import RacingExamples
-from plr_dspy.search.cross_entropy import Search
+from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.features import FAMILIES
 from plr_dspy.search.thompson import ThompsonSearch
 

@@ -12,7 +12,7 @@ from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Trial
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import as_ordering
+from plr_dspy.search.search import as_ordering
 
 Array = NDArray[np.float64]
 Criterion = Callable[[Array], float]

@@ -12,6 +12,7 @@ from plr_dspy.scoring.objectives import CommonExamples
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.staged_objective import RacingExamples
 from plr_dspy.search.cross_entropy import CrossEntropySearch
+from plr_dspy.search.search import Search
 from plr_dspy.search.thompson import ThompsonSearch
 
 
@@ -23,7 +24,7 @@ def new_search(
     seed: int,
     classes: Sequence[Sequence[int]] | None = None,
     example_classes: Sequence[int] | None = None,
-) -> CrossEntropySearch:
+) -> Search:
     """The search that a plan asks for; `classes` and `example_classes` are those of `ThompsonSearch`."""
     shape: dict[str, Any] = {
         "update": update,

@@ -32,8 +32,8 @@ from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.scoring.staged_objective import RacingExamples
-from plr_dspy.search.cross_entropy import Search
 from plr_dspy.search.loop import ALL_ROUNDS, NOTHING_LEFT, TIME_LIMIT, Progress, run
+from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Stopper
 from plr_dspy.search.surrogate.model import Scores
 

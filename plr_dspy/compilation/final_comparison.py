@@ -11,7 +11,7 @@ from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import Search
+from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.model import Gain
 from plr_dspy.statistics.comparisons import paired_interval
 

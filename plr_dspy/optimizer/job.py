@@ -28,7 +28,7 @@ from plr_dspy.programs.validation import (
 )
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import Search
+from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from plr_dspy.orderings.trials import Trial
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.objectives import never_ran
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import as_ordering
 from plr_dspy.search.loop import num_affordable
+from plr_dspy.search.search import as_ordering
 
 MIN_FAILURES = 8
 """So many calls in one round of several orderings, all of them failed, say that something is down."""

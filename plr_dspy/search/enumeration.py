@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from plr_dspy.orderings.space import Ordering, OrderingSpace
-from plr_dspy.orderings.trials import ScoreEstimate
+from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
-from plr_dspy.search.cross_entropy import CrossEntropySearch
+from plr_dspy.search.cross_entropy import fresh_draws
+from plr_dspy.search.search import ScoreArchive, Search, checked, num_elites
 
 
-class ExhaustiveSearch(CrossEntropySearch):
+class ExhaustiveSearch(Search):
     """Ask for every distinct ordering once; the distributions are fitted to the best of all.
 
     Args:
@@ -28,30 +30,36 @@ class ExhaustiveSearch(CrossEntropySearch):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            space,
-            update=update,
-            num_samples=num_samples,
-            elite_fraction=elite_fraction,
-            archive=True,
-            seed=seed,
+            space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed
         )
+        self._archive = ScoreArchive()
 
     def ask(self) -> list[Ordering]:
-        start = len(self._asked)
+        """Return the next orderings; empty after the last."""
+        start = len(self._archive.asked)
         batch = list(itertools.islice(self.space.enumerate(), start, start + self.num_samples))
-        self._asked |= dict.fromkeys(batch)
+        self._archive.asked |= dict.fromkeys(batch)
         return batch
 
-    def _num_elites(self, num_trials: int) -> int:
-        return super()._num_elites(len(self._told))
+    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
+        """Fit the distributions, from uniform ones, to the best of all orderings; returns these, best first."""
+        pool = self.ranked(self._archive.tell(checked(self.space, trials)))
+        elites = pool[: num_elites(len(pool), self.elite_fraction)]
+        self.proposal.reset()
+        self.proposal.refit(elites)
+        return elites
 
-    def _refit(self, elites: Sequence[ScoreEstimate]) -> None:
-        # From the uniform distribution: the elites of earlier rounds are among these.
-        self.distributions = [self.update.initial(size) for size in self.space.sizes]
-        super()._refit(elites)
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next, the generator included, as JSON data."""
+        return {**self.proposal.state_dict(), **self._archive.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.proposal.load_state_dict(state)
+        self._archive.load_state_dict(state)
 
 
-class RandomSearch(CrossEntropySearch):
+class RandomSearch(Search):
     """Ask for random orderings, the identity first, each once; nothing is learnt.
 
     Args:
@@ -62,17 +70,30 @@ class RandomSearch(CrossEntropySearch):
     def __init__(
         self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
     ) -> None:
-        super().__init__(space, num_samples=num_samples, archive=True, seed=seed)
+        super().__init__(space, update="mle", num_samples=num_samples, elite_fraction=0.2, seed=seed)
         self._num_orderings = num_orderings
+        self._archive = ScoreArchive()
 
     def ask(self) -> list[Ordering]:
-        wanted = min(self.num_samples, self._num_orderings - len(self._asked))
+        """Return the next orderings; empty after the last."""
+        asked = self._archive.asked
+        wanted = max(0, min(self.num_samples, self._num_orderings - len(asked)))
         if self.space.num_distinct > self._num_orderings:
-            return super().ask()[: max(0, wanted)]
-        rest = [ordering for ordering in self.space.enumerate() if ordering not in self._asked]
-        batch = rest[: max(0, wanted)]
-        self._asked |= dict.fromkeys(batch)
+            return fresh_draws(self.space, self.proposal, self._archive, self.num_samples)[:wanted]
+        batch = [ordering for ordering in self.space.enumerate() if ordering not in asked][:wanted]
+        self._archive.asked |= dict.fromkeys(batch)
         return batch
 
-    def _refit(self, elites: Sequence[ScoreEstimate]) -> None:
-        """Stay uniform."""
+    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
+        """Keep the scores; returns the elites, best first."""
+        pool = self.ranked(self._archive.tell(checked(self.space, trials)))
+        return pool[: num_elites(len(trials), self.elite_fraction)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next, the generator included, as JSON data."""
+        return {**self.proposal.state_dict(), **self._archive.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.proposal.load_state_dict(state)
+        self._archive.load_state_dict(state)

@@ -11,7 +11,7 @@ from plr_dspy.orderings.plackett_luce import mode_probability
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration, ScoreEstimate, Trial
 from plr_dspy.report.text import BUDGET
-from plr_dspy.search.cross_entropy import Search, as_ordering
+from plr_dspy.search.search import Search, as_ordering
 from plr_dspy.search.stopping import Stopper
 from plr_dspy.statistics.comparisons import agreement
 

@@ -13,8 +13,9 @@ from plr_dspy.orderings.space import Ordering, OrderingSpace
 from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.runtime.threads import one_thread
-from plr_dspy.search.cross_entropy import MAX_REDRAWS, CrossEntropySearch, as_ordering
+from plr_dspy.search.cross_entropy import MAX_REDRAWS
 from plr_dspy.search.hill_climbing import climb, moved
+from plr_dspy.search.search import Search, as_ordering, num_elites
 from plr_dspy.search.surrogate.features import FAMILIES
 from plr_dspy.search.surrogate.model import FittedModel, OrderingModel
 
@@ -24,7 +25,7 @@ NUM_CANDIDATES = 300
 MIN_ELITES = 5
 
 
-class ThompsonSearch(CrossEntropySearch):
+class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
     Each round fits the process (`gaussian_process`) to all scores, and the distributions to the orderings
@@ -87,7 +88,7 @@ class ThompsonSearch(CrossEntropySearch):
             update=update,
             num_samples=num_samples,
             elite_fraction=elite_fraction,
-            archive=True,
+            model=OrderingModel(space, classes=classes, example_classes=example_classes, families=families),
             seed=seed,
         )
         self._num_classed = None if example_classes is None else len(example_classes)
@@ -95,7 +96,6 @@ class ThompsonSearch(CrossEntropySearch):
         self._num_initial = num_initial
         self._propose_known = propose_known
         self._seed = seed
-        self.model = OrderingModel(space, classes=classes, example_classes=example_classes, families=families)
         self._scores: dict[Ordering, dict[int, float]] = {}
         self._fitted: FittedModel = self.model.fit({})
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
@@ -126,8 +126,8 @@ class ThompsonSearch(CrossEntropySearch):
         self._fit(self._fitted.variances)
         best = self._fitted.estimates()
         elites = best[: self._num_elites(len(best))]
-        self.distributions = [self.update.initial(size) for size in self.space.sizes]
-        self._refit(elites)
+        self.proposal.reset()
+        self.proposal.refit(elites)
         return elites
 
     def _fit(self, earlier: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ class ThompsonSearch(CrossEntropySearch):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **super().state_dict(),
+            **self.proposal.state_dict(),
             "scores": [[ordering, list(scores.items())] for ordering, scores in self._scores.items()],
             "surrogate": self._fitted.earlier,
             "finished": sorted(self._finished),
@@ -169,7 +169,7 @@ class ThompsonSearch(CrossEntropySearch):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+        self.proposal.load_state_dict(state)
         self._scores = {
             as_ordering(o): {int(e): float(s) for e, s in scores} for o, scores in state["scores"]
         }
@@ -178,7 +178,7 @@ class ThompsonSearch(CrossEntropySearch):
         self._num_rounds, self._seed = int(state["num_rounds"]), int(state["seed"])
 
     def _num_elites(self, num_trials: int) -> int:
-        return max(MIN_ELITES, super()._num_elites(num_trials))
+        return max(MIN_ELITES, num_elites(num_trials, self.elite_fraction))
 
     def _sampled(self) -> list[Ordering]:
         """The best candidates of posterior draws."""
@@ -207,7 +207,7 @@ class ThompsonSearch(CrossEntropySearch):
         if number == self.space.num_distinct:
             return list(self.space.enumerate())
         for _ in range(MAX_REDRAWS):
-            asked |= dict.fromkeys(self._draw(number, 0.0))
+            asked |= dict.fromkeys(self.proposal.draw(number, sharpness=0.0))
             if len(asked) >= number:
                 break
         return list(asked)[:number]
@@ -225,9 +225,9 @@ class ThompsonSearch(CrossEntropySearch):
         else:
             best = [estimate.ordering for estimate in self._fitted.estimates()]
             parents = best[: self._num_elites(len(best))]
-            found = dict.fromkeys(self._draw(NUM_CANDIDATES // 3, 1.0))
+            found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[moved(self.space, parents[index], rng)] = None
-            found |= dict.fromkeys(self._draw(NUM_CANDIDATES // 6, 0.0))
+            found |= dict.fromkeys(self.proposal.draw(NUM_CANDIDATES // 6, sharpness=0.0))
             found |= dict.fromkeys(climb(self.space, best, self._fitted.predict, rng))
         return [ordering for ordering in found if ordering not in self._scores]

@@ -27,8 +27,9 @@ from plr_dspy.compilation.final_comparison import (
 )
 from plr_dspy.orderings.trials import Iteration, Trial
 from plr_dspy.report.schema import Evidence
-from plr_dspy.search.cross_entropy import elite_weights, num_elites
 from plr_dspy.search.loop import Progress, run
+from plr_dspy.search.proposal import elite_weights
+from plr_dspy.search.search import num_elites
 from plr_dspy.search.stopping import Converged, Patience, TargetScore
 from plr_dspy.search.surrogate.model import Gain
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
