@@ -118,6 +118,10 @@ class LabelObjective:
         worst = min(scores.values())
         return [Trial(o, scores.get(o, worst), len(kept or inputs)) for o in rows]
 
+    def scores(self) -> dict[Ordering, dict[int, float]]:
+        """None: the metric has scored no ordering."""
+        return {}
+
     def salvaged(self) -> list[Trial]:
         """Nothing: orderings are only comparable when all have met all inputs."""
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,11 +13,12 @@ from plr_dspy.compilation.deadlines import Deadlines
 from plr_dspy.compilation.evidence import weigh
 from plr_dspy.compilation.final_comparison import (
     Finalist,
-    Result,
     choose,
     compare,
     comparison,
     finalists,
+    merged,
+    results_of,
 )
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.outcome import Outcome
@@ -26,13 +26,12 @@ from plr_dspy.compilation.sequential_halving import race
 from plr_dspy.compilation.spending import Spending
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.orderings.trials import Iteration
-from plr_dspy.report.text import BUDGET
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.scoring.staged_objective import RacingExamples
-from plr_dspy.search.loop import ALL_ROUNDS, NOTHING_LEFT, TIME_LIMIT, Progress, run
+from plr_dspy.search.loop import TIME_LIMIT, Progress, run
 from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Stopper
 from plr_dspy.search.surrogate.model import Scores
@@ -124,7 +123,7 @@ class Compilation:
     def _end(self) -> Outcome:
         if self._signs.nothing_found and self._original != WITHOUT_DEMOS:
             return replace(self._unchanged(), evidence=self._signs.evidence())
-        plan, share = self._plan, self._share_searched()
+        plan, share = self._plan, self._spending.share_searched(self._progress.stopped)
         entries = self._finalists(share)
         if not entries:
             return self._unchanged()
@@ -149,7 +148,7 @@ class Compilation:
             entry.ordering: dict(zip(examples, row, strict=True))
             for entry, row in zip(entries, rows, strict=False)
         }
-        return self._chosen(entries, rows, self._known_scores(compared))
+        return self._chosen(entries, rows, merged(self._objective.scores(), compared))
 
     def _finalists(self, share: float) -> list[Finalist]:
         """The orderings of the final comparison, the original first; the share is that of the plan's calls to use."""
@@ -188,24 +187,11 @@ class Compilation:
         self._phase = "final comparison"
         return winners
 
-    def _known_scores(self, compared: Scores) -> Scores:
-        """The scores by example that choose: those compared and, of a racing plan, those of the search and the race."""
-        if not isinstance(self._objective, RacingExamples):
-            return compared
-        known = {ordering: dict(row) for ordering, row in self._objective.scores().items()}
-        for ordering, row in compared.items():
-            known[ordering] = known.get(ordering, {}) | dict(row)
-        return known
-
     def _chosen(self, entries: Sequence[Finalist], rows: Sequence[Sequence[float]], known: Scores) -> Outcome:
         """The outcome of a final comparison, by what all scores known let one expect on new examples."""
         by_criterion, original = self._plan.by_criterion, self._original
         fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
-        gains = fitted.gains(original)
-        results = [
-            Result(entry, math.fsum(row) / len(row), gains[entry.ordering])
-            for entry, row in zip(entries, rows, strict=False)
-        ]
+        results = results_of(entries, rows, fitted.gains(original))
         best = len(rows) - 1 if by_criterion else choose(results, min_probability=self._min_probability)
         gain = results[best].gain
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)
@@ -222,17 +208,6 @@ class Compilation:
     def _stopped(self) -> str:
         """What ended the search, or the time that ended what followed it."""
         return TIME_LIMIT if self._cut else self._progress.stopped
-
-    def _share_searched(self) -> float:
-        """The share of its calls that a search made which was ended early; 1 for others.
-
-        What follows it shrinks with it: who ends a search early wants to spend less.
-        """
-        # A racing plan ends with its calls; other plans are laid out for so many rounds.
-        planned = {TIME_LIMIT, BUDGET, NOTHING_LEFT} | (set() if self._plan.racing else {ALL_ROUNDS})
-        if self._progress.stopped in planned:
-            return 1.0
-        return min(1.0, self._spending.search_calls / max(1, self._plan.search_calls))
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plr_dspy.orderings.space import Ordering
@@ -12,7 +13,7 @@ from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
-from plr_dspy.search.surrogate.model import Gain
+from plr_dspy.search.surrogate.model import Gain, Scores
 from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,24 @@ def compare(
     else:
         logger.warning("%d of %d orders could be compared before the end", len(rows), len(orderings))
     return ran, rows
+
+
+def merged(known: Scores, compared: Scores) -> Scores:
+    """Scores by example of all orderings: those known before, and those of the comparison."""
+    return {
+        ordering: {**known.get(ordering, {}), **compared.get(ordering, {})}
+        for ordering in {**known, **compared}
+    }
+
+
+def results_of(
+    entries: Sequence[Finalist], rows: Sequence[Sequence[float]], gains: Mapping[Ordering, Gain]
+) -> list[Result]:
+    """What the first entries came to, those that have rows of scores."""
+    return [
+        Result(entry, math.fsum(row) / len(row), gains[entry.ordering])
+        for entry, row in zip(entries, rows, strict=False)
+    ]
 
 
 def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 
 from plr_dspy.compilation.budget import FINAL_SHARE, RACE_SHARE, Plan
 from plr_dspy.orderings.space import Ordering
+from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.loop import ALL_ROUNDS, NOTHING_LEFT, TIME_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,18 @@ class Spending:
         """
         left = self._train_limit - self.search_calls
         return left if share == 1.0 else min(left, round(share * self._plan.race_calls))
+
+    def share_searched(self, stopped: str) -> float:
+        """The share of its calls that a search made which was ended early; 1 for others.
+
+        What follows it shrinks with it: who ends a search early wants to spend less.
+
+        Args:
+            stopped: Why the search ended.
+        """
+        # A racing plan ends with its calls; other plans are laid out for so many rounds.
+        planned = {TIME_LIMIT, BUDGET, NOTHING_LEFT} | (set() if self._plan.racing else {ALL_ROUNDS})
+        return 1.0 if stopped in planned else min(1.0, self.search_calls / max(1, self._plan.search_calls))
 
     @property
     def _train_limit(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from plr_dspy.orderings.space import Ordering
@@ -31,6 +31,9 @@ class SearchObjective(Protocol):
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
         """Score orderings; the trials come in the same order, fewer of them when the time is up."""
+
+    def scores(self) -> Mapping[Ordering, Mapping[int, float]]:
+        """Scores by example that a final choice may go by, beside those of the comparison; costs nothing."""
 
     def salvaged(self) -> list[Trial]:
         """Trials of a round that was not ended, of those of its orderings that were scored whole; costs nothing."""
@@ -81,6 +84,10 @@ class CommonExamples:
             lost = never_ran(self._scorer, self._examples, self._scorer.ledger.examples_that_ran())
             self._examples = [example for example in self._examples if example not in lost]
         return trials
+
+    def scores(self) -> dict[Ordering, dict[int, float]]:
+        """None: the selection split alone chooses, as in PLR Algorithm 1."""
+        return {}
 
     def salvaged(self) -> list[Trial]:
         """Trials of a round that was not ended, of those of its orderings that were scored whole; costs nothing."""
