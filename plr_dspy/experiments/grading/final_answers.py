@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from plr_dspy.experiments.grading.boxes import Box, boxes
+
 _MARKER = re.compile(
     r"####|\banswer\b(?:\s+to\b[^.:\n]{0,80}?)?\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?", re.IGNORECASE
 )
-_BOX = re.compile(r"\\f?boxed\s*|\\fbox\s*")
 _MATH = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
 _LINK = re.compile(
@@ -29,9 +30,9 @@ def stated_answer(output: str) -> str | None:
         Its text, which is empty where the marker is followed by nothing; None where nothing is marked.
     """
     output = _BOLD.sub("", output)
-    boxes = _boxes(output)
-    if boxes is not None:
-        return boxes
+    boxed = _boxed_answer(output)
+    if boxed is not None:
+        return boxed
     marker = next(iter(reversed(list(_MARKER.finditer(output)))), None)
     if marker is None:
         return None
@@ -86,33 +87,14 @@ def _only_verdict(text: str) -> bool | None:
     return found.pop()
 
 
-def _boxes(output: str) -> str | None:
-    """The last box; with those that lead up to it, as in "x = [1] or x = [2]", a list."""
-    found: list[str] = []
-    end = 0
-    for box in _BOX.finditer(output):
-        if box.start() < end:
-            continue  # a box within a box
-        content, after = _braced(output, box.end())
-        if found and not _LINK.fullmatch(output, end, box.start()):
+def _boxed_answer(output: str) -> str | None:
+    """Return the last box of an output, as a list with those that lead up to it: "x = [1] or x = [2]"."""
+    found: list[Box] = []
+    for box in boxes(output):
+        if found and not _LINK.fullmatch(output, found[-1].end, box.start):
             found = []
-        found.append(content)
-        end = after
-    return ",".join(dict.fromkeys(found)) if found else None
-
-
-def _braced(text: str, start: int) -> tuple[str, int]:
-    """What stands in the braces that open at an index, or the one word there, and where it ends."""
-    if text[start : start + 1] != "{":
-        word = re.compile(r"[^\s$]*").match(text, start)
-        assert word is not None
-        return word[0], word.end()
-    depth = 0
-    for index in range(start, len(text)):
-        depth += (text[index] == "{") - (text[index] == "}")
-        if depth == 0:
-            return re.sub(r"\\f?boxed\s*", "", text[start + 1 : index]), index + 1
-    return "", len(text)  # cut off before it was closed
+        found.append(box)
+    return ",".join(dict.fromkeys(box.content for box in found)) if found else None
 
 
 def _formulas(text: str) -> str:
