@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from plr_dspy.experiments.grading.equivalence import equivalent
-from plr_dspy.experiments.grading.latex import FUNCTIONS, cells, members, tidy
+from plr_dspy.experiments.grading.latex import FUNCTIONS, members, tidy
 from plr_dspy.experiments.grading.numerals import rational
 
 _MAX_LENGTH = 1000
@@ -23,7 +23,8 @@ _OPTION = re.compile(r"^\s*(?:option|choice)\s+(?=\(?[A-Z]\)?\W*$)", re.IGNORECA
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
 # A number in another base, "1 2", "007" and indices of i and e are read as other numbers, and prose as a product.
 _MISREAD = re.compile(r"\d_|\d \d|(?<![\d.])0\d|[eEiI]_|[A-Za-z]{4,}")
-_RELATION = re.compile(r"<|>|\\leq|\\geq|\\in(?![A-Za-z])|\\cup")
+_COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
+_RELATION = re.compile(r"<|>|\\[lg]eq|\\in(?![A-Za-z])|\\cup")
 
 
 def same(predicted: str, gold: str) -> bool:
@@ -57,8 +58,6 @@ def _same(predicted: str, gold: str) -> bool:
         return _same_members(predicted_kind, answers, gold_kind, expected, predicted, gold)
     if "=" in predicted or "=" in gold:
         return _same_equation(predicted, gold)
-    if (rows := cells(predicted)) and (expected_rows := cells(gold)):
-        return _same_cells(rows, expected_rows)
     if predicted.endswith("%") or gold.endswith("%"):
         return _same_percentage(predicted, gold)
     first, second = rational(predicted), rational(gold)
@@ -100,14 +99,6 @@ def _same_collection(answers: list[str], expected: list[str]) -> bool:
     return True
 
 
-def _same_cells(rows: list[list[str]], expected: list[list[str]]) -> bool:
-    return [len(row) for row in rows] == [len(row) for row in expected] and all(
-        _same(cell, wanted)
-        for row, expected_row in zip(rows, expected, strict=True)
-        for cell, wanted in zip(row, expected_row, strict=True)
-    )
-
-
 def _same_equation(predicted: str, gold: str) -> bool:
     """Of equations, or of one and the value that it gives a name."""
     answers, expected = predicted.split("="), gold.split("=")
@@ -139,11 +130,12 @@ def _same_percentage(predicted: str, gold: str) -> bool:
 
 def _comparable(predicted: str, gold: str) -> bool:
     """Whether a computer algebra system would read both as they are meant."""
-    if any(_MISREAD.search(re.sub(r"\\[A-Za-z]+ ?", r"\\", latex)) for latex in (predicted, gold)):
-        return False
+    plain = [_COMMAND.sub(r"\\", latex) for latex in (predicted, gold)]
+    letters = {letter for latex in plain for letter in latex if letter.isalpha()}
     # It takes R for r.
-    letters = set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", predicted + " " + gold)))
-    return not any(letter.swapcase() in letters for letter in letters)
+    return not any(map(_MISREAD.search, plain)) and not any(
+        letter.swapcase() in letters for letter in letters
+    )
 
 
 def _ratio(latex: str) -> str:

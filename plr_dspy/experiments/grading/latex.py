@@ -58,9 +58,7 @@ _RULES = [
         (r"\\(?:left|right|[bB]ig+[lr]?)(?![A-Za-z])\.?", ""),
         (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\(?:d|t|c)frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:le|leqslant)(?![A-Za-z])", r"\\leq"),
-        (r"\\(?:ge|geqslant)(?![A-Za-z])", r"\\geq"),
-        (r"\\ne(?![A-Za-z])", r"\\neq"),
+        (r"\\([lg])e(?:qslant)?(?![A-Za-z])", r"\\\1eq"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\(?:text(?:normal|bf|it|rm)?|mbox|math(?:rm|bf|it|sf))\s*\{\s*([A-Za-z])\s*\}", r" \1"),
         (r"\\(?:text(?:normal|bf|it|rm)?|mbox|math(?:rm|bf|it|sf))\s*\{", r"\\text{"),
@@ -70,9 +68,6 @@ _RULES = [
         (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))", r"\\sqrt{\1}"),
         (rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])", r"\\\1 "),
-        (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
-        (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
-        (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
         (r"\^\s*(-?(?:\d+|[A-Za-z]))", r"^{\1}"),
         (r"_\s*(\d+|[A-Za-z])", r"_{\1}"),
         (r"(?<!\d)\.(?=\d)", "0."),
@@ -82,7 +77,6 @@ _RULES = [
 ]
 _END = re.compile(r"(?:(?<!\\)[.,;:\s])+$")
 _THOUSANDS = re.compile(r"(-?\d{1,3}(?:,\d{3})+)((?:\.\d+)?%?)")
-_MATRIX = re.compile(r"\\begin ?\{([pb]?matrix)\}(.*)\\end ?\{\1\}")
 _SPACES = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
 
 
@@ -129,14 +123,6 @@ def members(latex: str) -> tuple[str, list[str]]:
     if len(parts) > 1 and not kind:
         kind = ","
     return kind, parts
-
-
-def cells(latex: str) -> list[list[str]]:
-    """The rows of a tidy matrix or vector; nothing of anything else."""
-    matrix = _MATRIX.fullmatch(latex)
-    if matrix is None or r"\begin" in matrix[2]:
-        return []
-    return [row.split("&") for row in re.sub(r"(?:\\\\)+$", "", matrix[2]).split(r"\\")]
 
 
 def _without_degrees(text: str) -> str:
