@@ -88,15 +88,7 @@ class PlainTextAdapter(dspy.Adapter):
         A demo without any input or without any output field is left out. A demo that lacks some fields shows
         the lines it has.
 
-        Args:
-            signature: The signature of the call.
-            demos: Demos as mappings or `dspy.Example`s.
-
-        Returns:
-            One user message for each demo shown.
-
-        Raises:
-            ValueError: If a field's type is not text-like.
+        Takes and raises what `format` does; returns one user message for each demo shown.
         """
         _require_text_fields(signature)
         messages = []

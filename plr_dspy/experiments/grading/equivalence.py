@@ -108,17 +108,13 @@ class Checker:
 
 
 _CHECKER = Checker()
+atexit.register(lambda: _CHECKER.close())
 
 
 @lru_cache(maxsize=100_000)
 def equivalent(predicted: str, gold: str) -> bool:
     """Do what `Checker.equal` does, with a child that all callers share; each pair is compared once."""
     return _CHECKER.equal(predicted, gold)
-
-
-@atexit.register
-def _close() -> None:
-    _CHECKER.close()
 
 
 @lru_cache(maxsize=1)

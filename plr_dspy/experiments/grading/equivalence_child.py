@@ -19,6 +19,7 @@ DECIMAL = re.compile(r"(\d+)\.(\d+)")
 
 
 def main() -> None:
+    """Answer the parent's pairs, one line each, until its input ends."""
     sys.path[:] = json.loads(sys.stdin.readline())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)  # whatever the libraries print must not look like a reply
@@ -67,6 +68,7 @@ def equal(predicted: str, gold: str) -> bool:
 
 
 def parsed(latex: str) -> list[Any]:
+    """Return what math-verify reads in LaTeX, an empty list where it reads nothing."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 

@@ -1,4 +1,4 @@
-"""Where in an output the final answer stands."""
+"""Finds the final answer in an output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERDICTS = {"yes": True, "true": True, "no": False, "false": False}
 
 
 def stated_answer(output: str) -> str | None:
-    """The answer that an output marks: the last in a box, else after the last "answer is", "Answer:" or "####".
+    """Find the answer that an output marks: the last in a box, else after the last "answer is", "Answer:" or "####".
 
     Returns:
         Its text, which is empty where the marker is followed by nothing; None where nothing is marked.
@@ -41,12 +41,12 @@ def stated_answer(output: str) -> str | None:
 
 
 def unmarked(output: str) -> str:
-    """An output without markup for bold text."""
+    """Return an output without markup for bold text."""
     return _BOLD.sub("", output).strip()
 
 
 def last_expression(output: str) -> tuple[str, bool]:
-    """The expression that an output which marks no answer ends with.
+    """Find the expression that an output which marks no answer ends with.
 
     Returns:
         The expression, and whether words stand around it.
@@ -64,7 +64,7 @@ def last_expression(output: str) -> tuple[str, bool]:
 
 
 def verdict(output: str) -> bool | None:
-    """Whether an output says yes (or true) or no (or false); None where it says neither, or both."""
+    """Return whether an output says yes (or true) or no (or false); None where it says neither, or both."""
     stated = stated_answer(output)
     lines = [line for line in unmarked(output if stated is None else stated).splitlines() if line.strip()]
     if not lines:
@@ -80,6 +80,7 @@ def verdict(output: str) -> bool | None:
 
 
 def _only_verdict(text: str) -> bool | None:
+    """Return the only verdict in a text; None where there is none, or one that is denied, or several."""
     words = re.findall(r"[a-z]+(?:'t)?", text.lower())
     found = {_VERDICTS[word] for word in words if word in _VERDICTS}
     if len(found) != 1 or any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words):
@@ -98,7 +99,7 @@ def _boxed_answer(output: str) -> str | None:
 
 
 def _formulas(text: str) -> str:
-    """The formulas that a text begins with, as a list; nothing where it begins, or goes on, with words."""
+    """Return the formulas that a text begins with, as a list; nothing where it begins, or goes on, with words."""
     found: list[str] = []
     end = 0
     while (formula := _MATH.match(text, end)) is not None:
@@ -113,7 +114,7 @@ def _formulas(text: str) -> str:
 
 
 def _clause(text: str) -> str:
-    """A text up to the end of its first sentence or line, without the reason that may follow."""
+    """Return a text up to the end of its first sentence or line, without the reason that may follow."""
     lines = text.splitlines()
     if not lines:
         return ""

@@ -1,4 +1,4 @@
-"""One way to write a LaTeX answer: what people vary, and what does not change its value, is removed."""
+"""Writes LaTeX answers in one way: what people vary, and what does not change the value, is removed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _SPACES = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
 
 
 def tidy(text: str) -> str:
-    """An answer in plain LaTeX, without delimiters, units, currency, degree signs, spaces and final punctuation.
+    """Return an answer in plain LaTeX, without delimiters, units, currency, degrees, spaces and final punctuation.
 
     Degrees stay in the arguments of trigonometric functions, as radians. A number's thousands commas go; in a list or
     between brackets a comma separates.
@@ -126,12 +126,14 @@ def members(latex: str) -> tuple[str, list[str]]:
 
 
 def _without_degrees(text: str) -> str:
+    """Return LaTeX without degree signs; in the arguments of trigonometric functions degrees become radians."""
     if _TRIGONOMETRY.search(text):
         text = re.sub(rf"(\d+(?:\.\d+)?){_DEGREES}", r"(\1\\cdot\\frac{\\pi}{180})", text)
     return re.sub(_DEGREES, "", text)
 
 
 def _without_units(text: str) -> str:
+    """Return LaTeX without the unit that may follow a number."""
     unit = _TEXT_UNITS.search(text)
     if unit and not _NO_UNITS.search(unit.group(1)):
         text = text[: unit.start()]
@@ -139,7 +141,7 @@ def _without_units(text: str) -> str:
 
 
 def _closes_at(latex: str, start: int) -> int:
-    """Where the bracket at an index is closed, by a bracket of whatever kind; -1 where it is not."""
+    """Return where the bracket at an index is closed, by a bracket of whatever kind; -1 where it is not."""
     depth = 0
     for index in range(start, len(latex)):
         depth += (latex[index] in "([{") - (latex[index] in ")]}")
@@ -149,7 +151,7 @@ def _closes_at(latex: str, start: int) -> int:
 
 
 def _split(latex: str) -> list[str]:
-    """Cut at the commas and semicolons that no bracket holds."""
+    """Cut a text at the commas and semicolons that no bracket holds."""
     parts, depth = [""], 0
     for character in latex:
         depth += (character in "([{") - (character in ")]}")
@@ -161,6 +163,7 @@ def _split(latex: str) -> list[str]:
 
 
 def _both_signs(part: str) -> list[str]:
+    """Return both values of an expression with one plus-minus sign; any other as it is."""
     if part.count(r"\pm") != 1 or r"\mp" in part:
         return [part]
     return [re.sub(r"^\+", "", re.sub(r"\\pm ?", sign, part)) for sign in "+-"]
