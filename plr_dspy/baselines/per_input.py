@@ -17,7 +17,7 @@ from plr_dspy.baselines.label_based import LabelReorderer, check_text_inputs
 from plr_dspy.baselines.objective import Criterion, LabelObjective
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs, probed
 from plr_dspy.compilation.budget import Plan
-from plr_dspy.label_probabilities.endpoints import Endpoints
+from plr_dspy.label_probabilities.servers import TokenServers
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import Metric, WrongAnswer
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 CONTENT_FREE = ("[N/A]", "", "[MASK]")
 
-_ENDPOINTS = Endpoints("DEmO")
+_SERVERS = TokenServers("DEmO")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PerInputOrder(dspy.Module):
             if variant is None:
                 continue
             try:
-                found, prediction = probed(variant, inputs, purpose="DEmO", endpoints=_ENDPOINTS)
+                found, prediction = probed(variant, inputs, purpose="DEmO", servers=_SERVERS)
             except WrongAnswer as error:  # no label is likely in this order
                 logger.debug("no answer in one of the orders: %s", error)
             else:

@@ -12,7 +12,7 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
 
 from plr_dspy.label_probabilities.adapter import LabelProbe, NoLabel
-from plr_dspy.label_probabilities.endpoints import Endpoints, refusals_told, without_probabilities
+from plr_dspy.label_probabilities.servers import TokenServers, refusals_told, without_probabilities
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
 from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, answer
@@ -103,7 +103,7 @@ class ProbingWork:
         self._purpose = purpose
         self._scored = MetricWork(metric, examples)
         self.models = self._scored.models
-        self._endpoints = Endpoints(purpose)
+        self._servers = TokenServers(purpose)
         self._gives_probabilities = False  # as far as is known
 
     @property
@@ -121,12 +121,12 @@ class ProbingWork:
             self._gives_probabilities = True
             return Cell(None, value=text)
         fields = self._inputs.inputs[example - self._inputs.num_written]
-        found, _ = probed(program, fields, purpose=self._purpose, endpoints=self._endpoints)
+        found, _ = probed(program, fields, purpose=self._purpose, servers=self._servers)
         return Cell(None, value=found)
 
 
 def probed(
-    program: dspy.Module, fields: Mapping[str, Any], *, purpose: str, endpoints: Endpoints
+    program: dspy.Module, fields: Mapping[str, Any], *, purpose: str, servers: TokenServers
 ) -> tuple[list[float], Any]:
     """The distribution ``[L]`` over labels that a program gives to an input, and what it answers with it.
 
@@ -135,7 +135,7 @@ def probed(
         ValueError: when the program does not make one LM call.
         Exception: of the program.
     """
-    probe = LabelProbe(dspy.settings.adapter or dspy.ChatAdapter(), purpose=purpose, endpoints=endpoints)
+    probe = LabelProbe(dspy.settings.adapter or dspy.ChatAdapter(), purpose=purpose, servers=servers)
     with dspy.context(adapter=probe, disable_history=True):  # it would hold thousands of lists of tokens
         try:
             prediction = answer(program, dspy.Example(**fields).with_inputs(*fields))

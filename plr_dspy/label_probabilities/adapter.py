@@ -8,21 +8,14 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.label_probabilities.endpoints import (
+from plr_dspy.label_probabilities.servers import (
     NUM_ALTERNATIVES,
-    Endpoints,
     NoProbabilities,
+    TokenServers,
     refusals_told,
     without_probabilities,
 )
-from plr_dspy.label_probabilities.tokens import (
-    Array,
-    Position,
-    from_alternatives,
-    label_position,
-    normalised,
-    path,
-)
+from plr_dspy.label_probabilities.tokens import Array, Position, from_alternatives, label_position, path
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.finite_outputs import finite_output
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
@@ -48,20 +41,20 @@ class LabelProbe(dspy.Adapter):
     All are normalised over the labels.
 
     Args:
-        adapter: What it stands for.
+        adapter: The adapter that it stands for.
         purpose: What needs the probabilities, for messages.
-        endpoints: Knows what each LM's server can do; shared by all probes of a compile.
+        servers: Knows what each LM's server can do; shared by all probes of a compile.
 
     Attributes:
         found: A distribution ``[L]`` for each call of a predictor.
     """
 
-    def __init__(self, adapter: dspy.Adapter, *, purpose: str, endpoints: Endpoints) -> None:
+    def __init__(self, adapter: dspy.Adapter, *, purpose: str, servers: TokenServers) -> None:
         super().__init__(callbacks=[])
         self.found: list[Array] = []
         self._adapter = adapter
         self._purpose = purpose
-        self._endpoints = endpoints
+        self._servers = servers
 
     def __call__(
         self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
@@ -69,77 +62,62 @@ class LabelProbe(dspy.Adapter):
         """Find the probabilities, and answer with the likeliest label.
 
         Raises:
-            NoProbabilities: when the provider gives none.
-            NoLabel: when no label is among the likeliest tokens.
+            NoProbabilities: If the provider gives none.
+            NoLabel: If no label is among the likeliest tokens.
         """
         name, labels = finite_output(signature, purpose=self._purpose)
         first = next(iter(signature.output_fields)) == name
-        if first and isinstance(self._adapter, PlainTextAdapter) and _is_plain(lm):
+        plain = isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine)
+        answer: dict[str, Any] = {}
+        if first and plain and isinstance(self._adapter, PlainTextAdapter):
             messages = self._adapter.format(signature, demos, inputs)
             prompt = "\n\n".join(message["content"] for message in messages)
-            masses = self._endpoints.masses(lm, prompt, list(labels))
-            answer: dict[str, Any] = {}
+            masses = self._servers.masses(lm, prompt, list(labels))
         else:
-            masses, answer = self._from_reply(lm, lm_kwargs, signature, demos, inputs, name, labels)
+            shown, reply = self._reply(lm, lm_kwargs, signature, demos, inputs)
+            positions = _positions(reply)
+            if not positions:
+                raise without_probabilities(lm, self._purpose)
+            try:
+                answer = dict(self._adapter.parse(shown, reply["text"]))
+            except Exception:  # A reply that cannot be read may still tell what was likely.
+                answer = {}
+            told = [text for text, value in labels.items() if name in answer and value == answer[name]]
+            start = label_position(positions, list(labels), told[0] if told else None, name=name)
+            follow = path(positions, start)
+            masses = from_alternatives(positions[start].alternatives, list(labels), follow=follow)
         if not masses.sum() > 0:
             raise NoLabel(f"none of the labels {list(labels)} is among the likeliest tokens of {lm.model}")
-        self.found.append(normalised(masses))
+        self.found.append(masses / masses.sum())
         likeliest = labels[list(labels)[int(masses.argmax())]]
         return [{**dict.fromkeys(signature.output_fields), **answer, name: likeliest}]
 
-    def _from_reply(
-        self,
-        lm: Any,
-        lm_kwargs: dict[str, Any],
-        signature: Any,
-        demos: list[Any],
-        inputs: dict[str, Any],
-        name: str,
-        labels: Mapping[str, Any],
-    ) -> tuple[Array, dict[str, Any]]:
-        """What the adapter's own call tells: the probabilities, and the reply where it could be read."""
-        adapter, outputs = copy.copy(self._adapter), []
+    def _reply(self, lm: Any, lm_kwargs: dict[str, Any], *call: Any) -> tuple[Any, Any]:
+        """Make the adapter's own call; return the signature that was shown, and the reply before it is parsed."""
+        adapter, seen = copy.copy(self._adapter), []
 
         def postprocess(shown: Any, original: Any, replies: Any, *_: Any) -> list[dict[str, Any]]:
-            outputs.append((shown, replies[0]))
+            seen.append((shown, replies[0]))
             return [{}]
 
-        adapter._call_postprocess = postprocess  # the one place that sees replies before they are parsed
-        wanted = {**lm_kwargs, "logprobs": True, "top_logprobs": NUM_ALTERNATIVES}
+        adapter._call_postprocess = postprocess  # No other place sees replies before they are parsed.
         with refusals_told(lm, self._purpose):
-            adapter(lm, wanted, signature, demos, inputs)
-        if not outputs:
+            adapter(lm, {**lm_kwargs, "logprobs": True, "top_logprobs": NUM_ALTERNATIVES}, *call)
+        if not seen:
             raise NoProbabilities(
                 f"{self._purpose} needs an adapter that makes one LM call; {type(self._adapter).__name__} does not: "
                 "use dspy.ChatAdapter, dspy.JSONAdapter or PlainTextAdapter"
             )
-        shown, reply = outputs[0]
-        positions = _positions(reply, lm, self._purpose)
-        try:
-            answer = dict(self._adapter.parse(shown, reply["text"]))
-        except Exception:  # a reply that cannot be read may still tell what was likely
-            answer = {}
-        told = [text for text, value in labels.items() if name in answer and value == answer[name]]
-        start = label_position(positions, list(labels), told[0] if told else None, name=name)
-        follow = path(positions, start)
-        return from_alternatives(positions[start].alternatives, list(labels), follow=follow), answer
+        return seen[0]
 
 
-def _positions(reply: Any, lm: Any, purpose: str) -> list[Position]:
-    """The positions of a reply in any of DSPy's shapes."""
+def _positions(reply: Any) -> list[Position]:
+    """Return the positions of a reply in any of DSPy's shapes; an empty list where it has no log-probabilities."""
     logprobs = reply.get("logprobs") if isinstance(reply, Mapping) else None
-    content = getattr(logprobs, "content", None) or []
-    positions = [
+    return [
         Position(
             place.token,
             {place.token: place.logprob, **{top.token: top.logprob for top in place.top_logprobs or ()}},
         )
-        for place in content
+        for place in getattr(logprobs, "content", None) or []
     ]
-    if not positions:
-        raise without_probabilities(lm, purpose)
-    return positions
-
-
-def _is_plain(lm: Any) -> bool:
-    return isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine)

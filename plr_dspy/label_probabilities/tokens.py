@@ -1,23 +1,27 @@
-"""The probabilities of labels, read off the log-probabilities of tokens.
+"""The probabilities of labels, read off the log-probabilities of tokens by pure functions.
 
-Pure functions: what asks a server for tokens is `label_probabilities.adapter`. A reply is a list of positions, each the
-token that was generated there and the likeliest ones with their log-probabilities.
+A reply is a list of positions, each the token that was generated there and the likeliest ones.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Alternatives: TypeAlias = Mapping[str, float]
-"""Log-probability of each of the likeliest tokens, by their text."""
+"""Log-probability of each of the likeliest tokens, by their text; an empty text is the end of the answer."""
+Token: TypeAlias = tuple[str, float]
+"""Text and log-probability of a token."""
+Follow: TypeAlias = Callable[[str], Alternatives | None]
+"""Gives the alternatives after a text that begins where the label does; None where nobody knows them."""
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"
 """What a token may hold before the label begins in it: JSON quotes it, models like to make it bold."""
@@ -26,73 +30,56 @@ NEGLIGIBLE = 1e-4
 """A token of less probability that several labels begin with is not followed: they share it evenly."""
 
 
-@dataclass(frozen=True)
-class Position:
-    """One place of a reply.
-
-    Attributes:
-        token: What was generated.
-        alternatives: What might have been, the token itself included.
-    """
+class Position(NamedTuple):
+    """One place of a reply: the token that was generated, and what might have been, the token itself included."""
 
     token: str
     alternatives: Alternatives
 
 
 def from_alternatives(
-    alternatives: Alternatives,
-    labels: Sequence[str],
-    *,
-    follow: Callable[[str], Alternatives | None] = lambda text: None,
+    alternatives: Alternatives, labels: Sequence[str], *, follow: Follow = lambda text: None
 ) -> Array:
-    """Probabilities ``[L]`` of labels by their first tokens: sum at most 1, the rest goes to other answers.
+    """Return probabilities ``[L]`` of labels by their tokens: their sum is at most 1, as other answers have the rest.
 
     A token that only one label begins with counts for this label. One that several begin with is followed by
     the tokens after it.
 
     Args:
-        alternatives: At the position where the label begins.
-        labels: Distinct; case matters only where they differ in nothing else.
-        follow: The alternatives after a text that begins at the label's position; None where nobody knows.
+        alternatives: The likeliest tokens at the position where the label begins.
+        labels: Distinct labels, ``[L]``; case matters only where they differ in nothing else.
+        follow: Gives the likeliest tokens further on.
     """
-    if len({label.casefold() for label in labels}) == len(labels):
-        fold: Callable[[str], str] = str.casefold
-    else:
-        fold = str
-    masses = np.zeros(len(labels))
+    fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
     before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
+    masses = np.zeros(len(labels))
 
     def share(alternatives: Alternatives, rests: Mapping[int, str], before: str, probability: float) -> None:
         """Share out what the tokens after `before` say among labels, of which these rests are missing."""
         left = probability
         for token, log_probability in alternatives.items():
-            mass = probability * math.exp(min(0.0, log_probability))
             text = fold(token if before else token.lstrip(before_label))
-            fitting = {label: rest for label, rest in rests.items() if rest and _begin_alike(rest, text)}
+            fitting = [i for i, rest in rests.items() if token and rest and _begin_alike(rest, text)]
             if not fitting:
                 continue
+            mass = probability * math.exp(min(0.0, log_probability))
             left -= mass
-            if len(fitting) == 1:
-                masses[next(iter(fitting))] += mass
+            after = follow(before + token) if len(fitting) > 1 and mass >= NEGLIGIBLE else None
+            if after is not None:
+                share(after, {i: rests[i][len(text) :] for i in fitting}, before + token, mass)
                 continue
-            longer = {label: rest[len(text) :] for label, rest in fitting.items()}
-            after = follow(before + token) if mass >= NEGLIGIBLE else None
-            if after is None:
-                spelled = {fold(other) for other in alternatives if other != token}
-                sharing = [label for label, rest in fitting.items() if rest not in spelled] or list(fitting)
-                masses[sharing] += mass / len(sharing)
-            else:
-                share(after, longer, before + token, mass)
-        for label, rest in rests.items():
-            if not rest:  # it is complete: whatever does not make another one of it ends it
-                masses[label] += max(0.0, left)
+            spelled = {fold(other) for other in alternatives if other != token}
+            sharing = [i for i in fitting if rests[i] not in spelled] or fitting
+            masses[sharing] += mass / len(sharing)
+        # A label that is complete ends with whatever does not make another one of it.
+        masses[[i for i, rest in rests.items() if not rest]] += max(0.0, left)
 
     share(alternatives, {i: fold(label) for i, label in enumerate(labels)}, "", 1.0)
     return masses
 
 
-def from_continuations(replies: Sequence[Sequence[tuple[str, float]]]) -> Array:
-    """Log-probabilities ``[L]`` of the continuations of one prompt, up to a constant.
+def from_continuations(replies: Sequence[Sequence[Token]]) -> Array:
+    """Return log-probabilities ``[L]`` of the continuations of one prompt, up to a constant.
 
     Args:
         replies: For each continuation the tokens of prompt and continuation with their log-probabilities. What
@@ -106,59 +93,37 @@ def from_continuations(replies: Sequence[Sequence[tuple[str, float]]]) -> Array:
     return np.array([math.fsum(value for _, value in reply[shared:]) for reply in replies])
 
 
-def normalised(masses: Array) -> Array:
-    """The distribution over labels that is proportional to these."""
-    total: Array = masses / masses.sum()
-    return total
-
-
 def label_position(
     positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
 ) -> int:
-    """Where the label begins in a reply.
+    """Find where the label begins in a reply.
 
     Args:
-        positions: Of the reply.
+        positions: The positions of the reply.
         labels: What may stand there.
         answered: The label that the adapter read from the reply: its last occurrence is the answer, as what was
             thought aloud comes before. None where it read none: the first occurrence of any label, or the
             beginning.
-        name: Of the field: where an occurrence comes right after it, others do not count.
+        name: The name of the field: where an occurrence comes right after it, others do not count.
     """
-    text = "".join(position.token for position in positions)
-    wanted = [answered] if answered is not None else labels
-    pattern = "|".join(re.escape(label) for label in sorted(wanted, key=len, reverse=True))
-    label = rf"(?<!\w)(?P<label>{pattern})(?!\w)"
-    found: list[re.Match[str]] = []
+    tokens = [position.token for position in positions]
+    wanted = sorted([answered] if answered is not None else labels, key=len, reverse=True)
+    label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"
     for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
-        found = found or list(re.finditer(before + label, text, re.IGNORECASE))
-    if not found:
-        return 0
-    begin = found[-1 if answered is not None else 0].start("label")
-    end = 0
-    for index, position in enumerate(positions):
-        end += len(position.token)
-        if begin < end:
-            return index
-    raise AssertionError("a match lies within the text")
+        found = list(re.finditer(before + label, "".join(tokens), re.IGNORECASE))
+        if found:
+            begin = found[-1 if answered is not None else 0].start("label")
+            return bisect_right(list(accumulate(map(len, tokens))), begin)
+    return 0
 
 
-def path(positions: Sequence[Position], start: int) -> Callable[[str], Alternatives | None]:
-    """What follows a text that begins at a position: known where the text is what was generated."""
-
-    def follow(text: str) -> Alternatives | None:
-        generated = ""
-        for index in range(start, len(positions)):
-            if generated == text:
-                return positions[index].alternatives
-            generated += positions[index].token
-        return None
-
-    return follow
+def path(positions: Sequence[Position], start: int) -> Follow:
+    """Tell what follows a text that begins at a position, which is known where the text is what was generated."""
+    generated = accumulate((position.token for position in positions[start:]), initial="")
+    known = {text: place.alternatives for text, place in zip(generated, positions[start:], strict=False)}
+    return known.get
 
 
 def _begin_alike(rest: str, text: str) -> bool:
     """Whether a token's text is the beginning of what is missing of a label, or that and the end of the word."""
-    if rest.startswith(text):
-        return True
-    return text.startswith(rest) and not text[len(rest)].isalnum()
+    return rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum())

@@ -33,11 +33,7 @@ def completion_lm(
         model: The model's name at the server; a leading "hosted_vllm/" or "text-completion-openai/" is taken
             as the provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
-        api_key: See `CompletionEngine`.
-        api_key_env: See `CompletionEngine`.
-        provider: See `CompletionEngine`.
-        timeout: See `CompletionEngine`.
-        extra_body: See `CompletionEngine`.
+        api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
         temperature: The sampling temperature.
         max_tokens: The longest answer, in tokens.
         cache: Whether DSPy caches the answers.
@@ -58,20 +54,20 @@ def completion_lm(
     if extra_body and "metadata" not in lm_kwargs:
         # DSPy's cache key leaves the engine out: a grammar would share answers with its absence.
         lm_kwargs["metadata"] = {"extra_body": dict(extra_body)}
-    settings: dict[str, Any] = {
-        "api_base": api_base,
-        "model": model,
-        "api_key": api_key,
-        "api_key_env": api_key_env,
-        "timeout": timeout,
-        "provider": provider,
-        "extra_body": extra_body,
-    }
+    engine = CompletionEngine(
+        api_base,
+        model=model,
+        api_key=api_key,
+        api_key_env=api_key_env,
+        timeout=timeout,
+        provider=provider,
+        extra_body=extra_body,
+    )
     return dspy.LM(
         # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
         f"{provider}/{model}",
-        engine=CompletionEngine(**settings),
-        async_engine=AsyncCompletionEngine(**settings),
+        engine=engine,
+        async_engine=AsyncCompletionEngine(**vars(engine)),
         temperature=temperature,
         max_tokens=max_tokens,
         cache=cache,

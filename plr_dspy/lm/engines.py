@@ -8,6 +8,7 @@ import math
 import os
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import httpx
@@ -20,103 +21,81 @@ from dspy.clients.engines.litellm_errors import litellm_errors
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
 
 
+_CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")
+_SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
+
+
+@dataclass(eq=False)
 class _CompletionSettings:
     """What the two engines share: the settings, the arguments of a call, the reading of a reply."""
 
-    def __init__(
-        self,
-        api_base: str,
-        *,
-        model: str | None = None,
-        api_key: str | None = None,
-        api_key_env: str | None = None,
-        timeout: float = 120.0,
-        provider: str = "text-completion-openai",
-        extra_body: dict[str, Any] | None = None,
-    ) -> None:
-        if not isinstance(api_base, str) or not api_base.startswith(("http://", "https://")):
-            raise ValueError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {api_base!r}")
-        if provider not in PROVIDERS:
-            raise ValueError(f"provider: expected one of {PROVIDERS}, got {provider!r}")
-        if not (math.isfinite(timeout) and timeout > 0):
-            raise ValueError(f"timeout: expected a positive number of seconds, got {timeout!r}")
-        self.api_base = api_base
-        self.model = model
-        self.api_key_env = api_key_env
-        self.timeout = float(timeout)
-        self.provider = provider
-        self.extra_body = dict(extra_body or {})
-        self._api_key = api_key
+    api_base: str
+    _: KW_ONLY
+    model: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    api_key_env: str | None = None
+    timeout: float = 120.0
+    provider: str = PROVIDERS[0]
+    extra_body: dict[str, Any] | None = None
 
-    def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.dump_state().items())
-        return f"{type(self).__name__}({settings})"
+    def __post_init__(self) -> None:
+        if not isinstance(self.api_base, str) or not self.api_base.startswith(("http://", "https://")):
+            raise ValueError(
+                f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}"
+            )
+        if self.provider not in PROVIDERS:
+            raise ValueError(f"provider: expected one of {PROVIDERS}, got {self.provider!r}")
+        if not (math.isfinite(self.timeout) and self.timeout > 0):
+            raise ValueError(f"timeout: expected a positive number of seconds, got {self.timeout!r}")
 
     def dump_state(self) -> dict[str, Any]:
         """Return the settings as JSON data, without the key."""
-        return {
-            "api_base": self.api_base,
-            "model": self.model,
-            "api_key_env": self.api_key_env,
-            "timeout": self.timeout,
-            "provider": self.provider,
-            "extra_body": self.extra_body,
-        }
+        return {name: value for name, value in vars(self).items() if name != "api_key"}
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> Any:
         """Build an engine from `dump_state`; its key comes from `api_key_env` or is a placeholder."""
         return cls(**state)
 
-    def _key(self) -> str:
-        # The client refuses to have none, and local servers do not look at it.
-        return self._api_key or os.environ.get(self.api_key_env or "") or "not-needed"
+    def _client(self, kind: Any, connection: Any) -> Any:
+        # The client refuses to have no key, and local servers do not look at it.
+        key = self.api_key or os.environ.get(self.api_key_env or "") or "not-needed"
+        return kind(
+            http_client=connection, api_key=key, base_url=self.api_base, timeout=self.timeout, max_retries=0
+        )
 
     def _arguments(self, request: lm15.Request) -> dict[str, Any]:
+        """Return the arguments of litellm's call, without those of which DSPy has said nothing."""
         validate_request(request)
         config = request.config
-        for field in ("response_format", "reasoning", "probabilities", "tool_choice"):
-            if getattr(config, field) is not None:
-                raise _unsupported(f"config.{field}")
+        for name in _CHAT_ONLY:
+            if getattr(config, name) is not None:
+                raise _unsupported(f"config.{name}")
         if request.tools:
             raise _unsupported("tools")
-        # `metadata` only tells requests apart in DSPy's cache, see `plr_dspy.completion_lm`.
-        extensions = {key: value for key, value in (config.extensions or {}).items() if key != "metadata"}
-        body = {**self.extra_body, **extensions}
-        if config.top_k is not None:
-            body["top_k"] = config.top_k
-        arguments = {
-            "max_tokens": config.max_tokens,
-            "temperature": config.temperature,
-            "top_p": config.top_p,
+        # `metadata` only tells requests apart in DSPy's cache, see `completion_lm`.
+        extensions = {name: value for name, value in (config.extensions or {}).items() if name != "metadata"}
+        top_k = {} if config.top_k is None else {"top_k": config.top_k}
+        arguments = {name: getattr(config, name) for name in _SENT_AS_THEY_ARE} | {
             "stop": list(config.stop) or None,
-            "seed": config.seed,
-            "frequency_penalty": config.frequency_penalty,
-            "presence_penalty": config.presence_penalty,
             # Some servers take 0 for "none at all", where a DSPy request means "of the chosen tokens only".
             "logprobs": None if config.logprobs is None else max(1, config.logprobs),
             "user": config.user_id,
-            "extra_body": body or None,
+            "extra_body": {**(self.extra_body or {}), **extensions, **top_k} or None,
         }
-        model = self.model or request.model.removeprefix(f"{self.provider}/")
         return {
             **{name: value for name, value in arguments.items() if value is not None},
-            "model": f"{self.provider}/{model}",
+            "model": f"{self.provider}/{self.model or request.model.removeprefix(f'{self.provider}/')}",
             "prompt": _prompt(request),
-            "api_base": self.api_base,
-            "api_key": self._key(),
             "timeout": self.timeout,
             # DSPy owns retries and the cache.
             "num_retries": 0,
-            "max_retries": 0,
             "cache": {"no-cache": True, "no-store": True},
         }
 
-    def _client_settings(self, key: str) -> dict[str, Any]:
-        return {"api_key": key, "base_url": self.api_base, "timeout": self.timeout, "max_retries": 0}
-
     @contextlib.contextmanager
     def _errors(self, request: lm15.Request) -> Iterator[None]:
+        """Turn litellm's errors into those of DSPy."""
         with litellm_errors(model=request.model, provider=self.provider):
             try:
                 yield
@@ -127,6 +106,7 @@ class _CompletionSettings:
                 raise
 
     def _response(self, reply: Any, request: lm15.Request) -> lm15.Response:
+        """Read the reply as one of the chat endpoint that holds the same text."""
         body = reply.model_dump()
         choice = (body.get("choices") or [{}])[0]
         if not isinstance(choice.get("text"), str):
@@ -134,27 +114,16 @@ class _CompletionSettings:
                 f"The reply of {self.api_base} holds no completion text; is it an OpenAI-compatible server?",
                 provider=self.provider,
             )
-        config = request.config
-        logprobs = None if config.logprobs is None else _chat_logprobs(choice.get("logprobs") or {})
-        finish_reason = choice.get("finish_reason")
-        if config.max_tokens == 1 and logprobs is not None and finish_reason == "length":
-            finish_reason = "stop"  # no answer was cut short: who asks for one token reads its probabilities
-        return lm15.response_from_openai_chat(
-            {
-                "id": body.get("id"),
-                "model": body.get("model"),
-                "choices": [
-                    {
-                        "index": 0,
-                        "message": {"role": "assistant", "content": choice["text"]},
-                        "finish_reason": finish_reason,
-                        "logprobs": logprobs,
-                    }
-                ],
-                "usage": body.get("usage"),
-            },
-            model=request.model,
-        )
+        config, finish_reason = request.config, choice.get("finish_reason")
+        if config.max_tokens == 1 and config.logprobs is not None and finish_reason == "length":
+            finish_reason = "stop"  # No answer was cut short: who asks for one token reads its probabilities.
+        chat_choice = {
+            "message": {"role": "assistant", "content": choice["text"]},
+            "finish_reason": finish_reason,
+            "logprobs": None if config.logprobs is None else _chat_logprobs(choice.get("logprobs") or {}),
+        }
+        kept = {name: body.get(name) for name in ("id", "model", "usage")}
+        return lm15.response_from_openai_chat({**kept, "choices": [chat_choice]}, model=request.model)
 
 
 class CompletionEngine(_CompletionSettings):
@@ -190,8 +159,7 @@ class CompletionEngine(_CompletionSettings):
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
         with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
-            client = openai.OpenAI(http_client=connection, **self._client_settings(arguments["api_key"]))
-            reply = litellm.text_completion(client=client, **arguments)
+            reply = litellm.text_completion(client=self._client(openai.OpenAI, connection), **arguments)
         return self._response(reply, request)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
@@ -211,9 +179,7 @@ class AsyncCompletionEngine(_CompletionSettings):
         litellm = get_litellm(feature="AsyncCompletionEngine")
         with self._errors(request):
             async with httpx.AsyncClient(verify=_ssl_context()) as connection:
-                client = openai.AsyncOpenAI(
-                    http_client=connection, **self._client_settings(arguments["api_key"])
-                )
+                client = self._client(openai.AsyncOpenAI, connection)
                 reply = await litellm.atext_completion(client=client, **arguments)
         return self._response(reply, request)
 
@@ -249,17 +215,15 @@ def _chat_logprobs(logprobs: dict[str, Any]) -> dict[str, Any]:
     """Bring the completions endpoint's lists into the shape of the chat endpoint, which llama.cpp sends."""
     if logprobs.get("content") is not None:
         return logprobs
-    tokens = logprobs.get("tokens") or []
-    chosen = logprobs.get("token_logprobs") or []
+    tokens, chosen = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
     alternatives = logprobs.get("top_logprobs") or [None] * len(tokens)
-    return {
-        "content": [
-            {
-                "token": token,
-                "logprob": logprob,
-                "top_logprobs": [{"token": t, "logprob": value} for t, value in (top or {}).items()],
-            }
-            for token, logprob, top in zip(tokens, chosen, alternatives, strict=False)
-            if logprob is not None
-        ]
-    }
+    places = [
+        {
+            "token": token,
+            "logprob": logprob,
+            "top_logprobs": [{"token": t, "logprob": value} for t, value in (top or {}).items()],
+        }
+        for token, logprob, top in zip(tokens, chosen, alternatives, strict=False)
+        if logprob is not None
+    ]
+    return {"content": places}

@@ -6,13 +6,13 @@ import enum
 import re
 from typing import Any, Literal, get_args, get_origin
 
-from dspy.adapters.utils import annotation_allows_none
+from dspy.adapters.utils import annotation_allows_none, get_annotation_name
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def without_none(annotation: Any) -> Any:
-    """The annotation without its alternative None."""
+    """Return the annotation without its alternative None."""
     if get_origin(annotation) is not Literal and annotation_allows_none(annotation):
         kept = [argument for argument in get_args(annotation) if argument is not type(None)]
         return kept[0] if len(kept) == 1 else annotation
@@ -20,53 +20,50 @@ def without_none(annotation: Any) -> Any:
 
 
 def labels_of(annotation: Any) -> dict[str, Any] | None:
-    """The values of a type that has few, by what demos call them; None for other types."""
+    """Return the values of a type that has few, by what demos call them; None for other types."""
     if annotation is bool:
         return {"True": True, "False": False}
     if get_origin(annotation) is Literal:
-        return {one_block(str(getattr(value, "value", value))): value for value in get_args(annotation)}
-    if isinstance(annotation, enum.EnumMeta):
-        members: dict[str, Any] = dict(annotation.__members__)
-        return {one_block(str(member.value)): member for member in members.values()}
-    return None
+        values = list(get_args(annotation))
+    elif isinstance(annotation, enum.EnumMeta):
+        values = list(annotation.__members__.values())
+    else:
+        return None
+    return {one_block(str(getattr(value, "value", value))): value for value in values}
 
 
 def one_block(text: str) -> str:
-    """The text stripped, without blank lines, which separate demos."""
+    """Return the text stripped, without blank lines, which separate demos."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _BLANK_LINES.sub("\n", text).strip()
 
 
 def finite_output(signature: Any, *, purpose: str) -> tuple[str, dict[str, Any]]:
-    """The output field with few possible values, and these by what demos call them.
+    """Find the output field with few possible values, and these by what demos call them.
 
     Args:
-        signature: Of a predictor.
-        purpose: What needs it, for the message.
+        signature: The signature of a predictor.
+        purpose: What needs the field, for the message.
 
     Raises:
-        ValueError: when there is no such field, or more than one, or one that has fewer than two values.
+        ValueError: If there is no such field, or more than one, or one that has fewer than two values.
     """
-    found = {
+    annotations = {name: field.annotation for name, field in signature.output_fields.items()}
+    finite = {
         name: labels
-        for name, field in signature.output_fields.items()
-        if (labels := labels_of(without_none(field.annotation))) is not None
+        for name, annotation in annotations.items()
+        if (labels := labels_of(without_none(annotation))) is not None
     }
-    outputs = {name: field.annotation for name, field in signature.output_fields.items()}
-    if len(found) != 1:
-        described = ", ".join(f"{name}: {_readable(annotation)}" for name, annotation in outputs.items())
+    if len(finite) != 1:
+        described = ", ".join(f"{name}: {get_annotation_name(kind)}" for name, kind in annotations.items())
         raise ValueError(
             f"{purpose} needs a finite label set: exactly one output field that is a Literal, an enum or a bool; the "
-            f"outputs are {described}. Give {'only ' * bool(found)}one of them such a type, or use PLReorder or "
+            f"outputs are {described}. Give {'only ' * bool(finite)}one of them such a type, or use PLReorder or "
             "TopKOrder, which need none"
         )
-    name, labels = next(iter(found.items()))
+    ((name, labels),) = finite.items()
     if "" in labels:
         raise ValueError(f"{purpose} needs labels with a text; output {name!r} has {list(labels)}")
     if len(labels) < 2:
         raise ValueError(f"{purpose} needs at least two labels; output {name!r} has {list(labels)}")
     return name, labels
-
-
-def _readable(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)

@@ -9,7 +9,6 @@ Sentiment:
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -41,7 +40,6 @@ class PlainTextAdapter(dspy.Adapter):
     """
 
     def __init__(self, *, show_instructions: bool = True, callbacks: list[Any] | None = None) -> None:
-        """Take the class's arguments; those of other adapters have no use here."""
         super().__init__(callbacks=callbacks)
         self.show_instructions = show_instructions
         # Otherwise DSPy takes `dspy.Reasoning` out of the signature, and so out of the demos, for some LMs.
@@ -90,15 +88,7 @@ class PlainTextAdapter(dspy.Adapter):
         A demo without any input or without any output field is left out. A demo that lacks some fields shows
         the lines it has.
 
-        Args:
-            signature: The signature of the call.
-            demos: Demos as mappings or `dspy.Example`s.
-
-        Returns:
-            One user message for each demo shown.
-
-        Raises:
-            ValueError: If a field's type is not text-like.
+        Takes and raises what `format` does; returns one user message for each demo shown.
         """
         _require_text_fields(signature)
         messages = []
@@ -128,10 +118,9 @@ class PlainTextAdapter(dspy.Adapter):
             AdapterParseError: If a field is missing or empty, given twice, or not a value of its type.
         """
         try:
-            sections = _sections(signature, completion)
             values: dict[str, Any] = {
                 name: _read(name, signature.output_fields[name].annotation, text)
-                for name, text in sections.items()
+                for name, text in _sections(signature, completion).items()
                 if text
             }
         except ValueError as error:
@@ -154,16 +143,16 @@ def _with_stop(lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> dict[str, 
 
 def _require_text_fields(signature: Any) -> None:
     for name, field in signature.fields.items():
-        refused = dspy.Type.extract_custom_type_from_annotation(field.annotation)
+        kinds = dspy.Type.extract_custom_type_from_annotation(field.annotation)
         if dspy.History in (field.annotation, *get_args(field.annotation)):
-            refused.append(dspy.History)
-        refused = [kind.__name__ for kind in refused if kind is not dspy.Reasoning]
-        if refused:
-            raise ValueError(
-                f"field {name!r}: PlainTextAdapter writes text-like types (str, Literal, bool, numbers, "
-                f"enums, lists, dicts, pydantic models), got {refused[0]}; use another adapter for this "
-                "program, such as dspy.ChatAdapter, or change the field's type"
-            )
+            kinds.append(dspy.History)
+        for kind in kinds:
+            if kind is not dspy.Reasoning:
+                raise ValueError(
+                    f"field {name!r}: PlainTextAdapter writes text-like types (str, Literal, bool, numbers, "
+                    f"enums, lists, dicts, pydantic models), got {kind.__name__}; use another adapter for this "
+                    "program, such as dspy.ChatAdapter, or change the field's type"
+                )
 
 
 def _given(name: str, field: Any, values: Mapping[str, Any]) -> bool:
@@ -171,7 +160,7 @@ def _given(name: str, field: Any, values: Mapping[str, Any]) -> bool:
 
 
 def title_of(name: str, field: Any) -> str:
-    """What begins a field's line, such as "Review:"."""
+    """Return what begins a field's line, such as "Review:"."""
     prefix = " ".join(str((field.json_schema_extra or {}).get("prefix") or "").split())
     return prefix or name.replace("_", " ").title() + ":"
 
@@ -182,25 +171,20 @@ def _line(name: str, field: Any, value: Any) -> str:
 
 
 def _sections(signature: Any, completion: str) -> dict[str, str]:
+    """Split the first block of a completion into the texts of the output fields."""
     text = completion.replace("\r\n", "\n").replace("\r", "\n")
     titles = {name: title_of(name, field) for name, field in signature.output_fields.items()}
-    first = next(iter(titles))
-    if _starts_with_title(text.lstrip(), titles[first]):
-        text = text.lstrip()[len(titles[first]) :]
-    if len(titles) == 1 and _is_one_line(signature.output_fields[first].annotation):
-        return {first: text.split("\n", 1)[0].strip()}
-    block = _BLANK_LINES.split(text, maxsplit=1)[0]
-    if len(titles) == 1:
-        return {first: block.strip()}
-    found: dict[str, list[str]] = {first: []}
-    current = first
-    for line in block.split("\n"):
-        name = next((n for n, title in titles.items() if _starts_with_title(line, title)), None)
-        if name in found:
-            raise ValueError(f"The title {titles[name]!r} appears more than once.")
-        if name is not None:
-            current, found[name] = name, []
-            line = line[len(titles[name]) :]
+    current = next(iter(titles))
+    if _starts_with_title(text.lstrip(), titles[current]):
+        text = text.lstrip()[len(titles[current]) :]
+    found: dict[str, list[str]] = {current: []}
+    for line in _BLANK_LINES.split(text, maxsplit=1)[0].split("\n"):
+        starting = [name for name, title in titles.items() if _starts_with_title(line, title)]
+        if starting and len(titles) > 1:
+            current = starting[0]
+            if current in found:
+                raise ValueError(f"The title {titles[current]!r} appears more than once.")
+            found[current], line = [], line[len(titles[current]) :]
         found[current].append(line)
     for name, lines in found.items():
         if _is_one_line(signature.output_fields[name].annotation):
@@ -220,13 +204,14 @@ def _is_one_line(annotation: Any) -> bool:
 
 
 def _read(name: str, annotation: Any, text: str) -> Any:
+    """Read a value of a field's type from its text."""
     if annotation_allows_none(annotation) and text == "None":
         return None
     annotation = without_none(annotation)
     labels = labels_of(annotation)
     if labels is not None:
-        matches = [label for label in labels if label.casefold() == text.casefold()]
-        matches = [text] if text in labels else matches
+        alike = [label for label in labels if label.casefold() == text.casefold()]
+        matches = [text] if text in labels else alike
         if len(matches) != 1:
             raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
         return labels[matches[0]]
@@ -235,21 +220,12 @@ def _read(name: str, annotation: Any, text: str) -> Any:
     if annotation is dspy.Reasoning:
         return dspy.Reasoning(content=text)
     try:
-        return _read_typed(annotation, text)
+        if annotation is int:
+            return int(text)
+        reader = pydantic.TypeAdapter(pydantic.FiniteFloat if annotation is float else annotation)
+        try:
+            return reader.validate_json(text)
+        except pydantic.ValidationError:
+            return reader.validate_python(text)
     except ValueError as error:
         raise ValueError(f"{name}: got {text!r}, expected {annotation}.") from error
-
-
-def _read_typed(annotation: Any, text: str) -> Any:
-    if annotation is int:
-        return int(text)
-    if annotation is float:
-        number = float(text)
-        if not math.isfinite(number):
-            raise ValueError(f"{text!r} is not a finite number")
-        return number
-    reader = pydantic.TypeAdapter(annotation)
-    try:
-        return reader.validate_json(text)
-    except pydantic.ValidationError:
-        return reader.validate_python(text)

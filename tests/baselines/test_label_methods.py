@@ -21,7 +21,7 @@ from fakes import LabelEngine, digest
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, PerInputOrder, TopKOrder
-from plr_dspy.label_probabilities.endpoints import NoProbabilities
+from plr_dspy.label_probabilities.servers import NoProbabilities
 
 RECORDED = os.environ.get("PLR_DSPY_LANDSCAPES", "").split()
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plr_dspy.experiments.tasks.solutions import after_hashes, boxed
+from plr_dspy.experiments.grading import boxed
+from plr_dspy.experiments.tasks.solutions import after_hashes
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plr_dspy import PlainTextAdapter
 from plr_dspy.baselines.probing import probed
 from plr_dspy.label_probabilities.continuations import Continuations
-from plr_dspy.label_probabilities.endpoints import Endpoints
+from plr_dspy.label_probabilities.servers import TokenServers
 from plr_dspy.lm.engines import CompletionEngine
 
 VOCABULARY = [
@@ -77,6 +77,10 @@ class LanguageModel:
         return weights / weights.sum()
 
 
+def continuations_of(texts, model, prompt):
+    return Continuations(texts, prompt, echo=model.echo, likeliest=model.likeliest)
+
+
 TEXTS = [" yes", " yesterday", " no", " north", " 42"]
 
 
@@ -88,28 +92,28 @@ TEXTS = [" yes", " yesterday", " no", " north", " 42"]
 def test_are_those_of_the_echo(num_likeliest, sharpness, prompts):
     model = LanguageModel(num_likeliest, sharpness)
     prompts = [f"{prompt}:" for prompt in prompts]
-    continuations = Continuations(TEXTS, model, prompts[0])
+    continuations = continuations_of(TEXTS, model, prompts[0])
     assert continuations.spelled is not None
     for prompt in prompts:
-        masses = continuations.masses(model, prompt)
+        masses = continuations.probabilities(prompt)
         np.testing.assert_allclose(masses / masses.sum(), model.exact(prompt, TEXTS), atol=1e-4)
 
 
 def test_no_prompt_but_the_first_is_echoed_where_the_likeliest_tokens_tell_all():
     model = LanguageModel(num_likeliest=len(VOCABULARY))
-    continuations = Continuations([" yes", " no"], model, "a:")
+    continuations = continuations_of([" yes", " no"], model, "a:")
     model.asked.clear()
     for prompt in ("b:", "c:", "d:"):
-        continuations.masses(model, prompt)
+        continuations.probabilities(prompt)
     assert model.asked == {"likeliest": 3}
 
 
 def test_a_text_that_cannot_be_likely_is_not_followed():
     model = LanguageModel(num_likeliest=len(VOCABULARY), sharpness=20.0)
     prompt = next(p for p in ("a:", "b:", "c:", "d:") if max(model.exact(p, TEXTS[1:3])) > 1 - 1e-6)
-    continuations = Continuations(TEXTS[1:3], model, "z:")
+    continuations = continuations_of(TEXTS[1:3], model, "z:")
     model.asked.clear()
-    continuations.masses(model, prompt)
+    continuations.probabilities(prompt)
     assert model.asked["likeliest"] < len(model.tokens(TEXTS[1])) + 1
 
 
@@ -117,9 +121,9 @@ def test_a_text_that_cannot_be_likely_is_not_followed():
 def test_where_prompt_and_text_share_a_token_every_prompt_is_echoed(joint):
     model = LanguageModel(vocabulary=[*VOCABULARY, ": yes", ":\n"])
     texts = [joint.removeprefix(":"), " no"]
-    continuations = Continuations(texts, model, "a:")
+    continuations = continuations_of(texts, model, "a:")
     assert continuations.spelled is None
-    masses = continuations.masses(model, "b:")
+    masses = continuations.probabilities("b:")
     np.testing.assert_allclose(masses / masses.sum(), model.exact("b:", texts))
 
 
@@ -132,11 +136,11 @@ def test_a_server_whose_two_ways_disagree_is_echoed():
 
     model = Shifted()
     prompts = [f"{c}:" for c in "abcdef"]
-    found = [Continuations([" yes", " no"], model, prompt) for prompt in prompts]
+    found = [continuations_of([" yes", " no"], model, prompt) for prompt in prompts]
     assert any(continuations.spelled is None for continuations in found)
     for prompt, continuations in zip(prompts, found, strict=True):
         if continuations.spelled is None:
-            masses = continuations.masses(model, prompt)
+            masses = continuations.probabilities(prompt)
             np.testing.assert_allclose(masses / masses.sum(), model.exact(prompt, [" yes", " no"]))
 
 
@@ -195,10 +199,10 @@ def test_a_program_is_probed_by_echo_and_leaves_no_history():
     """A label that another one begins with is told from it by the end of its line."""
     model = LanguageModel()
     lm = dspy.LM("text-completion-openai/fake", engine=EchoEngine(model), cache=False)
-    program, endpoints = dspy.Predict(Question), Endpoints("the test")
+    program, servers = dspy.Predict(Question), TokenServers("the test")
     with dspy.context(lm=lm, adapter=PlainTextAdapter()):
         for text in ("a b c", "d e", "f"):
-            found, prediction = probed(program, {"text": text}, purpose="the test", endpoints=endpoints)
+            found, prediction = probed(program, {"text": text}, purpose="the test", servers=servers)
             (message,) = PlainTextAdapter().format(Question, [], {"text": text})
             exact = model.exact(lowered(message["content"]), [" yes\n", " no\n", " yesterday\n"])
             np.testing.assert_allclose(found, exact, atol=1e-4)

@@ -14,7 +14,7 @@ from plr_dspy import PlainTextAdapter
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.label_probabilities.adapter import LabelProbe
-from plr_dspy.label_probabilities.endpoints import Endpoints
+from plr_dspy.label_probabilities.servers import TokenServers
 
 REVIEWS = load_reviews("train")
 
@@ -38,7 +38,7 @@ def program(signature=Sentiment, num_demos=4, called="{}", reviews=REVIEWS):
 
 
 def asked(lm, signature, adapter, **demos):
-    probe = LabelProbe(adapter, purpose="the test", endpoints=Endpoints("the test"))
+    probe = LabelProbe(adapter, purpose="the test", servers=TokenServers("the test"))
     with dspy.context(lm=lm, adapter=probe):
         answer = program(signature, **demos)(review=REVIEWS[20].review)
     (found,) = probe.found

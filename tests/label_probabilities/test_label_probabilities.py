@@ -12,7 +12,6 @@ from plr_dspy.label_probabilities.tokens import (
     from_alternatives,
     from_continuations,
     label_position,
-    normalised,
     path,
 )
 
@@ -65,6 +64,20 @@ class TestFromAlternatives:
         np.testing.assert_allclose(
             from_alternatives(tokens({" ": 0.8}), ["1", "2"], follow=after.get), [0.4, 0.2]
         )
+
+    @pytest.mark.parametrize("end", [0.5, 0.9, 0.998])
+    def test_an_empty_text_is_the_end_of_the_answer(self, end):
+        """llama.cpp spells the end of the text so; it begins no label, and is never followed."""
+        asked = []
+
+        def follow(text):
+            asked.append(text)
+            return tokens({"": end, " theory": 1 - end})
+
+        first = tokens({"": end, " number": 1 - end})
+        found = from_alternatives(first, ["number", "number theory"], follow=follow)
+        np.testing.assert_allclose(found, [(1 - end) * end, (1 - end) ** 2])
+        assert asked == [" number"]
 
     def test_a_token_that_is_hardly_ever_taken_is_not_followed(self):
         def follow(text):
@@ -187,8 +200,3 @@ def test_the_path_knows_what_follows_what_was_generated():
     assert follow(" ne") == {"utral": -0.2, "gative": -1.7}
     assert follow(" neutral") is None
     assert follow(" po") is None
-
-
-def test_normalised():
-    np.testing.assert_allclose(normalised(np.array([0.1, 0.3])), [0.25, 0.75])
-    assert normalised(np.array([0.2, 0.2])).sum() == pytest.approx(1.0)

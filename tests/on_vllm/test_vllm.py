@@ -15,7 +15,7 @@ from plr_dspy import PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.label_probabilities.adapter import LabelProbe
-from plr_dspy.label_probabilities.endpoints import Endpoints
+from plr_dspy.label_probabilities.servers import TokenServers
 from plr_dspy.local import LocalServer
 
 REVIEWS = load_reviews("train")
@@ -65,7 +65,7 @@ def chat_litellm(vllm):
 def probabilities(lm, demos, review):
     program = dspy.Predict(Sentiment)
     program.demos = demos
-    probe = LabelProbe(PlainTextAdapter(), purpose="the test", endpoints=Endpoints("the test"))
+    probe = LabelProbe(PlainTextAdapter(), purpose="the test", servers=TokenServers("the test"))
     with dspy.context(lm=lm, adapter=probe):
         program(review=review)
     return probe.found[0]

@@ -1,4 +1,4 @@
-"""When the answer to a reasoning task is right.
+"""Decides when the answer to a reasoning task is right.
 
 What is predicted may be a bare answer or a whole solution: the final answer is what stands in its last box, else after
 the last "answer is", "Answer:" or "####", else its last expression. In doubt, an answer is wrong.
@@ -44,7 +44,7 @@ def same_expression(predicted: str, gold: str) -> bool:
         gold: LaTeX, or a word: a choice, yes or no, true or false.
 
     Raises:
-        ImportError: when math-verify is not installed.
+        ImportError: If math-verify is not installed.
     """
     require_library()
     truth = _TRUTHS.get(re.sub(r"\\text\w*|\W", "", gold).lower())
@@ -83,16 +83,17 @@ def lenient(predicted: str, gold: str) -> bool:
 
 
 def _joined(text: str) -> str:
+    """Return a text without the commas between groups of three digits."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
 
 
 def _digits(number: str) -> tuple[bool, str, str]:
-    """A number's sign and digits, without the zeros that do not count."""
+    """Return a number's sign and digits, without the zeros that do not count."""
     whole, _, part = number.lstrip("+-").partition(".")
     return number.startswith("-"), whole.lstrip("0"), part.rstrip("0")
 
 
 def _spelled(latex: str) -> str:
-    """LaTeX without the spacing and the sizes that do not change what it says."""
+    """Return LaTeX without the spacing and the sizes that do not change what it says."""
     latex = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|^\$+|\$+$", "", latex)
     return re.sub(r"\\[dt]frac", r"\\frac", latex)

@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).with_name("equivalence_child.py")
 _INSTALL = "comparing LaTeX answers needs math-verify: pip install 'plr-dspy[experiments]'"
-_START_SECONDS = 120.0
-_MAX_SECONDS = 60.0  # by the clock; the child's own limit is of processor time, the same on a busy machine
+_MAX_START_SECONDS = 120.0
+_MAX_PAIR_SECONDS = (
+    60.0  # By the clock; the child's own limit is of processor time, the same on a busy machine.
+)
 
 
 class Checker:
@@ -30,10 +32,10 @@ class Checker:
     A pair that takes too long ends the child and counts as different; the next one starts another.
 
     Args:
-        max_seconds: What a pair may take by the clock, whatever the machine does beside it.
+        max_seconds: How long a pair may take by the clock, whatever the machine does beside it.
     """
 
-    def __init__(self, *, max_seconds: float = _MAX_SECONDS) -> None:
+    def __init__(self, *, max_seconds: float = _MAX_PAIR_SECONDS) -> None:
         self.max_seconds = max_seconds
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
@@ -42,16 +44,15 @@ class Checker:
         """Whether two LaTeX expressions are equal; those that cannot be read, or take too long, are not.
 
         Raises:
-            ImportError: when math-verify is not installed.
-            RuntimeError: when the child cannot be started.
+            ImportError: If math-verify is not installed.
+            RuntimeError: If the child cannot be started.
         """
         require_library()
         with self._lock:
-            child = self._running()
-            reply = self._exchange(child, [predicted, gold], seconds=self.max_seconds)
-            if not reply:
-                logger.debug("gave up comparing %r and %r", predicted, gold)
-            return bool(json.loads(reply)) if reply else False
+            reply = self._reply(self._running(), [predicted, gold], seconds=self.max_seconds)
+        if not reply:
+            logger.debug("gave up comparing %r and %r", predicted, gold)
+        return bool(reply and json.loads(reply))
 
     def close(self) -> None:
         """End the child; the next comparison starts another."""
@@ -59,10 +60,11 @@ class Checker:
             self._end()
 
     def _running(self) -> subprocess.Popen[str]:
+        """Return the child, which is started where there is none."""
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end()
-        self._child = subprocess.Popen(
+        self._child = child = subprocess.Popen(
             [sys.executable, str(_CHILD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -74,79 +76,60 @@ class Checker:
             # An interrupt at the keyboard is the parent's to handle.
             start_new_session=True,
         )
-        child = self._child
-        reply = self._exchange(child, sys.path, seconds=_START_SECONDS)
-        if not reply:
-            raise RuntimeError(
-                f"the process that compares answers ended before it was ready; try {_CHILD} by hand"
-            )
-        if error := json.loads(reply).get("error"):
-            self._end()
-            raise ImportError(f"{_INSTALL} ({error})")
+        if not self._reply(child, sys.path, seconds=_MAX_START_SECONDS):
+            raise RuntimeError(f"the process that compares answers ended before it was ready: {_CHILD}")
         return child
 
-    def _exchange(self, child: subprocess.Popen[str], message: list[str], *, seconds: float) -> str:
-        """The child's reply, or nothing where it ended first."""
+    def _reply(self, child: subprocess.Popen[str], message: list[str], *, seconds: float) -> str:
+        """Return the child's reply to a message; an empty text where the child ended first."""
         assert child.stdin is not None and child.stdout is not None
         alarm = threading.Timer(seconds, child.kill)
         alarm.start()
+        reply = ""
         try:
             child.stdin.write(json.dumps(message) + "\n")
             child.stdin.flush()
             reply = child.stdout.readline()
         except OSError:
-            reply = ""
-        except BaseException:  # an interrupt: its reply must not be taken for the next pair's
-            self._end()
-            raise
+            logger.debug("the child ended with a message unread")
         finally:
             alarm.cancel()
-            alarm.join()  # a late alarm must not meet the next pair
-        if not reply or child.poll() is not None:
-            self._end()
+            alarm.join()  # A late alarm must not meet the next pair.
+            # After an interrupt the reply is still to come, and must not be taken for the next pair's.
+            if not reply or child.poll() is not None:
+                self._end()
         return reply
 
     def _end(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for stream in (child.stdin, child.stdout):
-            assert stream is not None
-            try:
-                stream.close()
-            except OSError:  # a message that the child did not live to read
-                logger.debug("the child ended with a message unread")
+        if child is not None:
+            child.kill()
+            child.communicate()  # Waits for its end, and closes the pipes.
 
 
 _CHECKER = Checker()
+atexit.register(lambda: _CHECKER.close())
 
 
 @lru_cache(maxsize=100_000)
 def equivalent(predicted: str, gold: str) -> bool:
-    """`Checker.equal` of a process that all callers share; each pair is compared once."""
+    """Do what `Checker.equal` does, with a child that all callers share; each pair is compared once."""
     return _CHECKER.equal(predicted, gold)
-
-
-@atexit.register
-def _close() -> None:
-    _CHECKER.close()
 
 
 @lru_cache(maxsize=1)
 def require_library() -> None:
-    """Say what to install where math-verify is missing.
+    """Check that math-verify is installed.
 
     Raises:
-        ImportError: when it is.
+        ImportError: If it is not; the message says what to install.
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ImportError(_INSTALL)
 
 
 def _after_fork() -> None:
-    """The copy of a process must not talk to its parent's child."""
+    """Give the copy of a process a child of its own."""
     global _CHECKER
     _CHECKER = Checker()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from plr_dspy.experiments.grading.equivalence import equivalent
-from plr_dspy.experiments.grading.latex import FUNCTIONS, cells, members, tidy
+from plr_dspy.experiments.grading.latex import FUNCTIONS, members, tidy
 from plr_dspy.experiments.grading.numerals import rational
 
 _MAX_LENGTH = 1000
@@ -23,14 +23,15 @@ _OPTION = re.compile(r"^\s*(?:option|choice)\s+(?=\(?[A-Z]\)?\W*$)", re.IGNORECA
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
 # A number in another base, "1 2", "007" and indices of i and e are read as other numbers, and prose as a product.
 _MISREAD = re.compile(r"\d_|\d \d|(?<![\d.])0\d|[eEiI]_|[A-Za-z]{4,}")
-_RELATION = re.compile(r"<|>|\\leq|\\geq|\\in(?![A-Za-z])|\\cup")
+_COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
+_RELATION = re.compile(r"<|>|\\[lg]eq|\\in(?![A-Za-z])|\\cup")
 
 
 def same(predicted: str, gold: str) -> bool:
     """Whether two answers, without any text around them, are the same.
 
     Raises:
-        ImportError: when that needs math-verify, and it is not installed.
+        ImportError: If that needs math-verify, and it is not installed.
     """
     if not predicted.strip() or not gold.strip() or len(predicted) > _MAX_LENGTH:
         return False
@@ -41,6 +42,7 @@ def same(predicted: str, gold: str) -> bool:
 
 
 def _same(predicted: str, gold: str) -> bool:
+    """Whether two tidy answers are the same."""
     if not predicted or not gold:
         return False
     if predicted == gold:
@@ -52,13 +54,10 @@ def _same(predicted: str, gold: str) -> bool:
         return _same_collection([part.strip() for part in answers], [part.strip() for part in expected])
     if ":" in predicted or ":" in gold:
         return _ratio(predicted) == _ratio(gold)
-    (predicted_kind, answers), (gold_kind, expected) = members(predicted), members(gold)
-    if predicted_kind or gold_kind:
-        return _same_members(predicted_kind, answers, gold_kind, expected, predicted, gold)
+    if members(predicted)[0] or members(gold)[0]:
+        return _same_members(predicted, gold)
     if "=" in predicted or "=" in gold:
         return _same_equation(predicted, gold)
-    if (rows := cells(predicted)) and (expected_rows := cells(gold)):
-        return _same_cells(rows, expected_rows)
     if predicted.endswith("%") or gold.endswith("%"):
         return _same_percentage(predicted, gold)
     first, second = rational(predicted), rational(gold)
@@ -67,11 +66,10 @@ def _same(predicted: str, gold: str) -> bool:
     return _comparable(predicted, gold) and equivalent(predicted, gold)
 
 
-def _same_members(
-    predicted_kind: str, answers: list[str], gold_kind: str, expected: list[str], predicted: str, gold: str
-) -> bool:
-    unordered = {"{}", ",", ""}
-    if {predicted_kind, gold_kind} <= unordered:
+def _same_members(predicted: str, gold: str) -> bool:
+    """Whether two answers are the same of which at least one has members."""
+    (predicted_kind, answers), (gold_kind, expected) = members(predicted), members(gold)
+    if {predicted_kind, gold_kind} <= {"{}", ",", ""}:
         return _same_collection(answers, expected)
     if predicted_kind == gold_kind:
         return len(answers) == len(expected) and all(map(_same, answers, expected))
@@ -85,7 +83,7 @@ def _same_members(
 
 
 def _same_collection(answers: list[str], expected: list[str]) -> bool:
-    """Each answer is one of the expected ones, and none is left over."""
+    """Whether each answer is one of the expected ones, and none is left over."""
     if len(answers) != len(expected):
         return False
     named = {answer.split("=")[0] for answer in answers if "=" in answer}
@@ -100,16 +98,8 @@ def _same_collection(answers: list[str], expected: list[str]) -> bool:
     return True
 
 
-def _same_cells(rows: list[list[str]], expected: list[list[str]]) -> bool:
-    return [len(row) for row in rows] == [len(row) for row in expected] and all(
-        _same(cell, wanted)
-        for row, expected_row in zip(rows, expected, strict=True)
-        for cell, wanted in zip(row, expected_row, strict=True)
-    )
-
-
 def _same_equation(predicted: str, gold: str) -> bool:
-    """Of equations, or of one and the value that it gives a name."""
+    """Whether two equations are the same, or an equation and the value that it gives a name."""
     answers, expected = predicted.split("="), gold.split("=")
     if not all([*answers, *expected]):
         return False
@@ -127,7 +117,10 @@ def _same_equation(predicted: str, gold: str) -> bool:
 
 
 def _same_percentage(predicted: str, gold: str) -> bool:
-    """The sign may be left out, or the share written as a number, where that cannot be mistaken for the other."""
+    """Whether two answers are the same of which at least one is a percentage.
+
+    The sign may be left out, or the share written as a number, where that cannot be mistaken for the other.
+    """
     first, second = rational(predicted.rstrip("%")), rational(gold.rstrip("%"))
     if first is None or second is None:
         return False
@@ -139,22 +132,23 @@ def _same_percentage(predicted: str, gold: str) -> bool:
 
 def _comparable(predicted: str, gold: str) -> bool:
     """Whether a computer algebra system would read both as they are meant."""
-    if any(_MISREAD.search(re.sub(r"\\[A-Za-z]+ ?", r"\\", latex)) for latex in (predicted, gold)):
-        return False
+    plain = [_COMMAND.sub(r"\\", latex) for latex in (predicted, gold)]
+    letters = {letter for latex in plain for letter in latex if letter.isalpha()}
     # It takes R for r.
-    letters = set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", predicted + " " + gold)))
-    return not any(letter.swapcase() in letters for letter in letters)
+    return not any(map(_MISREAD.search, plain)) and not any(
+        letter.swapcase() in letters for letter in letters
+    )
 
 
 def _ratio(latex: str) -> str:
-    """A ratio or a time of day, spelled one way."""
+    """Return a ratio or a time of day, spelled one way."""
     fraction = re.fullmatch(r"\\frac ?\{(\d+)\}\{(\d+)\}", latex)
     text = f"{fraction[1]}:{fraction[2]}" if fraction else re.sub(r"\\text ?\{([^{}]*)\}", r"\1", latex)
     return re.sub(r"(?<=\d)/(?=\d)", ":", re.sub(r"[\s.]", "", text).lower())
 
 
 def _words(gold: str) -> str | None:
-    """The words of an answer in words; None where it is mathematics."""
+    """Return the words of an answer in words; None where it is mathematics."""
     text = _TEXT.fullmatch(gold)
     inner = text[1] if text else gold
     if text and re.search(r"[A-Za-z]{3}", inner):
@@ -165,6 +159,7 @@ def _words(gold: str) -> str | None:
 
 
 def _plain_words(text: str) -> str:
+    """Return a text in small letters, without markup, punctuation and a leading article."""
     inner = re.sub(r"\\(?:text(?:normal|bf|it|rm)?|mbox|mathrm)\s*\{([^{}]*)\}", r"\1", text)
     inner = re.sub(r"[$\"'.,;:!\\]|\\[()]", " ", inner).casefold()
     return re.sub(r"^(?:the|an|a) ", "", " ".join(inner.split()))

@@ -1,13 +1,14 @@
-"""Where in an output the final answer stands."""
+"""Finds the final answer in an output."""
 
 from __future__ import annotations
 
 import re
 
+from plr_dspy.experiments.grading.boxes import Box, boxes
+
 _MARKER = re.compile(
     r"####|\banswer\b(?:\s+to\b[^.:\n]{0,80}?)?\s*(?:\bis\b|\bare\b|=|:)(?:\s*:)?", re.IGNORECASE
 )
-_BOX = re.compile(r"\\f?boxed\s*|\\fbox\s*")
 _MATH = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
 _LINK = re.compile(
@@ -23,15 +24,15 @@ _VERDICTS = {"yes": True, "true": True, "no": False, "false": False}
 
 
 def stated_answer(output: str) -> str | None:
-    """The answer that an output marks: the last in a box, else after the last "answer is", "Answer:" or "####".
+    """Find the answer that an output marks: the last in a box, else after the last "answer is", "Answer:" or "####".
 
     Returns:
         Its text, which is empty where the marker is followed by nothing; None where nothing is marked.
     """
     output = _BOLD.sub("", output)
-    boxes = _boxes(output)
-    if boxes is not None:
-        return boxes
+    boxed = _boxed_answer(output)
+    if boxed is not None:
+        return boxed
     marker = next(iter(reversed(list(_MARKER.finditer(output)))), None)
     if marker is None:
         return None
@@ -40,12 +41,12 @@ def stated_answer(output: str) -> str | None:
 
 
 def unmarked(output: str) -> str:
-    """An output without markup for bold text."""
+    """Return an output without markup for bold text."""
     return _BOLD.sub("", output).strip()
 
 
 def last_expression(output: str) -> tuple[str, bool]:
-    """The expression that an output which marks no answer ends with.
+    """Find the expression that an output which marks no answer ends with.
 
     Returns:
         The expression, and whether words stand around it.
@@ -63,7 +64,7 @@ def last_expression(output: str) -> tuple[str, bool]:
 
 
 def verdict(output: str) -> bool | None:
-    """Whether an output says yes (or true) or no (or false); None where it says neither, or both."""
+    """Return whether an output says yes (or true) or no (or false); None where it says neither, or both."""
     stated = stated_answer(output)
     lines = [line for line in unmarked(output if stated is None else stated).splitlines() if line.strip()]
     if not lines:
@@ -79,6 +80,7 @@ def verdict(output: str) -> bool | None:
 
 
 def _only_verdict(text: str) -> bool | None:
+    """Return the only verdict in a text; None where there is none, or one that is denied, or several."""
     words = re.findall(r"[a-z]+(?:'t)?", text.lower())
     found = {_VERDICTS[word] for word in words if word in _VERDICTS}
     if len(found) != 1 or any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words):
@@ -86,37 +88,18 @@ def _only_verdict(text: str) -> bool | None:
     return found.pop()
 
 
-def _boxes(output: str) -> str | None:
-    """The last box; with those that lead up to it, as in "x = [1] or x = [2]", a list."""
-    found: list[str] = []
-    end = 0
-    for box in _BOX.finditer(output):
-        if box.start() < end:
-            continue  # a box within a box
-        content, after = _braced(output, box.end())
-        if found and not _LINK.fullmatch(output, end, box.start()):
+def _boxed_answer(output: str) -> str | None:
+    """Return the last box of an output, as a list with those that lead up to it: "x = [1] or x = [2]"."""
+    found: list[Box] = []
+    for box in boxes(output):
+        if found and not _LINK.fullmatch(output, found[-1].end, box.start):
             found = []
-        found.append(content)
-        end = after
-    return ",".join(dict.fromkeys(found)) if found else None
-
-
-def _braced(text: str, start: int) -> tuple[str, int]:
-    """What stands in the braces that open at an index, or the one word there, and where it ends."""
-    if text[start : start + 1] != "{":
-        word = re.compile(r"[^\s$]*").match(text, start)
-        assert word is not None
-        return word[0], word.end()
-    depth = 0
-    for index in range(start, len(text)):
-        depth += (text[index] == "{") - (text[index] == "}")
-        if depth == 0:
-            return re.sub(r"\\f?boxed\s*", "", text[start + 1 : index]), index + 1
-    return "", len(text)  # cut off before it was closed
+        found.append(box)
+    return ",".join(dict.fromkeys(box.content for box in found)) if found else None
 
 
 def _formulas(text: str) -> str:
-    """The formulas that a text begins with, as a list; nothing where it begins, or goes on, with words."""
+    """Return the formulas that a text begins with, as a list; nothing where it begins, or goes on, with words."""
     found: list[str] = []
     end = 0
     while (formula := _MATH.match(text, end)) is not None:
@@ -131,7 +114,7 @@ def _formulas(text: str) -> str:
 
 
 def _clause(text: str) -> str:
-    """A text up to the end of its first sentence or line, without the reason that may follow."""
+    """Return a text up to the end of its first sentence or line, without the reason that may follow."""
     lines = text.splitlines()
     if not lines:
         return ""

@@ -1,4 +1,4 @@
-"""One way to write a LaTeX answer: what people vary, and what does not change its value, is removed."""
+"""Writes LaTeX answers in one way: what people vary, and what does not change the value, is removed."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ _RULES = [
         (r"\\(?:left|right|[bB]ig+[lr]?)(?![A-Za-z])\.?", ""),
         (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\(?:d|t|c)frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:le|leqslant)(?![A-Za-z])", r"\\leq"),
-        (r"\\(?:ge|geqslant)(?![A-Za-z])", r"\\geq"),
-        (r"\\ne(?![A-Za-z])", r"\\neq"),
+        (r"\\([lg])e(?:qslant)?(?![A-Za-z])", r"\\\1eq"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\(?:text(?:normal|bf|it|rm)?|mbox|math(?:rm|bf|it|sf))\s*\{\s*([A-Za-z])\s*\}", r" \1"),
         (r"\\(?:text(?:normal|bf|it|rm)?|mbox|math(?:rm|bf|it|sf))\s*\{", r"\\text{"),
@@ -70,9 +68,6 @@ _RULES = [
         (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))", r"\\sqrt{\1}"),
         (rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])", r"\\\1 "),
-        (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
-        (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
-        (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
         (r"\^\s*(-?(?:\d+|[A-Za-z]))", r"^{\1}"),
         (r"_\s*(\d+|[A-Za-z])", r"_{\1}"),
         (r"(?<!\d)\.(?=\d)", "0."),
@@ -82,12 +77,11 @@ _RULES = [
 ]
 _END = re.compile(r"(?:(?<!\\)[.,;:\s])+$")
 _THOUSANDS = re.compile(r"(-?\d{1,3}(?:,\d{3})+)((?:\.\d+)?%?)")
-_MATRIX = re.compile(r"\\begin ?\{([pb]?matrix)\}(.*)\\end ?\{\1\}")
 _SPACES = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
 
 
 def tidy(text: str) -> str:
-    """An answer in plain LaTeX, without delimiters, units, currency, degree signs, spaces and final punctuation.
+    """Return an answer in plain LaTeX, without delimiters, units, currency, degrees, spaces and final punctuation.
 
     Degrees stay in the arguments of trigonometric functions, as radians. A number's thousands commas go; in a list or
     between brackets a comma separates.
@@ -131,21 +125,15 @@ def members(latex: str) -> tuple[str, list[str]]:
     return kind, parts
 
 
-def cells(latex: str) -> list[list[str]]:
-    """The rows of a tidy matrix or vector; nothing of anything else."""
-    matrix = _MATRIX.fullmatch(latex)
-    if matrix is None or r"\begin" in matrix[2]:
-        return []
-    return [row.split("&") for row in re.sub(r"(?:\\\\)+$", "", matrix[2]).split(r"\\")]
-
-
 def _without_degrees(text: str) -> str:
+    """Return LaTeX without degree signs; in the arguments of trigonometric functions degrees become radians."""
     if _TRIGONOMETRY.search(text):
         text = re.sub(rf"(\d+(?:\.\d+)?){_DEGREES}", r"(\1\\cdot\\frac{\\pi}{180})", text)
     return re.sub(_DEGREES, "", text)
 
 
 def _without_units(text: str) -> str:
+    """Return LaTeX without the unit that may follow a number."""
     unit = _TEXT_UNITS.search(text)
     if unit and not _NO_UNITS.search(unit.group(1)):
         text = text[: unit.start()]
@@ -153,7 +141,7 @@ def _without_units(text: str) -> str:
 
 
 def _closes_at(latex: str, start: int) -> int:
-    """Where the bracket at an index is closed, by a bracket of whatever kind; -1 where it is not."""
+    """Return where the bracket at an index is closed, by a bracket of whatever kind; -1 where it is not."""
     depth = 0
     for index in range(start, len(latex)):
         depth += (latex[index] in "([{") - (latex[index] in ")]}")
@@ -163,7 +151,7 @@ def _closes_at(latex: str, start: int) -> int:
 
 
 def _split(latex: str) -> list[str]:
-    """Cut at the commas and semicolons that no bracket holds."""
+    """Cut a text at the commas and semicolons that no bracket holds."""
     parts, depth = [""], 0
     for character in latex:
         depth += (character in "([{") - (character in ")]}")
@@ -175,6 +163,7 @@ def _split(latex: str) -> list[str]:
 
 
 def _both_signs(part: str) -> list[str]:
+    """Return both values of an expression with one plus-minus sign; any other as it is."""
     if part.count(r"\pm") != 1 or r"\mp" in part:
         return [part]
     return [re.sub(r"^\+", "", re.sub(r"\\pm ?", sign, part)) for sign in "+-"]

@@ -1,10 +1,10 @@
-"""Numbers in answers, read exactly."""
+"""Reads the numbers in answers exactly."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from plr_dspy.experiments.grading.latex import tidy
 
@@ -35,8 +35,7 @@ _PART_AFTER = re.compile(r"\s*(?:[\^_*+]|\\times|\\cdot|\\frac|\\sqrt|\\pi|/\s*\
 _DENIED = re.compile(r"\b(?:not|never|cannot)\b|n't\b", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Mention:
+class Mention(NamedTuple):
     """A number in a text: its value and where it stands."""
 
     value: Fraction
@@ -45,7 +44,7 @@ class Mention:
 
 
 def rational(latex: str) -> Fraction | None:
-    """The value of a tidy decimal, fraction or mixed number; None of anything else."""
+    """Return the value of a tidy decimal, fraction or mixed number; None of anything else."""
     match = _RATIONAL.fullmatch(latex) if len(latex) <= _MAX_LENGTH else None
     if match is None:
         return None
@@ -63,7 +62,7 @@ def rational(latex: str) -> Fraction | None:
 
 
 def mentions(text: str) -> list[Mention]:
-    """All numbers of a text, in its order."""
+    """Find all numbers of a text, in its order."""
     found = []
     for match in _MENTION.finditer(text.replace("\u2212", "-")):
         under = match["under"]
@@ -76,7 +75,7 @@ def mentions(text: str) -> list[Mention]:
 
 
 def stated_number(answer: str) -> Fraction | None:
-    """The number that a stated answer, such as "$18 a day", names; None where it names none, or several."""
+    """Return the number that a stated answer, such as "$18 a day", names; None where it names none, or several."""
     if (value := _written_number(answer)) is not None:
         return value
     answer = answer.rsplit("=", 1)[-1]
@@ -91,7 +90,7 @@ def stated_number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text; None where there is none, or where it is one term or choice of several."""
+    """Return the last number of a text; None where there is none, or where it is one term or choice of several."""
     if (value := _written_number(text)) is not None:
         return value
     found = mentions(text)
@@ -105,6 +104,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def _written_number(text: str) -> Fraction | None:
+    """Return the value of a text that is a number and nothing else; None of any other."""
     return rational(tidy(text)) if len(text) <= _MAX_LENGTH else None
 
 

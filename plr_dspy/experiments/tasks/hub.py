@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from plr_dspy.experiments.grading import boxed
 from plr_dspy.experiments.tasks.rows import DataError, Row, new_row
-from plr_dspy.experiments.tasks.solutions import after_hashes, boxed
+from plr_dspy.experiments.tasks.solutions import after_hashes
 
 NUM_HELD_OUT = 2_000
 """Size of the test part of a data set that has none."""

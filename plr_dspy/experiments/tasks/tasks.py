@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import dspy
 
-from plr_dspy.experiments.grading.answers import lenient, same_expression, same_number
+from plr_dspy.experiments.grading import lenient, same_expression, same_number
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 
 Format: TypeAlias = Literal["plain", "chat"]
