@@ -3,9 +3,13 @@
 import dspy
 import pytest
 from fakes import exact_match, fake_lm, questions
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from plr_dspy import PLReorder, Report
 from plr_dspy.baselines import StaticOrder, TopKOrder
+from plr_dspy.baselines.top_k import RandomOrders
+from plr_dspy.compilation.budget import MIN_EXAMPLES
 
 EXAMPLES = questions(120)
 
@@ -123,6 +127,21 @@ class TestTopKOrder:
         optimizer = quiet(TopKOrder, max_metric_calls=186)
         optimizer.compile(student(), trainset=EXAMPLES)
         assert engine.num_calls <= 186
+
+    @settings(deadline=None)
+    @given(st.integers(0, 5_000), st.integers(1, 100), st.integers(2, 50), st.integers(1, 20))
+    def test_a_budget_pays_for_the_orders_and_the_whole_comparison(
+        self, more, num_train, num_selection, num_finalists
+    ):
+        """Where the original is not among the best, it is compared beside them."""
+        budget = 2 * num_train + 2 * MIN_EXAMPLES + more
+        plan = RandomOrders(225, num_finalists, budget).plan(
+            num_train=num_train, num_selection=num_selection, num_distinct=720
+        )
+        assert plan.num_initial >= 2
+        assert plan.num_finalists >= 2
+        assert plan.num_selection_examples >= MIN_EXAMPLES
+        assert plan.num_initial * num_train + plan.num_finalists * plan.num_selection_examples <= budget
 
     @pytest.mark.parametrize("argument", ["num_candidates", "num_finalists"])
     @pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])

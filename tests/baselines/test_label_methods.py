@@ -5,6 +5,7 @@ on those as well.
 """
 
 import asyncio
+import enum
 import itertools
 import os
 import signal
@@ -451,6 +452,18 @@ class TestInputs:
         optimizer = quiet(PDO, setting="prior", prior=prior)
         table.chosen(optimizer)
         assert optimizer.report.settings["prior"] == {"label 0": 0.5, "label 1": 0.5}
+
+    def test_a_prior_may_name_labels_by_their_texts_or_their_values(self):
+        values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})
+
+        class Enumerated(Table):
+            answer = values
+
+        priors = {"label 0": 0.1, "label 1": 0.9}, {values.ZERO: 0.1, values.ONE: 0.9}
+        by_text, by_value = (
+            Enumerated().chosen(quiet(PDO, setting="prior", prior=prior)) for prior in priors
+        )
+        assert by_text == by_value
 
     def test_a_prior_of_other_labels_is_refused(self):
         prior = {"label 0": 0.5, "label 1": 0.5, "label 7": 0.5}

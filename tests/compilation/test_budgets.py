@@ -5,6 +5,10 @@ import pytest
 from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder
+from plr_dspy.compilation.budget import Overrides, make_plan
+from plr_dspy.compilation.deadlines import Deadlines
+from plr_dspy.scoring.cells import Cell
+from plr_dspy.scoring.ledger import Ledger
 
 EXAMPLES = questions(60)
 
@@ -118,6 +122,24 @@ class TestTime:
         assert last.comparison.chosen >= whole.report.comparison.original
         assert last.program_calls["total"] <= 1000
         assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
+
+
+class TestPace:
+    def test_is_that_of_the_calls_of_this_part(self, clock, tmp_path):
+        """What an earlier part paid for took none of this one's time."""
+        earlier, later = range(500), range(500, 510)
+        plan = make_plan("light", Overrides(), num_train=40, num_selection=10, num_distinct=720)
+        ledger = Ledger(tmp_path / "cells.jsonl")
+        for example in earlier:
+            ledger.add(("order", example), Cell(1.0), {})
+        ledger.close()
+        ledger = Ledger(tmp_path / "cells.jsonl")
+        deadlines = Deadlines(1000.0, plan, ledger)
+        for example in later:
+            ledger.add(("order", example), Cell(1.0), {})
+        clock.now += 30.0
+        assert deadlines.race() == 1000.0 - 3.0 * plan.final_calls
+        ledger.close()
 
 
 class TestScores:

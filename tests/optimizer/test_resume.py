@@ -23,6 +23,7 @@ from plr_dspy import PLReorder, order_sensitivity
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.orderings.updates import MixtureEM
 from plr_dspy.scoring.changes import Changes
+from plr_dspy.scoring.checkpoint import Checkpoint
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
@@ -436,6 +437,16 @@ class TestChanges:
         )
         assert Changes(there, here).only_grows == grows
 
+    @pytest.mark.parametrize(
+        ("was", "now", "phrase"),
+        [({"LIMIT of users": 1}, {}, "was 1, is None"), ({}, {"LIMIT of users": 1}, "was None, is 1")],
+    )
+    def test_what_is_gone_or_new_differs(self, was, now, phrase):
+        changes = Changes({"program": {"a": 1, **was}}, {"program": {"a": 1, **now}})
+        assert changes.names("program") == ["LIMIT of users"]
+        assert changes.phrases() == [f"LIMIT of users {phrase}"]
+        assert not changes.only_grows
+
 
 class TestLargerBudget:
     """What was paid for is paid for, and the search goes on."""
@@ -688,6 +699,22 @@ def metric(example, prediction):
         bell.join()
         optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
         assert set(engine.requests.values()) <= {1, 2}
+
+    def test_nor_does_what_one_part_changed_and_what_another_did(self, tmp_path):
+        facts = {"a cache": 0, "a counter": 0, "depth": 1}
+
+        def described():
+            return {"program": dict(facts)}
+
+        for name in ("a cache", "a counter"):
+            with Checkpoint(tmp_path, described):
+                facts[name] = 1
+        facts |= {"a cache": 7, "a counter": 9}
+        with Checkpoint(tmp_path, described):
+            pass
+        facts["depth"] = 2
+        with pytest.raises(ValueError, match="another compile: depth was 1, is 2"):
+            Checkpoint(tmp_path, described).__enter__()
 
     def test_a_list_that_the_program_appends_to(self, tmp_path, engine):
         class Writing(Wrapped):

@@ -230,6 +230,11 @@ class TestMixture:
         expected = mixture.log_prob(torch.tensor([2, 1, 0])).exp().item()
         assert mode_probability(mixture) == pytest.approx(expected)
 
+    def test_mode_of_a_mixture_need_not_be_that_of_its_heaviest_component(self):
+        flat, sharp = [0.2, 0.1, 0.0], [0.0, 4.0, 8.0]
+        mixture = plackett_luce_mixture(float64([0.6, 0.4]), float64([flat, sharp]))
+        assert most_probable_ordering(mixture).tolist() == [2, 1, 0]
+
     @pytest.mark.parametrize("kind", ["single", "mixture"])
     def test_state_round_trip(self, kind):
         if kind == "single":

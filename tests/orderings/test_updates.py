@@ -145,6 +145,12 @@ class TestMixtureEM:
         fitted = mixture.update(mixture.initial(4), elites).component_distribution.logits[0]
         torch.testing.assert_close(fitted, single.update(single.initial(4), elites).logits)
 
+    def test_one_component_is_weighted_maximum_likelihood(self):
+        elites, weights = torch.tensor([[0, 2, 1, 3], [2, 0, 3, 1]]), torch.tensor([5.0, 1.0])
+        mixture, single = MixtureEM(num_components=1), MaximumLikelihood()
+        fitted = mixture.update(mixture.initial(4), elites, weights).component_distribution.logits[0]
+        torch.testing.assert_close(fitted, single.update(single.initial(4), elites, weights).logits)
+
     def test_components_without_elites_keep_the_floor_and_stay(self):
         rule = MixtureEM(num_components=4)
         mixture = rule.update(rule.initial(3), torch.tensor([[0, 1, 2], [0, 1, 2]]))

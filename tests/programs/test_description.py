@@ -185,6 +185,13 @@ DIFFERENT = {
         )
         for n in (1, 2)
     ),
+    "what a function in a function takes from a module of the user's": tuple(
+        metric_in(
+            "def metric(e, p):\n    def limit():\n        return users.LIMIT\n    return limit()",
+            users=users_module("users", LIMIT=limit),
+        )
+        for limit in (1, 2)
+    ),
     "class in a function": tuple(
         metric_in(f"def metric(e, p):\n    class A:\n        x = {x}\n    return A.x") for x in (1, 2)
     ),
@@ -395,6 +402,13 @@ def test_a_closure_that_is_not_filled_and_one_that_holds_itself():
     assert digest(recursive) == digest(recursive)
     later = 1
     assert later
+
+
+def test_an_object_of_the_users_that_holds_locks_and_threads_is_told_by_the_rest():
+    one, same, other = Locked(), used(Locked()), Locked()
+    other.limit = 2
+    assert digest(one) == digest(same)
+    assert digest(one) != digest(other)
 
 
 def test_the_same_in_processes_that_hash_otherwise():

@@ -216,6 +216,24 @@ class TestErrors:
             cells = scorer(metric=lambda example, prediction: -2.0)
             assert cells.score([IDENTITY], range(20))[0].score == -2.0
 
+    def test_an_unparsable_answer_is_no_worse_for_what_other_examples_score(self):
+        """What the final comparison finds must not move the scores of the search."""
+
+        class HalfBabbling(OrderSensitiveEngine):
+            def complete(self, request):
+                answer = super().complete(request)
+                return chat_response("no fields") if "question 10" in request.messages[-1].text else answer
+
+        def metric(example, prediction):
+            return -5.0 if example.question == "question 20" else 1.0
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        with dspy.context(lm=dspy.LM("fake/x", engine=HalfBabbling({}), cache=False), adapter=adapter):
+            cells = scorer(metric=metric)
+            assert cells.score([IDENTITY], [10])[0].score == -5.0
+            assert cells.score([IDENTITY], range(4))[0].score == 3 / 4
+            assert cells.score([IDENTITY], [0, 10])[0].score == -5.0
+
     def test_an_unparsable_judge_is_a_failure_of_the_metric(self, engine):
         def judge(example, prediction):
             raise AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")
@@ -382,6 +400,41 @@ class TestErrors:
         metric = self.failing_on("question 10", "question 11")
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             scorer(metric=metric, max_errors=100).score([IDENTITY], range(2))
+
+
+class Judging:
+    """A metric that fails, and whose message repeats the key of the LM that it asks."""
+
+    def __init__(self, asks, text="Incorrect key: plain words"):
+        lm = dspy.LM("openai/x", api_key="plain words")
+        if asks == "an LM":
+            self.lm = lm
+        else:
+            self.judge = dspy.ChainOfThought("answer -> verdict")
+            self.judge.set_lm(lm)
+        self.text = text
+
+    def __call__(self, example, prediction):
+        raise LookupError(self.text)
+
+
+class TestSecrets:
+    def message(self, metric, caplog):
+        cells = scorer(metric=metric)
+        with pytest.raises(RuntimeError, match="no call ended with an answer"):
+            cells.score([IDENTITY], [0])
+        (error,) = cells.ledger.errors(NAMES)
+        assert error.message in caplog.text
+        return error.message
+
+    @pytest.mark.parametrize("asks", ["an LM", "a module"])
+    def test_of_the_model_that_a_metric_asks_are_hidden(self, engine, caplog, asks):
+        assert self.message(Judging(asks), caplog) == "Incorrect key: [hidden]"
+
+    @pytest.mark.parametrize("length", range(188, 201))
+    def test_are_hidden_where_a_long_message_is_cut(self, engine, caplog, length):
+        message = self.message(Judging("an LM", "x" * length + "plain words"), caplog)
+        assert message == ("x" * length + "[hidden]")[:200]
 
 
 class TestMetric:

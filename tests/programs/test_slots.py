@@ -205,6 +205,20 @@ class TestLabelledDemos:
         assert add_labelled_demos(program, questions(20), 8, random.Random(0)) == []
         assert program.second.predict.demos == []
 
+    def test_each_predictor_has_a_list_of_its_own(self):
+        class Twice(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.other = (dspy.Predict("question -> answer") for _ in range(2))
+
+        program = Twice()
+        assert add_labelled_demos(program, questions(20), 8, random.Random(0)) == ["one", "other"]
+        assert program.one.demos == program.other.demos
+        program.one.demos.reverse()
+        assert program.one.demos == program.other.demos[::-1]
+        program.one.demos.clear()
+        assert len(program.other.demos) == 8
+
     def test_leaves_examples_to_score_with(self):
         program = dspy.Predict("question -> answer")
         add_labelled_demos(program, questions(6), 8, random.Random(0))

@@ -56,6 +56,12 @@ class TestRacingExamples:
         used = np.bincount([example for trial in trials for example in examples_of(trial)])
         assert set(used) == {6}
 
+    def test_it_is_so_where_a_round_has_old_and_new_orderings(self):
+        objective = racing(TablePayer(table()))
+        objective(ORDERINGS[:2])
+        trials = objective([ORDERINGS[0], ORDERINGS[2], ORDERINGS[1], ORDERINGS[3]])
+        assert [examples_of(trials[i]) for i in (1, 3)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+
     def test_extend_scores_on_so_many_examples_in_all(self):
         payer = TablePayer(table())
         objective = racing(payer)
@@ -153,6 +159,25 @@ class TestCommonExamples:
         resumed.load_state_dict(json.loads(json.dumps(objective.state_dict())))
         assert resumed.cost(ORDERINGS[3:5]) == 2 * 6
         assert resumed(ORDERINGS[3:5]) == objective(ORDERINGS[3:5])
+
+    @pytest.mark.parametrize("kind", [racing, common])
+    def test_what_an_interrupted_round_scored_whole_is_found(self, kind):
+        class Interrupted(TablePayer):
+            def pay(self, keys, orderings, *, deadline):
+                super().pay(keys, orderings, deadline=19)
+                raise KeyboardInterrupt
+
+        payer = Interrupted(table())
+        objective = kind(payer)
+        with pytest.raises(KeyboardInterrupt):
+            objective(ORDERINGS[:6])
+        trials = objective.salvaged()
+        count = 4 if kind is racing else 8
+        assert [trial.ordering for trial in trials] == ORDERINGS[: 19 // count]
+        for trial in trials:
+            paid = [example for row, example in payer.paid if ORDERINGS[row] == trial.ordering]
+            assert trial.num_examples == len(paid) == count
+            assert trial.score == payer.table[ORDERINGS.index(trial.ordering), paid].mean()
 
     @pytest.mark.parametrize(("seconds", "count"), [(0, 0), (7, 0), (8, 1), (99, 4)])
     def test_fewer_trials_when_the_time_is_up(self, seconds, count):

@@ -81,6 +81,16 @@ class TestLeaning:
         assert correlation(explained.ravel(), true.ravel()) > 0.95
         assert np.polyfit(true.ravel(), explained.ravel(), 1)[0] == pytest.approx(1.0, abs=0.15)
 
+    @pytest.mark.parametrize("seed", range(3))
+    def test_is_no_matter_of_what_makes_an_ordering_better_on_all_classes(self, seed):
+        """The orderings differ most in how good they are, and lean towards either of two small classes."""
+        loadings = np.array((0.0, 1.0, -1.0))
+        world = World(classes=(0, 0, 0, 0, 1, 2), loadings=loadings, seed=seed)
+        quality = np.random.default_rng(seed).normal(size=len(world.scores))
+        explained = world.fit(scores=world.scores + quality[:, None]).explained
+        true = world.leaning[:, None] * loadings[world.classes]
+        assert correlation(explained.ravel(), true.ravel()) > 0.9
+
     @settings(deadline=None, max_examples=20)
     @given(st.integers(0, 99))
     def test_adds_nothing_over_all_scores_of_an_ordering_that_has_them_all(self, seed):

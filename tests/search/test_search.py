@@ -27,6 +27,7 @@ from plr_dspy.compilation.final_comparison import (
 )
 from plr_dspy.orderings.trials import Iteration, Trial
 from plr_dspy.report.schema import Evidence
+from plr_dspy.search.enumeration import RandomSearch
 from plr_dspy.search.loop import Progress, run
 from plr_dspy.search.proposal import elite_weights
 from plr_dspy.search.search import num_elites
@@ -107,6 +108,14 @@ class TestCrossEntropySearch:
                 raise AssertionError("an ordering was asked for twice")
         assert asked[0] == space.identity
         assert len(set(asked)) == len(asked) == 24
+
+    def test_archive_elites_are_as_many_as_those_of_one_round(self):
+        search = CrossEntropySearch(
+            OrderingSpace.of_sizes(5), num_samples=10, elite_fraction=0.3, archive=True
+        )
+        for number, best in enumerate([[0.09, 0.08, 0.07], [1.09, 1.08, 1.07], [2.09, 2.08, 2.07]]):
+            trials = [Trial(o, number + i / 100, 1) for i, o in enumerate(search.ask())]
+            assert [elite.score for elite in search.tell(trials)] == best
 
     def test_one_update_is_the_rule_applied_to_the_elites(self):
         rule = MaximumLikelihood(num_steps=5)
@@ -251,6 +260,18 @@ class TestLoop:
         second, rest = search(), Progress.from_state(state[1])
         second.load_state_dict(state[0])
         assert run(second, objective, num_iterations=6, progress=rest) == whole
+
+
+class TestRandomSearch:
+    @pytest.mark.parametrize("num_orderings", [24, 99])
+    @pytest.mark.parametrize("seed", range(8))
+    def test_as_many_as_there_are_are_all(self, num_orderings, seed):
+        space = OrderingSpace.of_sizes(4)
+        search = RandomSearch(space, num_orderings=num_orderings, num_samples=1, seed=seed)
+        asked = [search.ask() for _ in range(24)]
+        assert sorted(batch[0] for batch in asked if batch) == sorted(space.enumerate())
+        assert asked[0] == [space.identity]
+        assert search.ask() == []
 
 
 def history(*best_so_far, mode_probability=(0.5,)):

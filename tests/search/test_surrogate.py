@@ -179,6 +179,23 @@ class TestPosterior:
         assert draws.shape == (5, 15)
 
 
+class TestApart:
+    @pytest.mark.parametrize("num_examples", [2, 3, 6])
+    def test_what_is_no_ordering_is_shrunk_by_its_own_variance_alone(self, num_examples):
+        """That is 1, whatever the orderings' is: n scores above the others' count n / (n + 1)."""
+        world = World(known=40, examples=num_examples)
+        features = [family.copy() for family in world.known]
+        for family in features:
+            family[0] = 0.0
+        scores = np.random.default_rng(0).normal(size=(40, num_examples))
+        scores -= scores.mean(axis=1, keepdims=True)
+        scores[0] += 3.0
+        surrogate = Surrogate()
+        surrogate.fit(features, scores, apart=np.arange(40) == 0)
+        gains, _ = surrogate.gains(1)
+        assert gains[0] == pytest.approx(3.0 * num_examples / (num_examples + 1), rel=0.02)
+
+
 class TestLearning:
     @pytest.mark.parametrize("family", FAMILIES)
     def test_finds_the_family_that_matters_and_predicts_new_orders(self, family):

@@ -145,6 +145,17 @@ class TestTell:
             assert {t.ordering for t in trials} == world.known.keys()
             assert np.corrcoef([world.truth(trial.ordering) for trial in trials], scores)[0, 1] > 0.5
 
+    def test_the_original_is_never_ruled_out_however_little_it_promises(self):
+        space = OrderingSpace.of_sizes(6)
+        orderings = list(space.enumerate())[: MAX_MODELLED + 40]
+        trials = [Trial(o, 1.0, 4, tuple((e, 1.0) for e in range(4))) for o in orderings]
+        trials[:2] = [Trial(ordering, 0.0, 1, ((0, 0.0),)) for ordering in orderings[:2]]
+        search = ThompsonSearch(space, num_examples=8)
+        search.tell(trials)
+        known = {trial.ordering for trial in search.ranked(trials)}
+        assert orderings[0] == space.identity
+        assert (orderings[0] in known, orderings[1] in known) == (True, False)
+
     @pytest.mark.parametrize(
         ("trials", "message"),
         [
