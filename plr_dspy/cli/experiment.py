@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plr_dspy.experiments.analysis.outputs import save_ablations, save_figures
+from plr_dspy.experiments.analysis.frames import in_order
+from plr_dspy.experiments.analysis.outputs import save_ablations, save_figures, save_tables
 from plr_dspy.experiments.analysis.published import load_published
-from plr_dspy.experiments.analysis.tables import save_tables
-from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
-from plr_dspy.experiments.runs.executors import here, in_processes, on_ray
-from plr_dspy.experiments.runs.grid import Executor, run_grid
-from plr_dspy.experiments.runs.methods import ABLATIONS
+from plr_dspy.experiments.runs.executors import Executor, here, in_processes, on_ray
+from plr_dspy.experiments.runs.grid import run_grid
+from plr_dspy.experiments.runs.methods import ABLATIONS, METHODS
 from plr_dspy.experiments.runs.protocol import Protocol, grid
-from plr_dspy.experiments.runs.results import CLASSIFICATION, METHODS, Result, Run, in_order, read_results
+from plr_dspy.experiments.runs.results import Result, Run, read_results
 from plr_dspy.experiments.runs.runner import Experiment, Worker
+from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
 from plr_dspy.experiments.runs.store import Store, results_path
-from plr_dspy.experiments.tasks.tasks import TASKS
+from plr_dspy.experiments.tasks.tasks import CLASSIFICATION, TASKS
 from plr_dspy.programs.validation import whole_number
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.runtime.signals import Interrupts
@@ -166,12 +166,12 @@ def _run(args: argparse.Namespace) -> int:
     whole_number("--jobs", args.jobs)
     experiment = Experiment(
         Protocol(pool=args.pool, test=args.test, format=args.format, metric=args.metric),
-        Endpoint(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache),
+        ServedModel(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache),
         folder=args.out.resolve(),
         data_dir=None if args.data_dir is None else args.data_dir.resolve(),
         num_threads=args.threads,
     )
-    experiment.endpoint.check_key()
+    experiment.served_model.check_key()
     if args.dry_run:
         return _dry_run(experiment, runs)
     # A line for each run is enough.

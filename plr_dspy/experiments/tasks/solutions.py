@@ -8,7 +8,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 
 
 def boxed(solution: str) -> str:
-    """The content of the last box in a LaTeX solution; braces in it may be nested. Empty without a box."""
+    """Read the content of the last box in a LaTeX solution; braces in it may be nested. Empty without a box."""
     boxes = list(_BOX.finditer(solution))
     if not boxes:
         return ""
@@ -24,5 +24,5 @@ def boxed(solution: str) -> str:
 
 
 def after_hashes(solution: str) -> str:
-    """What follows the last "####" of a solution; empty without one."""
+    """Read what follows the last "####" of a solution; empty without one."""
     return solution.rpartition("####")[2].strip() if "####" in solution else ""
