@@ -96,20 +96,14 @@ def _block(num_demos: int, runs: pd.DataFrame, confidence: float, published: Pub
     ranks = by_task.rank("min", ascending=False)[by_task.transform("size") > 1]
     cells["rank"] = ranks.reindex(cells.index).astype("Int64")
 
-    def column_of(method: str, values: list[Any], average: Any) -> dict[tuple[str, str], Any]:
-        return dict(zip([(method, task) for task in (*tasks, AVERAGE)], [*values, average], strict=True))
-
-    known: dict[tuple[str, str], Any] = {}
-    applicable: dict[tuple[str, str], Any] = {}
-    for method in methods:
-        theirs = [published.get((task, num_demos, method), float("nan")) for task in tasks]
-        fits = [applies(method, task) for task in tasks]
-        known |= column_of(method, theirs, fmean(theirs))
-        applicable |= column_of(method, fits, all(fits))
-    places = list(zip(cells.method, cells.task, strict=True))
-    return cells.assign(
-        published=[known[place] for place in places], applies=[applicable[place] for place in places]
-    )
+    of_tasks = {**{task: [task] for task in tasks}, AVERAGE: tasks}
+    places = [(method, of_tasks[column]) for method, column in zip(cells.method, cells.task, strict=True)]
+    cells["published"] = [
+        fmean(published.get((task, num_demos, method), float("nan")) for task in of_column)
+        for method, of_column in places
+    ]
+    cells["applies"] = [all(applies(method, task) for task in of_column) for method, of_column in places]
+    return cells
 
 
 def _texts(numbers: pd.DataFrame) -> Iterator[dict[str, Any]]:

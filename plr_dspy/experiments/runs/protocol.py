@@ -71,17 +71,15 @@ def draw(run: Run, protocol: Protocol, train: Sequence[dspy.Example], test: Sequ
         ValueError: when there are too few examples.
     """
     num_test = len(test) if protocol.test is None else protocol.test
-    wanted = protocol.pool + run.num_demos
-    if wanted > len(train):
-        raise ValueError(
-            f"pool: expected at most the {len(train)} examples in the train part of {run.task!r}; got {wanted}, "
-            f"{run.num_demos} demos included: ask for fewer"
-        )
-    if num_test > len(test):
-        raise ValueError(
-            f"test: expected at most the {len(test)} examples in the test part of {run.task!r}; got {num_test}: "
-            "ask for fewer"
-        )
+    for name, wanted, part, there in (
+        ("pool and demos", protocol.pool + run.num_demos, "train", len(train)),
+        ("test", num_test, "test", len(test)),
+    ):
+        if wanted > there:
+            raise ValueError(
+                f"{name}: expected at most the {there} examples in the {part} part of {run.task!r}; got {wanted}: "
+                "ask for fewer"
+            )
     shuffled = random.Random(f"{run.task} {run.seed} pool").sample(list(train), len(train))
     pool, rest = shuffled[: protocol.pool], shuffled[protocol.pool :]
     demos = random.Random(f"{run.task} {run.seed} {run.num_demos} demos").sample(rest, run.num_demos)

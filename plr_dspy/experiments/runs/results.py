@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,6 @@ from plr_dspy.experiments.runs.ranking import Ranking
 from plr_dspy.runtime.jsonl import CutOffLine, read_json_lines
 
 logger = logging.getLogger(__name__)
-
-LONGEST_SHOWN = 60
-"""Most characters of a wrong value that an error message shows."""
 
 # Strict, so that "8" or true in a file is an error, not the number that it could be taken for.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -150,7 +148,5 @@ def _problem(place: tuple[int | str, ...], message: str, value: object) -> str:
     field = ".".join(map(str, place))
     if message == "Field required":
         return f"{field} is missing"
-    shown = repr(value)
-    shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[: LONGEST_SHOWN - 3]}..."
-    got = "" if isinstance(value, Mapping) else f"; got {shown}"
+    got = "" if isinstance(value, Mapping) else f"; got {reprlib.repr(value)}"
     return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}{got}"

@@ -27,6 +27,9 @@ from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.programs.digest.description import digest
 from plr_dspy.report.report import Report
 
+VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platform.python_version()}
+"""What a result says that it was made with."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -49,23 +52,6 @@ class Experiment:
     def settings(self) -> dict[str, Any]:
         """What decides the results, as plain data."""
         return {**asdict(self.protocol), **self.served_model.settings()}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What is there before a run makes its first call.
-
-    Attributes:
-        program: The program with the demos drawn, in the order drawn.
-        optimizer: The optimizer of the run's method.
-        drawn: The demos and examples.
-        folder: Folder that keeps the run's calls.
-    """
-
-    program: dspy.Module
-    optimizer: Reorderer
-    drawn: Draw
-    folder: Path
 
 
 class Worker:
@@ -98,31 +84,28 @@ class Worker:
         Raises:
             Exception: of the program or the model; what was paid for is kept in the experiment's folder.
         """
-        with self._prepared(run) as made:
+        protocol, served_model = self._experiment.protocol, self._experiment.served_model
+        with self._prepared(run) as (program, optimizer, drawn):
             started = time.monotonic()
-            compiled = made.optimizer.compile(made.program, trainset=made.drawn.pool)
+            compiled = optimizer.compile(program, trainset=drawn.pool)
             seconds = time.monotonic() - started
-            report = made.optimizer.report
+            report = optimizer.report
             assert report is not None
             new_held_out = functools.partial(
                 HeldOut,
-                metric=made.optimizer.metric,
-                examples=made.drawn.test,
-                folder=made.folder,
+                metric=optimizer.metric,
+                examples=drawn.test,
+                folder=self._folder(run),
                 num_threads=self._experiment.num_threads,
             )
             scores = new_held_out(compiled).scores()
             per_input = isinstance(compiled, PerInputOrder)
             return Result(
                 **run._asdict(),
-                model=self._experiment.served_model.model,
-                format=self._experiment.protocol.format,
+                model=served_model.model,
+                format=protocol.format,
                 settings=self._experiment.settings(),
-                versions={
-                    "plr_dspy": __version__,
-                    "dspy": dspy.__version__,
-                    "python": platform.python_version(),
-                },
+                versions=VERSIONS,
                 orderings=None if per_input else tuple(tuple(slot.ordering) for slot in report.slots),
                 accuracy=sum(scores) / len(scores),
                 scores=tuple(scores),
@@ -130,8 +113,8 @@ class Worker:
                 tokens=total_tokens(report),
                 seconds=round(seconds, 3),
                 schema=1,
-                ranking=ranked_orders(report, new_held_out(made.program)) if run.method == RANKING else None,
-                data=digests(made.drawn),
+                ranking=ranked_orders(report, new_held_out(program)) if run.method == RANKING else None,
+                data=digests(drawn),
             )
 
     def data(self, run: Run) -> dict[str, str]:
@@ -141,21 +124,28 @@ class Worker:
     def calls(self, run: Run) -> int:
         """Program calls that a run makes at most, those on the held-out examples included; none is made."""
         unused = dspy.LM("none/none", cache=False)  # a server would be started for nothing
-        with self._prepared(run, unused) as made:
-            estimate = made.optimizer.estimate(made.program, trainset=made.drawn.pool)
+        with self._prepared(run, unused) as (program, optimizer, drawn):
+            estimate = optimizer.estimate(program, trainset=drawn.pool)
             orders = estimate.distinct_prompts if run.method == RANKING else 1
-            return estimate.program_calls + orders * len(made.drawn.test)
+            return estimate.program_calls + orders * len(drawn.test)
+
+    def _folder(self, run: Run) -> Path:
+        """Folder that keeps the calls of a run."""
+        method = re.sub(r"[^A-Za-z0-9.]+", "-", run.method)
+        place = f"{run.task}/k{run.num_demos}/seed{run.seed}/{method}"
+        return self._experiment.folder / "calls" / place
 
     @contextmanager
-    def _prepared(self, run: Run, lm: dspy.LM | None = None) -> Iterator[Prepared]:
-        """Prepare a run, with the experiment's prompt format and its model (or another LM) in place."""
+    def _prepared(self, run: Run, lm: dspy.LM | None = None) -> Iterator[tuple[dspy.Module, Reorderer, Draw]]:
+        """Yield the program in the order drawn, the optimizer, and the examples of a run.
+
+        The experiment's prompt format and its model (or another LM) are in place while this context lasts.
+        """
         experiment, protocol, task = self._experiment, self._experiment.protocol, TASKS[run.task]
         train, test = self._load(run.task)
         program, drawn = task.program(protocol.format), draw(run, protocol, train, test)
         for predictor in program.predictors():
             predictor.demos = list(drawn.demos)
-        method = re.sub(r"[^A-Za-z0-9.]+", "-", run.method)
-        folder = experiment.folder / "calls" / run.task / f"k{run.num_demos}" / f"seed{run.seed}" / method
         optimizer = new_method(
             "PLR-1" if run.method == RANKING else run.method,
             task.metric(protocol.metric),
@@ -165,7 +155,7 @@ class Worker:
             common={
                 "num_threads": experiment.num_threads,
                 "seed": run.seed,
-                "log_dir": folder,
+                "log_dir": self._folder(run),
                 "display_progress": False,
             },
         )
@@ -173,7 +163,7 @@ class Worker:
         with dspy.context(
             lm=lm or self._lm(task), adapter=task.adapter(protocol.format), disable_history=True
         ):
-            yield Prepared(program, optimizer, drawn, folder)
+            yield program, optimizer, drawn
 
     def _lm(self, task: Task) -> dspy.LM:
         """Make the LM of a task; the model is opened for the first one, as a worker may have nothing to do."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-LONGEST_SHOWN = 60
-"""Most characters of a wrong value that an error message shows."""
 
 
 class DataError(ValueError):
@@ -39,7 +37,6 @@ def read_fields(fields: Mapping[str, Any], columns: tuple[str, str], place: str)
     """
     for column in columns:
         if not isinstance(fields[column], str):
-            shown = repr(fields[column])
-            shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[: LONGEST_SHOWN - 3]}..."
+            shown = reprlib.repr(fields[column])
             raise DataError(f"{place}: {column!r} must be a string; got {shown}: mend or remove the row")
     return LabelledText(fields[columns[0]].strip(), fields[columns[1]].strip(), place)

@@ -81,16 +81,14 @@ def panels(
     width = max(size[0] * len(columns), 5.0)
     figure = Figure(figsize=(width, size[1] * len(rows) + 1.0), layout="constrained")
     grid = figure.subplots(len(rows), len(columns), squeeze=False, sharey="row")
-    axes = {}
-    for i, row in enumerate(rows):
-        labelled = False
-        for j, column in enumerate(columns):
+    axes: dict[tuple[Any, Any], Axes] = {}
+    for row, of_row in zip(rows, grid, strict=True):
+        for column, axis in zip(columns, of_row, strict=True):
             if (row, column) in present:
-                axes[row, column] = grid[i][j]
-                grid[i][j].tick_params(labelsize=8, labelleft=not labelled)
-                labelled = True
+                axis.tick_params(labelsize=8, labelleft=row not in {known for known, _ in axes})
+                axes[row, column] = axis
             else:
-                grid[i][j].remove()
+                axis.remove()
     return figure, axes
 
 
