@@ -160,8 +160,8 @@ def printed_whatever_the_hashes(code: str) -> str:
             [
                 sys.executable,
                 "-c",
-                f"import sys; sys.path.insert(0, sys.argv[1]); {code}",
-                str(Path(__file__).parent),
+                f"import sys; sys.path[:0] = sys.argv[1:]; {code}",
+                *(str(folder) for folder in [Path(__file__).parent, *Path(__file__).parent.iterdir()]),
             ],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,

@@ -92,7 +92,9 @@ def as_score(value: Any) -> float:
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__}: {' '.join(repr(value).split())}"
         )
-    if not abs(score) <= LARGEST_SCORE:  # NaN is neither more nor less
+    if not math.isfinite(score):
+        raise ValueError(f"metric must return a finite number; got {score}")
+    if abs(score) > LARGEST_SCORE:
         raise ValueError(
             f"metric must return a number between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}; got {score}: scale it"
         )

@@ -1,1 +1,1 @@
-"""The runs of an experiment: what they are, how they are made, and what they gave."""
+"""Makes the runs of an experiment, and keeps their results."""
