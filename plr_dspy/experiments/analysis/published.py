@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Annotated, Literal
 
-from pydantic import TypeAdapter
-
-_SCHEMA = 1
-"""Version of the file format that this module reads."""
+from pydantic import Field, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -22,11 +20,8 @@ class PublishedResult:
         method: Name of the method; None where the source names none.
         num_demos: Number of demos; None where the source gives none.
         model: Name of the model; None where the source names none.
-        accuracy: A fraction.
+        accuracy: A fraction, from 0 to 1.
         source: URL of the page that the number was read on.
-
-    Raises:
-        ValueError: when the accuracy is no fraction.
     """
 
     task: str
@@ -34,14 +29,8 @@ class PublishedResult:
     method: str | None
     num_demos: int | None
     model: str | None
-    accuracy: float
+    accuracy: Annotated[float, Field(ge=0, le=1)]
     source: str
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.accuracy <= 1:
-            raise ValueError(
-                f"accuracy must be a fraction in [0, 1]; got {self.accuracy} for {self.task}: divide percentages by 100"
-            )
 
 
 @dataclass(frozen=True)
@@ -53,22 +42,12 @@ class Published:
         paper: The paper's identifier.
         note: What is missing, and how the rest was found.
         results: The numbers, in no order that matters.
-
-    Raises:
-        ValueError: for another version of the format.
     """
 
-    schema: int
+    schema: Literal[1]
     paper: str
     note: str
     results: tuple[PublishedResult, ...]
-
-    def __post_init__(self) -> None:
-        if self.schema != _SCHEMA:
-            raise ValueError(
-                f"expected published results of schema {_SCHEMA}; got {self.schema}: read them with the plr_dspy "
-                "version that wrote them"
-            )
 
     def best(self, task: str) -> PublishedResult | None:
         """The highest accuracy known of a task, whatever the method and number of demos; None where none is."""

@@ -79,7 +79,7 @@ class Table:
             rf"\caption{{{escape_latex(self.title)}}}",
             rf"\label{{tab:{self.name}}}",
         ]
-        grids = self._grids(escape_latex, _LATEX_MARKS, r"{{\scriptsize {}}}".format)
+        grids = self._grids(escape_latex, _LATEX_MARKS, r"{{\scriptsize{{}}{}}}".format)
         for columns, blocks in groupby(grids, key=lambda block: block[1][0]):
             lines += [
                 r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
