@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -51,21 +52,21 @@ def ablation_table(frame: pd.DataFrame) -> Table:
         frame: As `ablation_frame` makes it.
     """
     places = sorted(set(zip(frame.task, frame.num_demos, strict=True)))
-    numbers, texts = [], []
+    cells: list[dict[str, Any]] = []
     # One ablation at a time, because pandas takes True and 1 for one value.
     for ablation, runs in frame.groupby("ablation", sort=False):
-        cells = mean_intervals(runs.groupby(["value", "task", "num_demos"], observed=True).accuracy)
-        numbers.append(cells.reset_index().assign(ablation=ablation))
-        for value in cells.index.unique("value"):
+        means = mean_intervals(runs.groupby(["value", "task", "num_demos"], observed=True).accuracy)
+        for value in means.index.unique("value"):
             for task, num_demos in places:
                 cell = {"block": ablation.replace("_", " "), "row": setting_name(ablation, value)}
                 cell |= {"column": f"{task}, {counted(num_demos, 'demo')}", "text": ""}
-                if (value, task, num_demos) in cells.index:
-                    mean, _, high, seeds = cells.loc[value, task, num_demos]
+                if (value, task, num_demos) in means.index:
+                    mean, low, high, seeds = means.loc[value, task, num_demos]
+                    cell |= {"ablation": ablation, "value": value, "task": task, "num_demos": num_demos}
+                    cell |= {"mean": mean, "low": low, "high": high, "seeds": int(seeds)}
                     cell |= {"text": f"{100 * mean:.1f}"}
                     cell |= {"suffix": f" ±{100 * (high - mean):.1f}" if seeds > 1 else ""}
-                texts.append(cell)
+                cells.append(cell)
     note = "Means over seeds, with half the width of their 95 % t interval where there are two or more."
     fields = ["ablation", "value", "task", "num_demos", "mean", "low", "high", "seeds"]
-    written = pd.concat([cells.astype({"value": object}) for cells in numbers])[fields]
-    return Table("ablation", "Held-out accuracy in % by setting", written, pd.DataFrame(texts), (note,))
+    return Table("ablation", "Held-out accuracy in % by setting", cells, fields, [note])

@@ -69,10 +69,10 @@ def accuracy_table(
         _block(num_demos, runs, confidence, published or {}) for num_demos, runs in frame.groupby("num_demos")
     ]
     numbers = pd.concat(blocks, ignore_index=True)
-    texts = pd.DataFrame(_texts(numbers))
-    legend = (*_legend(numbers, texts, confidence), *_seed_notes(numbers), *setting_notes(results), *notes)
+    cells = list(_cells(numbers))
+    legend = [*_legend(numbers, cells, confidence), *_seed_notes(numbers), *setting_notes(results), *notes]
     title = f"Accuracy of {frame.model[0]} in %, {frame.format[0]} prompts"
-    return Table("accuracy", title, numbers[FIELDS], texts, legend)
+    return Table("accuracy", title, cells, FIELDS, legend)
 
 
 def _block(num_demos: int, runs: pd.DataFrame, confidence: float, published: PublishedCells) -> pd.DataFrame:
@@ -106,8 +106,8 @@ def _block(num_demos: int, runs: pd.DataFrame, confidence: float, published: Pub
     return cells
 
 
-def _texts(numbers: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the cells as people read them; published numbers stand below those of their method."""
+def _cells(numbers: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the cells of the table; published numbers stand below those of their method."""
     for (num_demos, method), cells in numbers.groupby(["num_demos", "method"], observed=True):
         block = counted(num_demos, "demo")
         for cell in cells.itertuples():
@@ -115,7 +115,7 @@ def _texts(numbers: pd.DataFrame) -> Iterator[dict[str, Any]]:
             margin = f" ± {(cell.high - cell.low) / 2:.1f}" if cell.seeds > 1 else ""
             suffix = margin + (PARTIAL if 0 < cell.seeds < cell.of_seeds else "")
             place = {"block": block, "row": method, "column": cell.task}
-            yield {**place, "text": text, "suffix": suffix, "rank": cell.rank}
+            yield {**place, **cell._asdict(), "text": text, "suffix": suffix}
         if cells.published.notna().any():
             for cell in cells.itertuples():
                 text = "" if pd.isna(cell.published) else f"{cell.published:.1f}"
@@ -141,7 +141,7 @@ def _seed_notes(numbers: pd.DataFrame) -> Iterator[str]:
             yield f"{PARTIAL} {heading}, not all seeds of the column, so without a rank: {'; '.join(fewer)}."
 
 
-def _legend(numbers: pd.DataFrame, texts: pd.DataFrame, confidence: float) -> Iterator[str]:
+def _legend(numbers: pd.DataFrame, cells: Sequence[dict[str, Any]], confidence: float) -> Iterator[str]:
     """Say what the numbers and signs of the table mean."""
     text = f"Means over seeds ± half the width of a {100 * confidence:g} % t interval (none for one seed)."
     if numbers["rank"].notna().any():
@@ -149,7 +149,7 @@ def _legend(numbers: pd.DataFrame, texts: pd.DataFrame, confidence: float) -> It
     yield text
     if (numbers.task == AVERAGE).any():
         yield f"{AVERAGE}: the macro average, of methods that have all tasks of the block."
-    if (texts.text == NOT_APPLICABLE).any():
+    if any(cell["text"] == NOT_APPLICABLE for cell in cells):
         yield f"{NOT_APPLICABLE}: the method reads label probabilities, and does not apply."
     if ((numbers.seeds == 0) & numbers.applies).any():
         yield "Empty: no runs; for an average, not on all tasks."

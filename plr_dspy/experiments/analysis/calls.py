@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-
-import pandas as pd
+from typing import Any
 
 from plr_dspy.experiments.analysis.frames import counted, frame_of, in_order, setting_notes
 from plr_dspy.experiments.analysis.table import PARTIAL, Table
@@ -31,24 +30,23 @@ def calls_table(results: Sequence[Result]) -> Table:
         frame[f"{kind} tokens"] = [tokens.get(kind) for tokens in frame.tokens]
     measures = ["program calls", *(f"{kind} tokens" for kind in kinds), "seconds"]
     by_method = frame.groupby(["num_demos", "method"], observed=True)
-    numbers, texts = [], []
+    cells: list[dict[str, Any]] = []
     for (num_demos, method), runs in by_method:
         place = {"block": counted(num_demos, "demo"), "row": method}
         for measure in measures:
             amounts = runs[measure].dropna()
             mean, count = fmean(amounts) if len(amounts) else None, len(amounts)
-            key = {"num_demos": num_demos, "method": method, "measure": measure}
-            numbers.append({**key, "mean": mean, "runs": count})
+            cell = {**place, "column": measure, "num_demos": num_demos, "method": method, "measure": measure}
             text = "" if mean is None else f"{mean:,.1f}" if measure == "seconds" else f"{mean:,.0f}"
             suffix = PARTIAL if 0 < count < len(runs) else ""
-            texts.append({**place, "column": measure, "text": text, "suffix": suffix})
-        texts.append({**place, "column": "runs", "text": str(len(runs))})
+            cells.append({**cell, "mean": mean, "runs": count, "text": text, "suffix": suffix})
+        cells.append({**place, "column": "runs", "text": str(len(runs))})
     places = by_method[["task", "seed"]].apply(lambda runs: frozenset(zip(runs.task, runs.seed, strict=True)))
     notes = ["Means over runs (tasks and seeds)."]
     if (places.groupby("num_demos").nunique() > 1).any():
         notes.append("Not all methods have the same runs: compare their means only where they do.")
-    if any(cell.get("suffix") for cell in texts):
+    if any(cell.get("suffix") for cell in cells):
         notes.append(f"{PARTIAL} over fewer runs: not all of them know their tokens.")
     title = f"What a run costs with {frame.model[0]}, {frame.format[0]} prompts"
     notes += setting_notes(results)
-    return Table("calls", title, pd.DataFrame(numbers), pd.DataFrame(texts), tuple(notes))
+    return Table("calls", title, cells, ["num_demos", "method", "measure", "mean", "runs"], notes)

@@ -60,47 +60,62 @@ def paired_table(results: Sequence[Result], against: str = "Static", *, confiden
         for ours, theirs in zip(pairs.scores, pairs.scores_of_base, strict=True)
     ]
     pairs["mean"] = pairs.differences.map(fmean)
-    by_task = pd.DataFrame(_by_task(frame, pairs, confidence))
-    overall = pd.DataFrame(_overall(pairs, confidence))
-    numbers = pd.concat([by_task, overall], ignore_index=True).assign(against=against)
-    for name in ("seeds", "examples", "runs", "groups"):
-        numbers[name] = numbers[name].astype("Int64") if name in numbers else pd.NA
-    texts = pd.DataFrame([*_task_texts(by_task), *_overall_texts(overall)])
-    notes = (
-        *_legend(texts, against, confidence),
+    cells = [*_by_task(frame, pairs, against, confidence), *_overall(pairs, against, confidence)]
+    notes = [
+        *_legend(cells, against, confidence),
         *_run_notes(methods, pairs, against),
         *setting_notes(results),
-    )
+    ]
     title = f"Accuracy of {frame.model[0]} against {against} in percentage points, {frame.format[0]} prompts"
-    return Table("paired", title, numbers.reindex(columns=FIELDS), texts, notes)
+    return Table("paired", title, cells, FIELDS, notes)
 
 
-def _by_task(frame: pd.DataFrame, pairs: pd.DataFrame, confidence: float) -> Iterator[dict[str, Any]]:
+def _by_task(
+    frame: pd.DataFrame, pairs: pd.DataFrame, against: str, confidence: float
+) -> Iterator[dict[str, Any]]:
     """Yield the differences by number of demos, method and task, pooled over seeds."""
     for (num_demos, method), theirs in pairs.groupby(["num_demos", "method"], observed=True):
         block = frame[frame.num_demos == num_demos]
-        for task, seeds in block.groupby("task", observed=True).seed.nunique().items():
+        for task, all_seeds in block.groupby("task", observed=True).seed.nunique().items():
             shared = theirs[theirs.task == task]
-            cell = {"num_demos": num_demos, "task": task, "method": method, "all_seeds": seeds}
-            cell |= {"seeds": len(shared), "examples": 0}
-            if len(shared):
-                pooled = [d for differences in shared.differences for d in differences]
-                low, high = paired_interval(pooled, confidence)
-                cell |= {"mean": fmean(pooled), "low": low, "high": high, "examples": len(pooled)}
+            pooled = [d for differences in shared.differences for d in differences]
+            cell = {"block": counted(num_demos, "demo"), "row": method, "column": task}
+            cell |= dict(zip(KEY, (num_demos, task, method, against), strict=True))
+            cell |= {"seeds": len(shared), "examples": len(pooled)}
+            if pooled:
+                cell |= _difference(pooled, paired_interval(pooled, confidence))
+                cell["suffix"] += PARTIAL if len(shared) < all_seeds else ""
+            else:
+                cell["text"] = "" if applies(method, task) else NOT_APPLICABLE
             yield cell
 
 
-def _overall(pairs: pd.DataFrame, confidence: float) -> list[dict[str, Any]]:
-    """The differences of each method over all of its runs, with tests."""
-    cells: list[dict[str, Any]] = []
-    for method, theirs in pairs.groupby("method", observed=True):
-        groups = _groups(theirs)
-        low, high = grouped_interval(groups, confidence) if len(groups) > 1 else (np.nan, np.nan)
-        cell = {"num_demos": "all", "task": "all", "method": method, "mean": fmean(theirs["mean"])}
-        cell |= {"low": low, "high": high, "runs": len(theirs), "groups": len(groups)}
-        cells.append({**cell, "p": sign_flip_test(groups)})
-    corrected = holm([cell["p"] for cell in cells])
-    return [{**cell, "p_holm": p} for cell, p in zip(cells, corrected, strict=True)]
+def _overall(pairs: pd.DataFrame, against: str, confidence: float) -> Iterator[dict[str, Any]]:
+    """Yield the difference of each method over all of its runs, with tests."""
+    by_method = list(pairs.groupby("method", observed=True))
+    groups_of = {method: _groups(theirs) for method, theirs in by_method}
+    p_values = [sign_flip_test(groups) for groups in groups_of.values()]
+    for (method, theirs), p, p_holm in zip(by_method, p_values, holm(p_values), strict=True):
+        groups = groups_of[method]
+        interval = grouped_interval(groups, confidence) if len(groups) > 1 else None
+        cell = dict(zip(KEY, ("all", "all", method, against), strict=True))
+        cell |= {"runs": len(theirs), "groups": len(groups), "p": p, "p_holm": p_holm}
+        texts = {"runs": str(len(theirs)), "groups": str(len(groups))}
+        for name, value in (("p", p), ("p (Holm)", p_holm)):
+            texts[name] = "<.0001" if value < 0.0001 else f"{value:.4f}"
+        place = {"block": "all runs", "row": method}
+        yield {**place, "column": "difference", **cell, **_difference(list(theirs["mean"]), interval)}
+        for column, text in texts.items():
+            yield {**place, "column": column, "text": text}
+
+
+def _difference(values: Sequence[float], interval: tuple[float, float] | None) -> dict[str, Any]:
+    """Numbers, text and suffix of a mean difference."""
+    cell: dict[str, Any] = {"mean": fmean(values), "text": f"{fmean(values):+.1f}", "suffix": ""}
+    if interval is not None:
+        low, high = interval
+        cell |= {"low": low, "high": high, "suffix": f" [{low:+.1f}, {high:+.1f}]"}
+    return cell
 
 
 def _groups(pairs: pd.DataFrame) -> list[list[float]]:
@@ -109,29 +124,7 @@ def _groups(pairs: pd.DataFrame) -> list[list[float]]:
     return [list(group["mean"]) for _, group in by_name.groupby(["task", "seed"], sort=False)]
 
 
-def _task_texts(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the differences by task as people read them."""
-    for cell in cells.itertuples():
-        place = {"block": counted(cell.num_demos, "demo"), "row": cell.method, "column": cell.task}
-        if not cell.seeds:
-            yield {**place, "text": "" if applies(cell.method, cell.task) else NOT_APPLICABLE}
-            continue
-        suffix = f" [{cell.low:+.1f}, {cell.high:+.1f}]" + (PARTIAL if cell.seeds < cell.all_seeds else "")
-        yield {**place, "text": f"{cell.mean:+.1f}", "suffix": suffix}
-
-
-def _overall_texts(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the differences over all runs as people read them."""
-    for cell in cells.itertuples():
-        place = {"block": "all runs", "row": cell.method}
-        suffix = f" [{cell.low:+.1f}, {cell.high:+.1f}]" if cell.groups > 1 else ""
-        yield {**place, "column": "difference", "text": f"{cell.mean:+.1f}", "suffix": suffix}
-        p, p_holm = ("<.0001" if p < 0.0001 else f"{p:.4f}" for p in (cell.p, cell.p_holm))
-        for column, text in {"runs": cell.runs, "groups": cell.groups, "p": p, "p (Holm)": p_holm}.items():
-            yield {**place, "column": column, "text": str(text)}
-
-
-def _legend(texts: pd.DataFrame, against: str, confidence: float) -> Iterator[str]:
+def _legend(cells: Sequence[dict[str, Any]], against: str, confidence: float) -> Iterator[str]:
     """Say what the numbers and signs of the table mean."""
     level = f"{100 * confidence:g} %"
     yield (
@@ -143,13 +136,11 @@ def _legend(texts: pd.DataFrame, against: str, confidence: float) -> Iterator[st
         "runs of one task and seed share examples]; p of a two-sided sign-flip test over groups, and with "
         "Holm's correction over the methods. Intervals are not corrected for their number."
     )
-    if texts.empty:
-        return
-    if texts.suffix.str.contains(PARTIAL, na=False).any():
+    if any(PARTIAL in cell.get("suffix", "") for cell in cells):
         yield f"{PARTIAL} not all seeds of the column."
-    if (texts.text == "").any():
+    if any(cell["text"] == "" for cell in cells):
         yield f"Empty: no run that {against} has too."
-    if (texts.text == NOT_APPLICABLE).any():
+    if any(cell["text"] == NOT_APPLICABLE for cell in cells):
         yield f"{NOT_APPLICABLE}: the method reads label probabilities, and does not apply."
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -45,17 +46,17 @@ class Table:
     Attributes:
         name: Name of the files, and LaTeX label.
         title: One sentence.
-        numbers: The lines of the CSV.
-        texts: The cells as people read them: in columns "block" (the heading), "row", "column" and "text"; "suffix" is
-            what follows the text and carries no mark, such as an interval; the first three of a "rank" are marked.
+        cells: The cells, row by row. People read their "block" (a heading), "row", "column" and "text"; a "suffix"
+            follows the text and carries no mark, such as an interval; the first three of a "rank" are marked.
+        fields: Fields of the cells that are the columns of the CSV; a cell with none of them has no line there.
         notes: Sentences that stand below the table.
     """
 
     name: str
     title: str
-    numbers: pd.DataFrame
-    texts: pd.DataFrame
-    notes: tuple[str, ...]
+    cells: Sequence[Mapping[str, Any]]
+    fields: Sequence[str]
+    notes: Sequence[str]
 
     def to_markdown(self) -> str:
         """The table for people, readable as plain text too; second places are in ``<ins>`` (underlined)."""
@@ -96,7 +97,8 @@ class Table:
 
     def to_csv(self) -> str:
         """One line for each number or interval, with all digits; what is not known is empty."""
-        text: str = self.numbers.to_csv(index=False, lineterminator="\n")
+        numbers = pd.DataFrame(self.cells, columns=self.fields, dtype=object).dropna(how="all")
+        text: str = numbers.to_csv(index=False, lineterminator="\n")
         return text
 
     def save(self, folder: Path) -> list[Path]:
@@ -110,11 +112,11 @@ class Table:
         self, escape: Callable[[str], str], marks: Mapping[int, str], set_suffix: Callable[[str], str]
     ) -> Iterator[tuple[str, list[list[str]]]]:
         """Yield the heading and the lines of each block, the names of the columns first."""
-        cells = self.texts.reindex(columns=["block", "row", "column", "text", "suffix", "rank"])
-        cells = cells.assign(suffix=cells.suffix.astype(object).fillna(""))
+        cells = pd.DataFrame(self.cells, columns=["block", "row", "column"])
         cells["shown"] = [
-            marks.get(rank, "{}").format(escape(text)) + (set_suffix(escape(suffix)) if suffix else "")
-            for text, suffix, rank in zip(cells.text, cells.suffix, cells["rank"], strict=True)
+            marks.get(cell.get("rank", 0), "{}").format(escape(cell["text"]))
+            + (set_suffix(escape(cell["suffix"])) if cell.get("suffix") else "")
+            for cell in self.cells
         ]
         for heading, block in cells.groupby("block", sort=False):
             rows, columns = block.row.unique(), block.column.unique()
