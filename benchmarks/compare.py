@@ -28,9 +28,9 @@ from quickstart import BUNDLED, Data, load_data
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
-from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
 from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.results import CLASSIFICATION
+from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
+from plr_dspy.experiments.tasks.tasks import CLASSIFICATION
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
@@ -155,8 +155,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/compare"))
     args = parser.parse_args()
     data = load_data(args.task, args.data_dir)
-    endpoint = Endpoint(args.model, tuple(args.api_base))
-    with endpoint.open(format="plain") as make_lm:
+    served_model = ServedModel(args.model, tuple(args.api_base))
+    with served_model.open(format="plain") as make_lm:
         lm = make_lm(data.task.max_tokens("plain"))
         with dspy.context(lm=lm, adapter=data.task.adapter("plain")):
             results = [run(data, seed, args) for seed in args.seeds]

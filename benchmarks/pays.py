@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from quickstart import BUNDLED, Data, load_data, mean
 
 from plr_dspy import PLReorder
-from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
 from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.results import CLASSIFICATION
+from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
+from plr_dspy.experiments.tasks.tasks import CLASSIFICATION
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 SEARCH, HALF, BOTH = "random search", "half of it", "half of it, PLReorder"
@@ -175,8 +175,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.candidates < 6:
         parser.error("--candidates must be at least 6, so that half of the search has some")
-    endpoint = Endpoint(args.model, tuple(args.api_base), cache=True)
-    with endpoint.open(format="plain") as make_lm:
+    served_model = ServedModel(args.model, tuple(args.api_base), cache=True)
+    with served_model.open(format="plain") as make_lm:
         for task in args.tasks:
             data = load_data(task, args.data_dir)
             draws = {}

@@ -18,7 +18,8 @@ from landscapes import RecordedLandscape, Renamed
 from methods import Pool, planned_outcome
 
 from plr_dspy import MixtureEM
-from plr_dspy.experiments.analysis.figures import Ranking, draw_ranking
+from plr_dspy.experiments.analysis.figures import draw_ranking
+from plr_dspy.experiments.runs.ranking import Ranking
 from plr_dspy.statistics.comparisons import mean_interval
 
 BUDGET = 1_000
@@ -40,12 +41,9 @@ def ranked(path: Path, seed: int, search_name: str) -> Ranking:
     (distribution,) = planned_outcome(pool, pool.plan(auto, budget), update, seed).distributions
     orders = [order for (order,) in pool.space.enumerate()]
     return Ranking(
-        task=path.stem,
-        num_demos=recorded.num_demos,
-        seed=seed,
-        orders=orders,
-        log_probs=distribution.log_prob(torch.tensor(orders)).tolist(),
-        accuracies=[pool.held_out(order) for order in orders],
+        orders=tuple(orders),
+        log_probs=tuple(distribution.log_prob(torch.tensor(orders)).tolist()),
+        accuracies=tuple(pool.held_out(order) for order in orders),
     )
 
 
@@ -58,7 +56,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="where to write the picture")
     args = parser.parse_args()
     print("| task | search | Kendall's tau | splits with tau above 0 |\n|---|---|---|---|")
-    pictures = []
+    pictures = {}
     for path in args.recorded:
         for name in SEARCHES:
             rankings = [ranked(path, seed, name) for seed in range(args.splits)]
@@ -69,7 +67,7 @@ def main() -> None:
                 f"| {path.stem} | {name} | {np.mean(taus):+.2f} [{low:+.2f}, {high:+.2f}] | {100 * share:.0f} % |"
             )
             if name == next(iter(SEARCHES)):
-                pictures.append(rankings[0])
+                pictures[path.stem, len(rankings[0].orders[0]), 0] = rankings[0]
     if args.plot:
         draw_ranking(pictures, args.plot)
 

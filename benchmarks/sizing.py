@@ -20,8 +20,7 @@ from statistics import fmean
 
 import dspy
 
-from plr_dspy.experiments.runs.methods import OUR_SHARE, paper_calls
-from plr_dspy.experiments.runs.results import METHODS, applies
+from plr_dspy.experiments.runs.methods import METHODS, OUR_SHARE, applies, paper_calls
 from plr_dspy.experiments.tasks.loading import load
 from plr_dspy.experiments.tasks.tasks import TASKS, Task
 from plr_dspy.local import LocalServer

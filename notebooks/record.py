@@ -15,8 +15,8 @@ from pathlib import Path
 import dspy
 
 from plr_dspy.data import load_reviews
-from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
 from plr_dspy.experiments.runs.held_out import HeldOut
+from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
 from plr_dspy.experiments.tasks.tasks import TASKS
 
 NUM_DEMOS, NUM_EXAMPLES = 5, 100
@@ -41,7 +41,7 @@ def main() -> None:
     )
     orderings = list(held_out.slots.space.enumerate())
     with (
-        Endpoint(args.model, tuple(args.api_base)).open(format="plain") as make_lm,
+        ServedModel(args.model, tuple(args.api_base)).open(format="plain") as make_lm,
         dspy.context(lm=make_lm(task.max_tokens("plain")), adapter=task.adapter("plain")),
     ):
         rows = held_out.rows(orderings)

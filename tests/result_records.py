@@ -1,4 +1,6 @@
-"""Result records for tests."""
+"""Results of runs for tests."""
+
+from plr_dspy.experiments.runs.results import Result
 
 
 def record(task="mr", num_demos=8, seed=1, method="Static", scores=(1.0, 0.0), **fields):
@@ -21,6 +23,11 @@ def record(task="mr", num_demos=8, seed=1, method="Static", scores=(1.0, 0.0), *
         "seconds": 2.0,
         **fields,
     }
+
+
+def result(*args, **fields):
+    """One run as it is read from a results file."""
+    return Result.from_dict(record(*args, **fields))
 
 
 def right(count, of=20):

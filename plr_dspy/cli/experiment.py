@@ -5,27 +5,30 @@ from __future__ import annotations
 import argparse
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from plr_dspy.experiments.analysis.outputs import save_ablations, save_figures
+from plr_dspy.experiments.analysis.frames import in_order
+from plr_dspy.experiments.analysis.outputs import save_ablations, save_figures, save_tables
 from plr_dspy.experiments.analysis.published import load_published
-from plr_dspy.experiments.analysis.tables import save_tables
-from plr_dspy.experiments.runs.endpoints import LOCAL, Endpoint
-from plr_dspy.experiments.runs.executors import here, in_processes, on_ray
-from plr_dspy.experiments.runs.grid import Executor, run_grid
-from plr_dspy.experiments.runs.methods import ABLATIONS
+from plr_dspy.experiments.runs.executors import Executor, here, in_processes, on_ray
+from plr_dspy.experiments.runs.grid import run_grid
+from plr_dspy.experiments.runs.methods import ABLATIONS, METHODS
 from plr_dspy.experiments.runs.protocol import Protocol, grid
-from plr_dspy.experiments.runs.results import CLASSIFICATION, METHODS, Result, Run, in_order, read_results
+from plr_dspy.experiments.runs.results import Result, Run, read_results
 from plr_dspy.experiments.runs.runner import Experiment, Worker
+from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
 from plr_dspy.experiments.runs.store import Store, results_path
-from plr_dspy.experiments.tasks.tasks import TASKS
+from plr_dspy.experiments.tasks.tasks import CLASSIFICATION, TASKS, Format, MetricName
 from plr_dspy.programs.validation import whole_number
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.runtime.signals import Interrupts
+
+DEFAULT_OUT = Path("runs/experiment")
+"""Folder of the results."""
 
 EXAMPLES = """
 examples:
@@ -41,24 +44,11 @@ A run that has a result in --out is not made again; a run that was killed goes o
 
 
 def add_experiment(commands: Any) -> None:
-    """Add the command and what it can do to the parsers of `plr-dspy`."""
+    """Add the command and its parts to the parsers of `plr-dspy`."""
     experiment = commands.add_parser(
         "experiment", help="the paper's protocol: runs, tables, ablations, figures"
     )
     parts = experiment.add_subparsers(required=True, metavar="PART")
-    _add_run(parts)
-    for name, run, text in (
-        ("table", _table, "accuracy, paired comparisons and calls, as Markdown, LaTeX and CSV"),
-        ("ablation", _ablation, "the ablations, as a table and a picture"),
-        ("figure", _figure, "accuracy by calls, and by learnt probability, as pictures"),
-    ):
-        part = parts.add_parser(name, help=text, description=f"Write {text}, of the results in a folder.")
-        part.add_argument("--out", type=Path, default=Path("runs/experiment"), help="folder of the results")
-        part.add_argument("--to", type=Path, help=f"folder for the files (default: OUT/{name})")
-        part.set_defaults(run=run, part=name)
-
-
-def _add_run(parts: Any) -> None:
     run = parts.add_parser(
         "run",
         help="make the runs that have no result yet",
@@ -66,87 +56,57 @@ def _add_run(parts: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_grid(run)
-    _add_place(run)
+    _add_grid(run.add_argument)
+    _add_place(run.add_argument)
     run.set_defaults(run=_run)
+    for name, save, text in (
+        ("table", _save_tables, "accuracy, paired comparisons and calls, as Markdown, LaTeX and CSV"),
+        ("ablation", save_ablations, "the ablations, as a table and a picture"),
+        ("figure", save_figures, "accuracy by calls, and by learnt probability, as pictures"),
+    ):
+        part = parts.add_parser(name, help=text, description=f"Write {text}, of the results in a folder.")
+        part.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of the results")
+        part.add_argument("--to", type=Path, help=f"folder for the files (default: OUT/{name})")
+        part.set_defaults(run=_write, part=name, save=save)
 
 
-def _add_grid(run: argparse.ArgumentParser) -> None:
-    """What is run."""
-    run.add_argument(
-        "--tasks",
-        nargs="+",
-        default=list(CLASSIFICATION),
-        choices=sorted(TASKS),
-        metavar="TASK",
-        help=f"of {', '.join(TASKS)} (default: {' '.join(CLASSIFICATION)})",
-    )
-    run.add_argument(
-        "--num-demos", nargs="+", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32"
-    )
-    run.add_argument(
-        "--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5"
-    )
-    run.add_argument(
-        "--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}"
-    )
-    run.add_argument(
-        "--ablations", nargs="*", default=[], choices=list(ABLATIONS), help="methods of these ablations too"
-    )
-    run.add_argument(
-        "--rankings",
-        nargs="*",
-        type=int,
-        default=[],
-        metavar="K",
-        help="also rank all orders of so many demos, such as 3 4 5",
-    )
-    run.add_argument(
-        "--pool", type=int, default=1_000, help="labelled examples beside the demos, 80/20 (default: 1000)"
-    )
-    run.add_argument("--test", type=int, help="held-out examples (default: all)")
-    run.add_argument(
-        "--format", default="plain", choices=["plain", "chat"], help="prompts (default: plain, the paper's)"
-    )
-    run.add_argument(
-        "--metric",
-        default="strict",
-        choices=["strict", "lenient"],
-        help="of reasoning tasks (default: strict)",
-    )
+def _add_grid(add: Callable[..., Any]) -> None:
+    """Add the options that say what is run."""
+    of_tasks = f"of {', '.join(TASKS)} (default: {' '.join(CLASSIFICATION)})"
+    several = partial(add, nargs="+")
+    several("--tasks", default=list(CLASSIFICATION), choices=sorted(TASKS), metavar="TASK", help=of_tasks)
+    several("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
+    several("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
+    any_number = partial(add, nargs="*")
+    any_number("--methods", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
+    any_number("--ablations", default=[], choices=list(ABLATIONS), help="methods of these ablations too")
+    of_rankings = "also rank all orders of so many demos, such as 3 4 5"
+    any_number("--rankings", type=int, default=[], metavar="K", help=of_rankings)
+    of_pool = "labelled examples beside the demos, 80/20 (default: 1000)"
+    add("--pool", type=int, default=1_000, help=of_pool)
+    add("--test", type=int, help="held-out examples (default: all)")
+    formats, metrics = get_args(Format), get_args(MetricName)
+    add("--format", default="plain", choices=formats, help="prompts (default: plain, the paper's)")
+    add("--metric", default="strict", choices=metrics, help="of reasoning tasks (default: strict)")
 
 
-def _add_place(run: argparse.ArgumentParser) -> None:
-    """With which model, and where."""
-    run.add_argument("--model", default=LOCAL, help="litellm name (default: local, which is SmolLM2-135M)")
-    run.add_argument(
-        "--api-base", nargs="+", default=[], metavar="URL", help="servers that all serve the model"
-    )
-    run.add_argument("--api-key-env", help="environment variable that holds the key")
-    run.add_argument(
-        "--cache", action="store_true", help="let DSPy cache answers: what methods share is paid once"
-    )
-    run.add_argument(
-        "--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the hub)"
-    )
-    run.add_argument("--out", type=Path, default=Path("runs/experiment"), help="folder of the results")
-    run.add_argument(
-        "--threads", type=int, default=2, help="calls under way at once in each worker (default: 2)"
-    )
-    run.add_argument(
-        "--jobs", type=int, help="runs made at a time, in processes (default: one for each --api-base)"
-    )
-    run.add_argument(
-        "--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: its address, auto, or local"
-    )
-    run.add_argument(
-        "--dry-run", action="store_true", help="say how many runs and calls are missing, and stop"
-    )
+def _add_place(add: Callable[..., Any]) -> None:
+    """Add the options that say with which model the runs are made, and where."""
+    add("--model", default=LOCAL, help="litellm name (default: local, which is SmolLM2-135M)")
+    add("--api-base", nargs="+", default=[], metavar="URL", help="servers that all serve the model")
+    add("--api-key-env", help="environment variable that holds the key")
+    add("--cache", action="store_true", help="let DSPy cache answers: what methods share is paid once")
+    add("--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the hub)")
+    add("--out", type=Path, default=DEFAULT_OUT, help="folder of the results")
+    add("--threads", type=int, default=2, help="calls under way at once in each worker (default: 2)")
+    add("--jobs", type=int, help="runs made at a time, in processes (default: one for each --api-base)")
+    add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: its address, auto, or local")
+    add("--dry-run", action="store_true", help="say how many runs and calls are missing, and stop")
 
 
 @contextmanager
 def logged(levels: Mapping[str, int]) -> Iterator[None]:
-    """Let loggers say more or less for a while."""
+    """Set the levels of some loggers while this context lasts."""
     before = {name: logging.getLogger(name).level for name in levels}
     try:
         for name, level in levels.items():
@@ -158,6 +118,7 @@ def logged(levels: Mapping[str, int]) -> Iterator[None]:
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Make the runs of a grid that have no result yet, and say what became of them."""
     methods = list(dict.fromkeys([*args.methods, *(m for name in args.ablations for m in ABLATIONS[name])]))
     runs = grid(
         tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods, rankings=args.rankings
@@ -166,29 +127,30 @@ def _run(args: argparse.Namespace) -> int:
     whole_number("--jobs", args.jobs)
     experiment = Experiment(
         Protocol(pool=args.pool, test=args.test, format=args.format, metric=args.metric),
-        Endpoint(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache),
+        ServedModel(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache),
         folder=args.out.resolve(),
         data_dir=None if args.data_dir is None else args.data_dir.resolve(),
         num_threads=args.threads,
     )
-    experiment.endpoint.check_key()
+    experiment.served_model.check_key()
     if args.dry_run:
         return _dry_run(experiment, runs)
     # A line for each run is enough.
     levels = {"plr_dspy": logging.WARNING, "plr_dspy.experiments": logging.INFO}
     with logged(levels), Interrupts():
-        progress = run_grid(experiment, runs, executor=_executor(args))
+        outcome = run_grid(experiment, runs, executor=_executor(args))
     print(
-        f"{len(runs)} runs: {progress.there} were there, {progress.made} made, {len(progress.failed)} failed; "
+        f"{len(runs)} runs: {outcome.there} were there, {outcome.made} made, {len(outcome.failed)} failed; "
         f"results in {experiment.folder}"
     )
     hide = Redactor([], variables=[args.api_key_env])
-    for run, error in progress.failed.items():
+    for run, error in outcome.failed.items():
         print(f"  {run}: {type(error).__name__}: {hide(str(error))}")
-    return 1 if progress.failed else 0
+    return 1 if outcome.failed else 0
 
 
 def _dry_run(experiment: Experiment, runs: Sequence[Run]) -> int:
+    """Say how many runs and program calls are missing, and make none."""
     missing = list(runs)
     if results_path(experiment.folder).is_file():
         with Store(experiment.folder, experiment.settings()) as store:
@@ -207,45 +169,29 @@ def _dry_run(experiment: Experiment, runs: Sequence[Run]) -> int:
 
 
 def _executor(args: argparse.Namespace) -> Executor:
+    """What makes the runs: this process, further ones, or a Ray cluster."""
     jobs = args.jobs or max(1, len(args.api_base))
     if args.ray is not None:
         return partial(on_ray, address=args.ray, num_workers=args.jobs)
     return here if jobs == 1 else partial(in_processes, num_workers=jobs)
 
 
-def _table(args: argparse.Namespace) -> int:
-    results = [result for result in _results(args) if result.method in METHODS]
-    if not results:
-        raise ValueError(
-            f"{args.out} holds no results of {', '.join(METHODS)}: make some with plr-dspy experiment run"
-        )
-    published = load_published()
-    sentence = published.sentence(in_order({result.task for result in results}, TASKS))
-    notes = [] if sentence is None else [sentence]
-    return _written(save_tables(results, _folder(args), published=published.cells(), notes=notes))
-
-
-def _ablation(args: argparse.Namespace) -> int:
-    return _written(save_ablations(_results(args), _folder(args)))
-
-
-def _figure(args: argparse.Namespace) -> int:
-    return _written(save_figures(_results(args), _folder(args)))
-
-
-def _results(args: argparse.Namespace) -> list[Result]:
+def _write(args: argparse.Namespace) -> int:
+    """Write the files of a part, of the results in a folder."""
     path = results_path(args.out)
     if not path.is_file():
         raise ValueError(f"no results in {args.out}: make some with plr-dspy experiment run --out {args.out}")
-    return read_results(path)
-
-
-def _folder(args: argparse.Namespace) -> Path:
-    folder: Path = args.to or args.out / args.part
-    return folder
-
-
-def _written(paths: Sequence[Path]) -> int:
-    for path in paths:
-        print(path)
+    for written in args.save(read_results(path), args.to or args.out / args.part):
+        print(written)
     return 0
+
+
+def _save_tables(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write the tables of the paper's methods, with what it reports for them."""
+    results = [result for result in results if result.method in METHODS]
+    if not results:
+        raise ValueError(f"no results of {', '.join(METHODS)}: make some with plr-dspy experiment run")
+    published = load_published()
+    sentence = published.sentence(in_order({result.task for result in results}, TASKS))
+    notes = [] if sentence is None else [sentence]
+    return save_tables(results, folder, published=published.cells(), notes=notes)

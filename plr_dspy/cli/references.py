@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import importlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import dspy
+
+from plr_dspy.runtime.jsonl import read_json_lines
 
 
 def named_object(reference: str, what: str) -> Any:
@@ -58,15 +58,7 @@ def read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
     if not path.is_file():
         raise ValueError(f"no file {path}")
     examples = []
-    # Not `splitlines`: JSON may hold characters that it takes for line ends.
-    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line.decode("utf-8"))
-        except ValueError as error:
-            raise ValueError(f"line {number} of {path} is no JSON: {error}") from error
+    for number, fields in read_json_lines(path):
         missing = [name for name in inputs if not isinstance(fields, dict) or name not in fields]
         if missing:
             raise ValueError(

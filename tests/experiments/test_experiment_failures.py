@@ -16,9 +16,9 @@ import pytest
 from plr_dspy import PlainTextAdapter
 from plr_dspy.cli import commands as cli
 from plr_dspy.data import load_reviews
-from plr_dspy.experiments.runs.endpoints import Endpoint
 from plr_dspy.experiments.runs.held_out import HeldOut
 from plr_dspy.experiments.runs.results import read_results
+from plr_dspy.experiments.runs.served_model import ServedModel
 
 KEY = "zq9verysecretvalue00817"
 
@@ -126,7 +126,7 @@ def test_results_on_other_examples_need_another_folder(server, data, tmp_path, c
 
 def test_held_out_scores_of_other_examples_are_not_taken(server, tmp_path):
     reviews = load_reviews("test")
-    with Endpoint("hosted_vllm/fake", (server.api_base,)).open(format="plain") as make_lm:
+    with ServedModel("hosted_vllm/fake", (server.api_base,)).open(format="plain") as make_lm:
         program = dspy.Predict("review -> sentiment")
         program.demos = reviews[-2:]
 
@@ -170,7 +170,7 @@ def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
     monkeypatch.setenv("MYKEY", KEY)
     monkeypatch.setenv("OPENAI_API_KEY", "another-account")
     monkeypatch.setenv("OPENAI_BASE_URL", server.api_base)
-    with Endpoint("openai/gpt-x", api_key_env="MYKEY").open(format="chat") as make_lm:
+    with ServedModel("openai/gpt-x", api_key_env="MYKEY").open(format="chat") as make_lm:
         make_lm(8)("hello")
     assert server.keys == {KEY}
 

@@ -7,9 +7,9 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from plr_dspy.experiments.tasks import hub
-from plr_dspy.experiments.tasks.hub import HUB, held_out, rows_of
+from plr_dspy.experiments.tasks.hub import HUB, held_out, labelled_texts
+from plr_dspy.experiments.tasks.labelled_text import LabelledText
 from plr_dspy.experiments.tasks.loading import DataError, load
-from plr_dspy.experiments.tasks.rows import Row
 from plr_dspy.experiments.tasks.tasks import TASKS
 
 MR = TASKS["mr"]
@@ -134,7 +134,7 @@ class TestHub:
         table = numbered(
             "label_coarse_original", order, [(t, order.index(name)) for t, name in texts.items()]
         )
-        rows = rows_of(table, HUB["trec"].train)
+        rows = labelled_texts(table, HUB["trec"].train)
         assert [row.answer for row in rows] == ["Abbreviation", "Description"]
 
     @pytest.mark.parametrize(
@@ -236,11 +236,15 @@ def test_deepmath_is_streamed_and_split(tmp_path, monkeypatch):
 
 def test_what_is_held_out_does_not_depend_on_the_order(monkeypatch):
     monkeypatch.setattr(hub, "NUM_HELD_OUT", 8)
-    rows = [Row(f"q{i}", "1", f"row {i}") for i in range(30)]
+    rows = [LabelledText(f"q{i}", "1", f"row {i}") for i in range(30)]
     train, test = held_out(rows)
     assert (len(train), len(test)) == (22, 8)
     assert {row.text for row in [*train, *test]} == {row.text for row in rows}
     assert {row.text for row in test} != {row.text for row in rows[:8]}
-    others = [Row("", "1", "row 30"), Row("q", "", "row 31"), *(row._replace(answer="2") for row in rows)]
+    others = [
+        LabelledText("", "1", "row 30"),
+        LabelledText("q", "", "row 31"),
+        *(row._replace(answer="2") for row in rows),
+    ]
     again = held_out([*reversed(rows), *others])
     assert [sorted(part) for part in again] == [sorted(part) for part in (train, test)]

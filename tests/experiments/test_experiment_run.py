@@ -11,10 +11,10 @@ import pytest
 from brief import write_rows
 
 from plr_dspy.cli import commands as cli
-from plr_dspy.experiments.runs.endpoints import Endpoint
 from plr_dspy.experiments.runs.protocol import Protocol
 from plr_dspy.experiments.runs.results import Run, read_results
 from plr_dspy.experiments.runs.runner import Experiment, Worker
+from plr_dspy.experiments.runs.served_model import ServedModel
 
 HELD_OUT = 2
 COMMON = ["--tasks", "mr", "--pool", "6", "--test", str(HELD_OUT)]
@@ -99,7 +99,7 @@ def test_a_dry_run_says_what_is_missing(data, made, capsys):
 
 
 def test_no_run_makes_more_calls_than_it_said(data, made):
-    experiment = Experiment(Protocol(pool=6, test=HELD_OUT), Endpoint(), folder=made, data_dir=data)
+    experiment = Experiment(Protocol(pool=6, test=HELD_OUT), ServedModel(), folder=made, data_dir=data)
     with Worker(experiment) as worker:
         for name, result in by_run(made).items():
             held_out = 6 * HELD_OUT if name.method == "Ranking" else HELD_OUT

@@ -4,27 +4,25 @@ import multiprocessing
 
 import orjson
 import pytest
-from result_records import record
+from result_records import result
 
-from plr_dspy.experiments.runs.endpoints import Endpoint
 from plr_dspy.experiments.runs.grid import run_grid
 from plr_dspy.experiments.runs.results import Run
+from plr_dspy.experiments.runs.served_model import ServedModel
 from plr_dspy.experiments.runs.store import Store, results_path
 
 RUNS = [Run("mr", 4, seed, method) for seed in (1, 2) for method in ("Static", "Ours")]
 SETTINGS = {"pool": 20, "model": "local"}
 
 
-def record_of(run, **changes):
-    return (
-        record(run.task, run.num_demos, run.seed, run.method, [1.0, 0.0]) | {"settings": SETTINGS} | changes
-    )
+def result_of(run, **changes):
+    return result(*run, [1.0, 0.0], settings=SETTINGS, **changes)
 
 
 class FakeExperiment:
-    """Stands for an experiment: `run_grid` reads its folder, settings and endpoint only."""
+    """Stands for an experiment: `run_grid` reads its folder, settings and model only."""
 
-    endpoint, data_dir = Endpoint(), None
+    served_model, data_dir = ServedModel(), None
 
     def __init__(self, folder, settings=SETTINGS):
         self.folder = folder
@@ -40,7 +38,7 @@ def making(made, failing=()):
     def executor(experiment, runs):
         for run in runs:
             made.append(run)
-            yield run, ValueError("no luck") if run in failing else record_of(run)
+            yield run, ValueError("no luck") if run in failing else result_of(run)
 
     return executor
 
@@ -112,7 +110,7 @@ def test_results_of_other_settings_are_refused(tmp_path):
 
 def test_a_broken_record_is_not_written(tmp_path):
     with Store(tmp_path, SETTINGS) as store, pytest.raises(ValueError, match="accuracy"):
-        store.add(record_of(RUNS[0], accuracy=0.9))
+        store.add(result_of(RUNS[0], accuracy=0.9))
     assert not results_path(tmp_path).exists()
 
 

@@ -4,8 +4,7 @@ import dspy
 import pytest
 from dspy import lm15
 
-from plr_dspy.experiments.runs.results import CLASSIFICATION, REASONING
-from plr_dspy.experiments.tasks.tasks import TASKS
+from plr_dspy.experiments.tasks.tasks import CLASSIFICATION, REASONING, TASKS
 from plr_dspy.programs.copies import ProgramFactory
 
 CLASSES = [TASKS[name] for name in CLASSIFICATION]
@@ -51,6 +50,7 @@ def answered(task, format, text):
 
 
 def test_they_are_those_of_the_tables():
+    assert CLASSIFICATION == ("mr", "sst5", "trec", "agnews", "subj")
     assert tuple(TASKS) == CLASSIFICATION + REASONING
     assert all(name == task.name for name, task in TASKS.items())
     assert [name for name, task in TASKS.items() if task.reasoning] == list(REASONING)

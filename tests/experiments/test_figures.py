@@ -1,21 +1,27 @@
 import itertools
-import json
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import colors
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from result_records import record, result
 from scipy import stats
 from scipy.optimize import minimize
 
-from plr_dspy.experiments.analysis.figures import Ranking, draw_ablation, draw_accuracy_by_calls, draw_ranking
-from plr_dspy.experiments.analysis.figures.calls_figure import spread
+from plr_dspy.experiments.analysis.figures import draw_ablation, draw_accuracy_by_calls, draw_ranking
+from plr_dspy.experiments.analysis.figures.calls_figure import move_apart
 from plr_dspy.experiments.analysis.figures.drawing import METHOD_STYLES, style_of
 from plr_dspy.experiments.analysis.figures.ranking_figure import running_mean
+from plr_dspy.experiments.analysis.outputs import save_ablations
+from plr_dspy.experiments.runs.ranking import Ranking
+from plr_dspy.experiments.runs.results import Result, read_results
 from plr_dspy.statistics.comparisons import mean_interval
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -23,27 +29,18 @@ GRID = tuple(METHOD_STYLES)
 CALLS = {name: 10 * 3**i for i, name in enumerate(GRID)} | {"Static": 0, "LocalE": 2400, "GlobalE": 2400}
 
 
-def ranking(task="mr", num_demos=4, seed=1, **changes):
+def ranking(num_demos=4, seed=1, **changes):
     rng = np.random.default_rng([num_demos, seed])
     orders = list(itertools.permutations(range(num_demos)))
     log_probs = rng.normal(-3, 1, len(orders))
     accuracies = rng.binomial(200, np.clip(0.7 + 0.05 * (log_probs + 3), 0, 1)) / 200
     fields = {"orders": orders, "log_probs": log_probs.tolist(), "accuracies": accuracies.tolist()}
-    return Ranking(task=task, num_demos=num_demos, seed=seed, **(fields | changes))
+    return Ranking(**(fields | changes))
 
 
 def run(method="Ours", *, task="mr", num_demos=8, seed=1, accuracy=0.7, calls=None):
     total = CALLS[method] if calls is None else calls
-    return {
-        "schema": 1,
-        "task": task,
-        "num_demos": num_demos,
-        "seed": seed,
-        "method": method,
-        "accuracy": accuracy,
-        "program_calls": {"total": total, "search": total},
-        "seconds": 1.0,
-    }
+    return result(task, num_demos, seed, method, [accuracy], program_calls={"total": total, "search": total})
 
 
 def runs(*, tasks=("mr",), shots=(8,), seeds=range(1, 6), methods=GRID):
@@ -56,7 +53,7 @@ def runs(*, tasks=("mr",), shots=(8,), seeds=range(1, 6), methods=GRID):
 
 def ablation(name="components", values=(1, 2, 4), *, tasks=("mr",), shots=(8,), seeds=range(1, 6)):
     rng = np.random.default_rng(1)
-    return [
+    rows = [
         {
             "ablation": name,
             "value": v,
@@ -67,6 +64,7 @@ def ablation(name="components", values=(1, 2, 4), *, tasks=("mr",), shots=(8,), 
         }
         for v, t, k, s in itertools.product(values, tasks, shots, seeds)
     ]
+    return pd.DataFrame(rows).astype({"value": object})
 
 
 def bars(axis):
@@ -107,11 +105,16 @@ def assert_nothing_overlaps_or_is_cut(figure):
 
 
 class TestRanking:
-    def test_survives_json(self):
+    def test_survives_a_file(self):
         first = ranking()
-        data = json.loads(json.dumps(first.to_dict()))
-        assert Ranking.from_dict(data | {"model": "other fields are ignored"}).to_dict() == first.to_dict()
-        assert Ranking.from_dict(data) == Ranking.from_dict(data)
+        fields = {"orders": first.orders, "log_probs": first.log_probs, "accuracies": first.accuracies}
+        read = Result.from_dict(record(ranking=fields | {"original": "other fields are ignored"}))
+        assert (read.ranking.orders, read.ranking.log_probs) == (tuple(first.orders), tuple(first.log_probs))
+        assert read.ranking.accuracies == tuple(first.accuracies)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "results.jsonl")
+            path.write_bytes(read.to_json())
+            assert read_results(path) == [read]
 
     def test_kendall_is_positive_where_probable_orders_are_accurate(self):
         agreeing = ranking(num_demos=3, accuracies=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], log_probs=range(-6, 0))
@@ -137,13 +140,13 @@ class TestRanking:
             ranking(**changes)
 
     def test_refuses_data_without_a_field(self):
-        with pytest.raises(ValueError, match="accuracies"):
-            Ranking.from_dict({k: v for k, v in ranking().to_dict().items() if k != "accuracies"})
+        with pytest.raises(ValueError, match="accuracies is missing"):
+            result(ranking={"orders": [[0, 1]], "log_probs": [0.0]})
 
 
 class TestDrawRanking:
     def test_has_a_panel_for_each_number_of_demos_and_task(self, tmp_path):
-        rankings = [ranking(task, k) for task in ("trec", "mr") for k in (5, 3, 4)]
+        rankings = {(task, k, 1): ranking(k) for task in ("trec", "mr") for k in (5, 3, 4)}
         figure = draw_ranking(rankings, tmp_path / "ranking.png")
         assert [axis.get_title().split(":")[0] for axis in figure.axes] == [
             f"{task}, {k} demos" for task in ("mr", "trec") for k in (3, 4, 5)
@@ -153,7 +156,7 @@ class TestDrawRanking:
 
     def test_points_are_the_orders_by_falling_probability(self, tmp_path):
         shown = ranking()
-        (axis,) = draw_ranking([shown], tmp_path / "r.png").axes
+        (axis,) = draw_ranking({("mr", len(shown.orders[0]), 1): shown}, tmp_path / "r.png").axes
         lines = {line.get_label(): line for line in axis.get_lines()}
         by_probability = np.argsort(shown.log_probs)[::-1]
         accuracies = np.array(shown.accuracies)[by_probability]
@@ -166,33 +169,31 @@ class TestDrawRanking:
 
     def test_title_has_the_tau_and_p_of_scipy(self, tmp_path):
         shown = ranking(num_demos=5)
-        (axis,) = draw_ranking([shown], tmp_path / "r.png").axes
+        (axis,) = draw_ranking({("mr", len(shown.orders[0]), 1): shown}, tmp_path / "r.png").axes
         tau, p = stats.kendalltau(shown.log_probs, shown.accuracies)
         assert tau > 0.2
         assert axis.get_title().endswith(f"τ = {tau:+.2f}, p = {p:.2g}")
 
     def test_equal_accuracies_have_no_tau(self, tmp_path):
-        (axis,) = draw_ranking([ranking(accuracies=[0.5] * 24)], tmp_path / "r.png").axes
+        (axis,) = draw_ranking({("mr", 4, 1): ranking(accuracies=[0.5] * 24)}, tmp_path / "r.png").axes
         assert "undefined" in axis.get_title()
 
     def test_merged_orders_can_leave_out_the_original(self, tmp_path):
-        fewer = Ranking("mr", 3, 1, [(1, 0, 2), (2, 0, 1)], [-0.5, -1.0], [0.5, 0.6])
-        figure = draw_ranking([fewer], tmp_path / "r.png")
+        fewer = Ranking([(1, 0, 2), (2, 0, 1)], [-0.5, -1.0], [0.5, 0.6])
+        figure = draw_ranking({("mr", 3, 1): fewer}, tmp_path / "r.png")
         assert legend_labels(figure) == ["one order", "running mean"]
 
     def test_seeds_have_rows_and_missing_panels_stay_empty(self, tmp_path):
-        rankings = [ranking(num_demos=3), ranking(num_demos=4, seed=2)]
+        rankings = {("mr", 3, 1): ranking(3), ("mr", 4, 2): ranking(4, seed=2)}
         figure = draw_ranking(rankings, tmp_path / "r.png")
         names = [axis.get_title().split(":")[0] for axis in figure.axes]
         assert names == ["mr, 3 demos, seed 1", "mr, 4 demos, seed 2"]
         for axis in figure.axes:
             assert any(label.get_visible() and label.get_text() for label in axis.get_yticklabels())
 
-    def test_refuses_none_and_doubles(self, tmp_path):
+    def test_refuses_none(self, tmp_path):
         with pytest.raises(ValueError, match="rankings must hold at least one"):
-            draw_ranking([], tmp_path / "r.png")
-        with pytest.raises(ValueError, match="got several"):
-            draw_ranking([ranking(), ranking()], tmp_path / "r.png")
+            draw_ranking({}, tmp_path / "r.png")
         assert not list(tmp_path.iterdir())
 
     @given(st.lists(st.floats(0, 1), min_size=1, max_size=130))
@@ -224,13 +225,13 @@ class TestDrawAccuracyByCalls:
 
     def test_points_are_means_with_intervals_over_seeds(self, tmp_path):
         results = runs()
-        for i, result in enumerate(results):
-            result["program_calls"]["total"] *= 1 + i // len(GRID)
+        for i, one in enumerate(results):
+            one.program_calls["total"] *= 1 + i // len(GRID)
         (axis,) = draw_accuracy_by_calls(results, tmp_path / "calls.png").axes
         drawn = bars(axis)
         assert set(drawn) == set(GRID) - {"Static"}
         for name, (x, y, ends) in drawn.items():
-            accuracies = [r["accuracy"] for r in results if r["method"] == name]
+            accuracies = [r.accuracy for r in results if r.method == name]
             assert x == pytest.approx([3 * CALLS[name]])
             assert y == pytest.approx([np.mean(accuracies)])
             assert ends[0] == pytest.approx(mean_interval(accuracies))
@@ -239,7 +240,7 @@ class TestDrawAccuracyByCalls:
         results = runs()
         (axis,) = draw_accuracy_by_calls(results, tmp_path / "calls.png").axes
         (line,) = [line for line in axis.get_lines() if line.get_label() == "Static"]
-        accuracies = [r["accuracy"] for r in results if r["method"] == "Static"]
+        accuracies = [r.accuracy for r in results if r.method == "Static"]
         np.testing.assert_allclose(line.get_ydata(), [np.mean(accuracies)] * 2)
 
     def test_marks_of_equal_calls_do_not_hide_each_other(self, tmp_path):
@@ -289,22 +290,17 @@ class TestDrawAccuracyByCalls:
         ("results", "message"),
         [
             ([], "results must hold at least one"),
-            ([run(), run()], r"results\[0\] and results\[1\] are of one run.*'Ours'"),
-            ([run() | {"accuracy": 78.5}], r"results\[0\].*a fraction; got 78.5"),
-            ([run() | {"accuracy": None}], "got None"),
-            ([run() | {"program_calls": {}}], r"results\[0\] must have program_calls"),
-            ([run(calls=-1)], "0 or more"),
-            ([{"task": "mr"}], r"\['num_demos', 'seed', 'method', 'accuracy'\] missing"),
+            ([run(), run()], "two of mr, 8 demos, seed 1, Ours"),
         ],
     )
-    def test_refuses_records_that_it_cannot_show(self, results, message, tmp_path):
+    def test_refuses_results_that_it_cannot_show(self, results, message, tmp_path):
         with pytest.raises(ValueError, match=message):
             draw_accuracy_by_calls(results, tmp_path / "calls.png")
         assert not list(tmp_path.iterdir())
 
     @given(st.lists(st.floats(0, 100), min_size=1, max_size=6).map(sorted))
-    def test_spread_moves_positions_as_little_as_it_must(self, positions):
-        moved = np.array(spread(positions, 5.0))
+    def test_moving_apart_moves_positions_as_little_as_it_must(self, positions):
+        moved = np.array(move_apart(positions, 5.0))
         assert np.all(np.diff(moved) >= 5.0 - 1e-9)
         best = minimize(
             lambda x: np.sum((x - positions) ** 2),
@@ -317,12 +313,12 @@ class TestDrawAccuracyByCalls:
 
 class TestDrawAblation:
     def test_has_a_panel_for_each_ablation(self, tmp_path):
-        rows = [
-            *ablation("elite_fraction", (0.5, 0.1, 0.3, 0.2)),
-            *ablation("weighted", (True, False)),
-            *ablation("components", (1, 2, 4, 8, 16, 32, 64)),
+        parts = [
+            ablation("elite_fraction", (0.5, 0.1, 0.3, 0.2)),
+            ablation("weighted", (True, False)),
+            ablation("components", (1, 2, 4, 8, 16, 32, 64)),
         ]
-        figure = draw_ablation(rows, tmp_path / "ablation.png")
+        figure = draw_ablation(pd.concat(parts), tmp_path / "ablation.png")
         assert [[label.get_text() for label in axis.get_xticklabels()] for axis in figure.axes] == [
             ["1", "2", "4", "8", "16", "32", "64"],
             ["unweighted", "weighted"],
@@ -339,19 +335,16 @@ class TestDrawAblation:
         for name, (x, y, ends) in drawn.items():
             assert np.round(x).tolist() == [0, 1, 2]
             for i, value in enumerate((1, 2, 4)):
-                accuracies = [
-                    row["accuracy"]
-                    for row in rows
-                    if row["value"] == value and name == f"{row['task']}, {row['num_demos']} demos"
-                ]
+                places = rows.task + ", " + rows.num_demos.astype(str) + " demos"
+                accuracies = list(rows.accuracy[(rows.value == value) & (places == name)])
                 assert y[i] == pytest.approx(np.mean(accuracies))
                 assert ends[i] == pytest.approx(mean_interval(accuracies))
         assert len({tuple(x) for x, _, _ in drawn.values()}) == 4
 
     def test_a_task_without_a_setting_has_no_point_there(self, tmp_path):
-        rows = [*ablation(values=(1, 2, 4)), *ablation(values=(4,), tasks=("trec",))]
-        rows += ablation("weighted", (False, True))
-        first, second = draw_ablation(rows, tmp_path / "a.png").axes
+        rows = [ablation(values=(1, 2, 4)), ablation(values=(4,), tasks=("trec",))]
+        rows.append(ablation("weighted", (False, True)))
+        first, second = draw_ablation(pd.concat(rows), tmp_path / "a.png").axes
         assert np.round(bars(first)["trec, 8 demos"][0]).tolist() == [2]
         assert list(bars(second)) == ["mr, 8 demos"]
 
@@ -359,21 +352,21 @@ class TestDrawAblation:
         rows = ablation(seeds=(1,))
         (axis,) = draw_ablation(rows, tmp_path / "a.png").axes
         ((_, y, ends),) = bars(axis).values()
-        assert y.tolist() == [row["accuracy"] for row in rows]
+        assert y.tolist() == rows.accuracy.tolist()
         assert not np.isfinite(ends).any()
 
     @pytest.mark.parametrize(
-        ("rows", "message"),
+        ("results", "message"),
         [
-            ([], "rows must hold at least one"),
-            (ablation("temperature"), "got .'temperature'."),
-            (ablation(values=("one",)), r"rows\[0\] must have a number"),
-            (ablation() + ablation(), "are of one run"),
+            ([], "results must hold at least one"),
+            ([run("PLR-1"), run("Ours")], "no ablation has results of two settings"),
+            ([run("PLR-1"), run("PLR-4"), run("PLR-4")], "two of mr, 8 demos, seed 1, PLR-4"),
         ],
     )
-    def test_refuses_rows_that_it_cannot_show(self, rows, message, tmp_path):
+    def test_refuses_results_that_it_cannot_show(self, results, message, tmp_path):
         with pytest.raises(ValueError, match=message):
-            draw_ablation(rows, tmp_path / "a.png")
+            save_ablations(results, tmp_path)
+        assert not list(tmp_path.iterdir())
 
 
 class TestColours:
@@ -417,7 +410,7 @@ def test_the_paths_ending_names_the_format(tmp_path):
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for draw in (
-        lambda path: draw_ranking([ranking()], path),
+        lambda path: draw_ranking({("mr", 4, 1): ranking()}, path),
         lambda path: draw_accuracy_by_calls([run()], path),
         lambda path: draw_ablation(ablation(), path),
     ):
@@ -427,10 +420,10 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
 
 def test_matplotlib_is_imported_for_drawing_only_and_its_global_state_never(tmp_path):
     code = (
-        "import sys, plr_dspy.experiments.analysis.figures as figures\n"
+        "import sys, pandas, plr_dspy.experiments.analysis.figures as figures\n"
         "assert 'matplotlib' not in sys.modules\n"
         "row = {'ablation': 'weighted', 'value': True, 'task': 'mr', 'num_demos': 4, 'seed': 1, 'accuracy': 0.5}\n"
-        f"figures.draw_ablation([row], {str(tmp_path / 'a.png')!r})\n"
+        f"figures.draw_ablation(pandas.DataFrame([row]), {str(tmp_path / 'a.png')!r})\n"
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

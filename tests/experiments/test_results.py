@@ -4,9 +4,11 @@ import json
 import logging
 
 import pytest
-from result_records import record
+from result_records import record, result
 
-from plr_dspy.experiments.runs.results import METHODS, Result, by_run, read_results, setting_notes
+from plr_dspy.experiments.analysis.frames import frame_of, setting_notes
+from plr_dspy.experiments.runs.methods import METHODS
+from plr_dspy.experiments.runs.results import Result, read_results
 
 
 def write(path, *lines, end="\n"):
@@ -117,9 +119,9 @@ class TestFiles:
 class TestExperiments:
     def test_runs_are_in_the_order_of_the_grid(self):
         names = ["Zeta", "Ours", "DEmO", "Alpha", "Static"]
-        runs = by_run([record(method=name, task=task) for task in ("subj", "mr", "mine") for name in names])
-        assert [run.method for run in runs][:5] == ["Static", "DEmO", "Ours", "Alpha", "Zeta"]
-        assert list(dict.fromkeys(run.task for run in runs)) == ["mr", "subj", "mine"]
+        runs = frame_of([result(method=name, task=task) for task in ("subj", "mr", "mine") for name in names])
+        assert list(runs.method[:5]) == ["Static", "DEmO", "Ours", "Alpha", "Zeta"]
+        assert list(runs.task.unique()) == ["mr", "subj", "mine"]
 
     def test_the_grid_has_each_method_once(self):
         assert len(set(METHODS)) == len(METHODS) == 12
@@ -136,11 +138,11 @@ class TestExperiments:
     )
     def test_what_cannot_stand_in_one_table(self, second, message):
         with pytest.raises(ValueError, match=message):
-            by_run([record(), record(**{"method": "Ours", **second})])
+            frame_of([result(), result(**{"method": "Ours", **second})])
 
     def test_no_results(self):
         with pytest.raises(ValueError, match="at least one record"):
-            by_run([])
+            frame_of([])
 
     def test_settings_that_differ_are_named(self):
         results = [Result.from_dict(record(settings={"pool": pool, "test": 200})) for pool in (1000, 100)]

@@ -2,66 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any, TypeAlias
 
-from plr_dspy.experiments.analysis.layout import (
-    NOT_APPLICABLE,
-    PARTIAL,
-    Block,
-    Cell,
-    Row,
-    Table,
-    Value,
+import pandas as pd
+
+from plr_dspy.experiments.analysis.frames import (
+    check_confidence,
     counted,
-)
-from plr_dspy.experiments.runs.results import (
-    METHODS,
-    TASKS,
-    Record,
-    Result,
-    Run,
-    applies,
-    by_run,
-    in_order,
+    frame_of,
+    mean_intervals,
     setting_notes,
 )
-from plr_dspy.statistics.comparisons import mean_interval
+from plr_dspy.experiments.analysis.table import NOT_APPLICABLE, PARTIAL, Table
+from plr_dspy.experiments.runs.methods import applies
+from plr_dspy.experiments.runs.results import Result
 
 AVERAGE = "average"
 """Name of the column of macro averages."""
 
-FIELDS = ("num_demos", "task", "method", "mean", "low", "high", "seeds", "rank", "published")
+FIELDS = ["num_demos", "task", "method", "mean", "low", "high", "seeds", "rank", "published"]
+"""Columns of the CSV."""
 
+TIE_DIGITS = 9
+"""Decimals to which means are rounded before they are ranked: what differs in the last bit only is a tie."""
 
-@dataclass(frozen=True)
-class _Column:
-    """Accuracies in % by method and seed; `seeds` are all that some method has."""
-
-    task: str
-    of_tasks: tuple[str, ...]
-    accuracies: Mapping[str, Mapping[int, float]]
-    seeds: frozenset[int]
-
-    def ranks(self) -> dict[str, int]:
-        """Places of the methods that have all seeds, where there are two or more of them."""
-        # Rounded, so that means that differ in the last bit only are a tie.
-        means = {
-            method: round(fmean(by_seed.values()), 9)
-            for method, by_seed in self.accuracies.items()
-            if by_seed.keys() == self.seeds
-        }
-        if len(means) < 2:
-            return {}
-        return {method: 1 + sum(other > mean for other in means.values()) for method, mean in means.items()}
+PublishedCells: TypeAlias = Mapping[tuple[str, int, str], float]
+"""Accuracies in % by task, number of demos and method."""
 
 
 def accuracy_table(
-    results: Iterable[Record],
+    results: Sequence[Result],
     *,
     confidence: float = 0.95,
-    published: Mapping[tuple[str, int, str], float] | None = None,
+    published: PublishedCells | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
     """Mean accuracy over seeds in %, a block for each number of demos, a column for each of its tasks.
@@ -73,143 +48,110 @@ def accuracy_table(
     of their column; where only one has, there are none.
 
     Args:
-        results: Of one model and prompt format.
+        results: Results of one model and prompt format.
         confidence: Level of the intervals, in (0, 1).
-        published: Accuracies in % by task, number of demos and method: lines below those of the methods. Entries of
-            which the table has no block, task or method are left aside.
+        published: Accuracies in %: each stands in a line below that of its method. Entries of which the table has no
+            block, task or method are left aside.
         notes: Further sentences below the table.
+
+    Raises:
+        ValueError: when the results cannot stand in one table, or a published number is no percentage.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1); got {confidence!r}: pass 0.95 for 95 %")
-    runs = by_run(results)
-    published = _checked(published or {})
-    blocks, by_heading, marked = [], {}, False
-    for num_demos in sorted({run.num_demos for run in runs}):
-        columns = _columns({run: result for run, result in runs.items() if run.num_demos == num_demos})
-        ranks = [column.ranks() for column in columns]
-        marked = marked or any(ranks)
-        rows = list(_rows(num_demos, columns, ranks, published, confidence))
-        heading = counted(num_demos, "demo")
-        blocks.append(Block(heading, tuple(column.task for column in columns), tuple(rows)))
-        by_heading[heading] = columns
-    first = next(iter(runs.values()))
-    return Table(
-        "accuracy",
-        f"Accuracy of {first.model} in %, {first.format} prompts",
-        tuple(blocks),
-        (
-            *_legend(blocks, marked, confidence),
-            *_seed_notes(by_heading),
-            *setting_notes(runs.values()),
-            *notes,
-        ),
-        FIELDS,
-    )
-
-
-def _columns(runs: Mapping[Run, Result]) -> list[_Column]:
-    columns = []
-    for task in in_order({run.task for run in runs}, TASKS):
-        accuracies: dict[str, dict[int, float]] = {}
-        for run, result in runs.items():
-            if run.task == task:
-                accuracies.setdefault(run.method, {})[run.seed] = 100 * result.accuracy
-        seeds = frozenset().union(*accuracies.values())
-        columns.append(_Column(task, (task,), accuracies, seeds))
-    return columns if len(columns) == 1 else [*columns, _average(columns)]
-
-
-def _average(columns: Sequence[_Column]) -> _Column:
-    """Of the methods that have all tasks, by the seeds that they have on all of them."""
-    averages = {}
-    for method in columns[0].accuracies:
-        tasks = [column.accuracies.get(method, {}) for column in columns]
-        if shared := set(tasks[0]).intersection(*tasks):
-            averages[method] = {seed: fmean(task[seed] for task in tasks) for seed in shared}
-    seeds = columns[0].seeds.intersection(*(column.seeds for column in columns))
-    return _Column(AVERAGE, tuple(column.task for column in columns), averages, seeds)
-
-
-def _rows(
-    num_demos: int,
-    columns: Sequence[_Column],
-    ranks: Sequence[Mapping[str, int]],
-    published: Mapping[tuple[str, int, str], float],
-    confidence: float,
-) -> Iterator[Row]:
-    tasks = [column.task for column in columns if column.task != AVERAGE]
-    for method in in_order({method for column in columns for method in column.accuracies}, METHODS):
-        keys = {task: (task, num_demos, method) for task in tasks}
-        theirs = {task: published[key] for task, key in keys.items() if key in published}
-        if len(theirs) == len(tasks):
-            theirs.setdefault(AVERAGE, fmean(theirs.values()))
-        cells = []
-        for column, places in zip(columns, ranks, strict=True):
-            cell = _cell(column, method, places.get(method), confidence)
-            key: dict[str, Value] = {"num_demos": num_demos, "task": column.task, "method": method}
-            values = {**key, **cell.values, "published": theirs.get(column.task)}
-            cells.append(replace(cell, values=values))
-        yield Row(method, tuple(cells))
-        if theirs:
-            texts = [f"{theirs[c.task]:.1f}" if c.task in theirs else "" for c in columns]
-            yield Row(f"{method}, published", tuple(map(Cell, texts)))
-
-
-def _cell(column: _Column, method: str, rank: int | None, confidence: float) -> Cell:
-    by_seed = column.accuracies.get(method)
-    if by_seed is None:
-        applicable = all(applies(method, task) for task in column.of_tasks)
-        return Cell("" if applicable else NOT_APPLICABLE, values={"seeds": 0})
-    accuracies = [by_seed[seed] for seed in sorted(by_seed)]
-    mean, values, tail = fmean(accuracies), {}, ""
-    if len(accuracies) > 1:
-        low, high = mean_interval(accuracies, confidence)
-        values, tail = {"low": low, "high": high}, f" ± {(high - low) / 2:.1f}"
-    if by_seed.keys() != column.seeds:
-        tail += PARTIAL
-    return Cell(f"{mean:.1f}", tail, rank, {"mean": mean, **values, "seeds": len(accuracies), "rank": rank})
-
-
-def _seed_notes(by_heading: Mapping[str, Sequence[_Column]]) -> Iterator[str]:
-    """How many seeds the columns have, and which cells have fewer."""
-    counts = {len(column.seeds) for columns in by_heading.values() for column in columns}
-    if len(counts) == 1:
-        yield f"{counted(max(counts), 'seed')} a column."
-    for heading, columns in by_heading.items():
-        if len(counts) > 1:
-            yield f"{heading}, seeds by column: {', '.join(f'{c.task} {len(c.seeds)}' for c in columns)}."
-        fewer = []
-        for method in in_order({method for column in columns for method in column.accuracies}, METHODS):
-            partial = [
-                c for c in columns if method in c.accuracies and c.accuracies[method].keys() != c.seeds
-            ]
-            if partial:
-                cells = ", ".join(f"{c.task} {len(c.accuracies[method])} of {len(c.seeds)}" for c in partial)
-                fewer.append(f"{method} ({cells})")
-        if fewer:
-            yield f"{PARTIAL} {heading}, not all seeds of the column, so without a rank: {'; '.join(fewer)}."
-
-
-def _legend(blocks: Sequence[Block], marked: bool, confidence: float) -> Iterator[str]:
-    text = f"Means over seeds ± half the width of a {100 * confidence:g} % t interval (none for one seed)."
-    if marked:
-        text += " Of each column the best mean is bold, the second underlined, the third italic."
-    yield text
-    cells = [cell for block in blocks for row in block.rows for cell in row.cells if cell.values]
-    if any(AVERAGE in block.columns for block in blocks):
-        yield f"{AVERAGE}: the macro average, of methods that have all tasks of the block."
-    if any(cell.text == NOT_APPLICABLE for cell in cells):
-        yield f"{NOT_APPLICABLE}: the method reads label probabilities, and does not apply."
-    if any(cell.text == "" for cell in cells):
-        yield "Empty: no runs; for an average, not on all tasks."
-    if any(cell.values["published"] is not None for cell in cells):
-        yield "published: as reported in the paper, not by these runs."
-
-
-def _checked(published: Mapping[tuple[str, int, str], float]) -> Mapping[tuple[str, int, str], float]:
-    for key, percent in published.items():
+    check_confidence(confidence)
+    for key, percent in (published or {}).items():
         if not (isinstance(key, tuple) and len(key) == 3):
             raise ValueError(f"published must have keys (task, num_demos, method); got {key!r}")
         if not 0 <= percent <= 100:
             raise ValueError(f"published must hold percentages, 0 to 100; got {percent!r} for {key}")
-    return published
+    frame = frame_of(results)
+    frame["percent"] = 100 * frame.accuracy
+    blocks = [
+        _block(num_demos, runs, confidence, published or {}) for num_demos, runs in frame.groupby("num_demos")
+    ]
+    numbers = pd.concat(blocks, ignore_index=True)
+    cells = list(_cells(numbers))
+    legend = [*_legend(numbers, cells, confidence), *_seed_notes(numbers), *setting_notes(results), *notes]
+    title = f"Accuracy of {frame.model[0]} in %, {frame.format[0]} prompts"
+    return Table("accuracy", title, cells, FIELDS, legend)
+
+
+def _block(num_demos: int, runs: pd.DataFrame, confidence: float, published: PublishedCells) -> pd.DataFrame:
+    """The cells of one number of demos: `FIELDS`, "of_seeds" (all of the column), and whether it "applies"."""
+    by_seed = runs.pivot(index=["method", "seed"], columns="task", values="percent").sort_index()
+    tasks = by_seed.columns = list(by_seed.columns)
+    some_method = by_seed.notna().groupby("seed").any()
+    of_seeds = some_method.sum()
+    if len(tasks) > 1:
+        of_seeds[AVERAGE] = some_method.all(axis=1).sum()
+        by_seed[AVERAGE] = by_seed.apply(fmean, axis=1)
+    values = by_seed.melt(var_name="task", value_name="percent", ignore_index=False).dropna()
+    found = mean_intervals(values.groupby(["method", "task"], observed=True).percent, confidence)
+    methods = by_seed.index.unique("method")
+    cells = found.reindex(pd.MultiIndex.from_product([methods, by_seed.columns], names=["method", "task"]))
+    cells = cells.reset_index().assign(num_demos=num_demos)
+    cells["seeds"] = cells.seeds.fillna(0).astype(int)
+    cells["of_seeds"] = cells.task.map(of_seeds)
+    complete = cells[(cells.seeds == cells.of_seeds) & (cells.seeds > 0)].round({"mean": TIE_DIGITS})
+    by_task = complete.groupby("task")["mean"]
+    ranks = by_task.rank("min", ascending=False)[by_task.transform("size") > 1]
+    cells["rank"] = ranks.reindex(cells.index).astype("Int64")
+
+    of_tasks = {**{task: [task] for task in tasks}, AVERAGE: tasks}
+    places = [(method, of_tasks[column]) for method, column in zip(cells.method, cells.task, strict=True)]
+    cells["published"] = [
+        fmean(published.get((task, num_demos, method), float("nan")) for task in of_column)
+        for method, of_column in places
+    ]
+    cells["applies"] = [all(applies(method, task) for task in of_column) for method, of_column in places]
+    return cells
+
+
+def _cells(numbers: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the cells of the table; published numbers stand below those of their method."""
+    for (num_demos, method), cells in numbers.groupby(["num_demos", "method"], observed=True):
+        block = counted(num_demos, "demo")
+        for cell in cells.itertuples():
+            text = f"{cell.mean:.1f}" if cell.seeds else "" if cell.applies else NOT_APPLICABLE
+            margin = f" ± {(cell.high - cell.low) / 2:.1f}" if cell.seeds > 1 else ""
+            suffix = margin + (PARTIAL if 0 < cell.seeds < cell.of_seeds else "")
+            place = {"block": block, "row": method, "column": cell.task}
+            yield {**place, **cell._asdict(), "text": text, "suffix": suffix}
+        if cells.published.notna().any():
+            for cell in cells.itertuples():
+                text = "" if pd.isna(cell.published) else f"{cell.published:.1f}"
+                yield {"block": block, "row": f"{method}, published", "column": cell.task, "text": text}
+
+
+def _seed_notes(numbers: pd.DataFrame) -> Iterator[str]:
+    """Say how many seeds the columns have, and which cells have fewer."""
+    alike = numbers.of_seeds.nunique() == 1
+    if alike:
+        yield f"{counted(numbers.of_seeds[0], 'seed')} a column."
+    for num_demos, block in numbers.groupby("num_demos"):
+        heading = counted(num_demos, "demo")
+        columns = block.drop_duplicates("task").itertuples()
+        if not alike:
+            yield f"{heading}, seeds by column: {', '.join(f'{c.task} {c.of_seeds}' for c in columns)}."
+        partial = block[(block.seeds > 0) & (block.seeds < block.of_seeds)]
+        fewer = [
+            f"{method} ({', '.join(f'{c.task} {c.seeds} of {c.of_seeds}' for c in cells.itertuples())})"
+            for method, cells in partial.groupby("method", observed=True)
+        ]
+        if fewer:
+            yield f"{PARTIAL} {heading}, not all seeds of the column, so without a rank: {'; '.join(fewer)}."
+
+
+def _legend(numbers: pd.DataFrame, cells: Sequence[dict[str, Any]], confidence: float) -> Iterator[str]:
+    """Say what the numbers and signs of the table mean."""
+    text = f"Means over seeds ± half the width of a {100 * confidence:g} % t interval (none for one seed)."
+    if numbers["rank"].notna().any():
+        text += " Of each column the best mean is bold, the second underlined, the third italic."
+    yield text
+    if (numbers.task == AVERAGE).any():
+        yield f"{AVERAGE}: the macro average, of methods that have all tasks of the block."
+    if any(cell["text"] == NOT_APPLICABLE for cell in cells):
+        yield f"{NOT_APPLICABLE}: the method reads label probabilities, and does not apply."
+    if ((numbers.seeds == 0) & numbers.applies).any():
+        yield "Empty: no runs; for an average, not on all tasks."
+    if numbers.published.notna().any():
+        yield "published: as reported in the paper, not by these runs."

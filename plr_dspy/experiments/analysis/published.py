@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Annotated, Literal
 
-from pydantic import TypeAdapter
-
-_SCHEMA = 1
+from pydantic import Field, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,12 @@ class PublishedResult:
     """One published accuracy.
 
     Attributes:
-        task: As in the grid, such as "agnews".
-        dataset: As the source calls it.
-        method: As in the grid; None where the source names none.
-        num_demos: None where the source gives none.
-        model: None where the source names none.
-        accuracy: A fraction.
+        task: Name of the task, such as "agnews".
+        dataset: Name that the source gives the data set.
+        method: Name of the method; None where the source names none.
+        num_demos: Number of demos; None where the source gives none.
+        model: Name of the model; None where the source names none.
+        accuracy: A fraction, from 0 to 1.
         source: URL of the page that the number was read on.
     """
 
@@ -30,7 +29,7 @@ class PublishedResult:
     method: str | None
     num_demos: int | None
     model: str | None
-    accuracy: float
+    accuracy: Annotated[float, Field(ge=0, le=1)]
     source: str
 
 
@@ -42,18 +41,13 @@ class Published:
         schema: Version of the file's format.
         paper: The paper's identifier.
         note: What is missing, and how the rest was found.
-        results: In no order that matters.
+        results: The numbers, in no order that matters.
     """
 
-    schema: int
+    schema: Literal[1]
     paper: str
     note: str
     results: tuple[PublishedResult, ...]
-
-    def cell(self, task: str, num_demos: int, *, method: str) -> PublishedResult | None:
-        """One cell of the paper's tables; None where it is not known."""
-        key = (task, num_demos, method)
-        return next((r for r in self.results if (r.task, r.num_demos, r.method) == key), None)
 
     def best(self, task: str) -> PublishedResult | None:
         """The highest accuracy known of a task, whatever the method and number of demos; None where none is."""
@@ -77,9 +71,6 @@ class Published:
         )
 
 
-_PUBLISHED = TypeAdapter(Published)
-
-
 def load_published(data: bytes | None = None) -> Published:
     """Read published results.
 
@@ -87,20 +78,8 @@ def load_published(data: bytes | None = None) -> Published:
         data: JSON of the bundled file's form; None reads the bundled file.
 
     Raises:
-        ValueError: when the data have another form, or an accuracy is no fraction.
+        ValueError: when the data have another form or version, or an accuracy is no fraction.
     """
     if data is None:
         data = (resources.files("plr_dspy.experiments.analysis") / "published.json").read_bytes()
-    published = _PUBLISHED.validate_json(data)
-    if published.schema != _SCHEMA:
-        raise ValueError(
-            f"expected published results of schema {_SCHEMA}; got {published.schema}: "
-            "read them with the plr_dspy version that wrote them"
-        )
-    for result in published.results:
-        if not 0 <= result.accuracy <= 1:
-            raise ValueError(
-                f"accuracy must be a fraction in [0, 1]; got {result.accuracy} for {result.task}: "
-                "divide percentages by 100"
-            )
-    return published
+    return TypeAdapter(Published).validate_json(data)

@@ -12,7 +12,7 @@ from scipy import stats
 from plr_dspy.statistics.comparisons import mean_interval
 
 NUM_FLIPS = 2**16
-"""Sign flips of a test: all of them where there are no more, so with up to 16 groups."""
+"""Most sign flips of a test: up to 16 groups have no more, and all of them are tried."""
 
 
 def grouped_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[float, float]:
@@ -22,7 +22,7 @@ def grouped_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95
     has one value, it is `mean_interval`.
 
     Args:
-        groups: At least two, none of them empty.
+        groups: At least two groups of values, none of them empty.
         confidence: Level of the interval, in (0, 1).
     """
     count = sum(map(len, groups))
@@ -35,7 +35,7 @@ def grouped_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95
 def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
     """Two-sided p-value of a mean of paired differences, if either sign were as likely for each group as a whole.
 
-    It is exact up to 16 groups; beyond, 65,536 flips are drawn, the same ones at each call.
+    It is exact up to 16 groups; beyond, 65,536 flips are drawn, the same ones at each call. One group has 1.0.
     """
     sums = np.array([math.fsum(group) for group in groups])
     if sums.size < 2:
@@ -52,9 +52,14 @@ def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values by Holm's step-down correction, in the order given."""
-    corrected, least = [0.0] * len(p_values), 0.0
-    for done, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        least = max(least, min(1.0, (len(p_values) - done) * p_values[at]))
-        corrected[at] = least
-    return corrected
+    """P-values by Holm's step-down correction, in the order given.
+
+    Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6
+    (1979).
+    """
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty_like(p)
+    corrected[order] = np.maximum.accumulate(np.arange(len(p), 0, -1) * p[order]).clip(max=1.0)
+    result: list[float] = corrected.tolist()
+    return result

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
@@ -14,18 +14,26 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Any, TypeAlias
 
-from plr_dspy.experiments.runs.results import Run
+from plr_dspy.experiments.runs.results import Result, Run
 from plr_dspy.experiments.runs.runner import Experiment, Worker
 
-Outcome: TypeAlias = "tuple[Run, dict[str, Any] | Exception]"
-"""A run with its record, or with what it raised."""
+Outcome: TypeAlias = tuple[Run, Result | Exception]
+"""A run with its result, or with what it raised."""
+
+Executor: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[Outcome]]
+"""Makes runs of an experiment, and yields the outcome of each as soon as it has ended."""
+
+WATCH_SECONDS = 0.5
+"""How often a worker process looks whether its parent is still there."""
+
+GRACE_SECONDS = 10.0
+"""How long the run of a worker process has to end when the parent is gone."""
 
 _worker: Worker | None = None
-_idle = threading.Event()
-"""Set in a worker while it makes no run."""
+"""The worker of this process, where it is one that `in_processes` has started."""
 
-WATCH_SECONDS, GRACE_SECONDS = 0.5, 10.0
-"""How often a worker looks after its parent, and how long its run has to end when that is gone."""
+_idle = threading.Event()
+"""Set in a worker process while it makes no run."""
 
 
 def here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Outcome]:
@@ -39,20 +47,24 @@ def here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Outcome]:
 
 
 def in_processes(experiment: Experiment, runs: Sequence[Run], *, num_workers: int) -> Iterator[Outcome]:
-    """Make runs in further processes of this machine, in the order in which they end.
+    """Make runs in further processes of this machine; their outcomes come in the order in which they end.
 
-    Each has a model of its own where the model is the local one. An interrupt reaches all of them, and each keeps
-    what it has paid for.
+    Each process has a model of its own where the model is the local one. An interrupt reaches all of them, and each
+    keeps what it has paid for.
     """
     context = get_context("spawn")
     numbers, stop = context.Queue(), context.Event()
     for number in range(num_workers):
         numbers.put(number)
     executor = ProcessPoolExecutor(
-        num_workers, mp_context=context, initializer=_begin, initargs=(experiment, numbers, num_workers, stop)
+        num_workers,
+        mp_context=context,
+        initializer=_begin_worker,
+        initargs=(experiment, numbers, num_workers, stop),
     )
     try:
-        with _deaf():  # what they start with: until they make a run, an interrupt is not theirs
+        # The processes inherit that they ignore SIGINT: until they make a run, an interrupt is not theirs.
+        with _interrupts_ignored():
             futures = {executor.submit(_run, run): run for run in runs}
         for future in as_completed(futures):
             error = future.exception()
@@ -69,12 +81,12 @@ def in_processes(experiment: Experiment, runs: Sequence[Run], *, num_workers: in
 def on_ray(
     experiment: Experiment, runs: Sequence[Run], *, address: str, num_workers: int | None
 ) -> Iterator[Outcome]:
-    """Make runs on a Ray cluster, in the order in which they end.
+    """Make runs on a Ray cluster; their outcomes come in the order in which they end.
 
     Args:
         experiment: Its folder and data must be where every machine sees them under the same path.
-        runs: What to make.
-        address: Of the cluster, "auto" for the one that this machine is part of, or "local" to start one here.
+        runs: The runs to make.
+        address: Address of the cluster, "auto" for the one that this machine is part of, or "local" to start one here.
         num_workers: Runs made at a time; None takes as many as the cluster has CPUs.
 
     Raises:
@@ -86,9 +98,8 @@ def on_ray(
     import ray
 
     with _cluster(address):
-        count = num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        count = min(len(runs), num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
         remote: Any = ray.remote(num_cpus=1, max_restarts=0)(Worker)
-        count = min(count, len(runs))
         idle = [remote.remote(experiment, number, count) for number in range(count)]
         waiting = list(reversed(runs))
         under_way: dict[Any, tuple[Any, Run]] = {}
@@ -125,8 +136,8 @@ def _cluster(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Leave SIGINT aside for a while, in the main thread; processes that are started inherit it."""
+def _interrupts_ignored() -> Iterator[None]:
+    """Ignore SIGINT while this context lasts, if it is the main thread's; processes started in it do so for good."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,7 +148,8 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(experiment: Experiment, numbers: Queue[int], num_workers: int, stop: Event) -> None:
+def _begin_worker(experiment: Experiment, numbers: Queue[int], num_workers: int, stop: Event) -> None:
+    """Set up a worker process: take a number, and watch the parent in a thread."""
     global _worker
     _worker = Worker(experiment, numbers.get(), num_workers)
     _idle.set()
@@ -156,7 +168,8 @@ def _watch(stop: Event) -> None:
         os._exit(1)
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: Run) -> Result:
+    """Make a run in a worker process, where an interrupt ends it."""
     assert _worker is not None
     _idle.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)

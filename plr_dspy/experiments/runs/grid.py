@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from plr_dspy.experiments.runs.executors import Outcome
+from plr_dspy.experiments.runs.executors import Executor
 from plr_dspy.experiments.runs.results import Result, Run
 from plr_dspy.experiments.runs.runner import Experiment, Worker
 from plr_dspy.experiments.runs.store import Store
@@ -15,19 +14,17 @@ from plr_dspy.runtime.redaction import Redactor
 
 logger = logging.getLogger(__name__)
 
-Executor: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[Outcome]]
-
-MOST_FAILURES = 3
-"""So many runs in a row that fail end an experiment: a dead server fails all."""
+MOST_FAILURES_IN_A_ROW = 3
+"""So many failed runs in a row end an experiment: a dead server fails all."""
 
 
 @dataclass
-class Progress:
-    """What became of the runs.
+class GridOutcome:
+    """What became of the runs of a grid.
 
     Attributes:
-        there: Results that were there before.
-        made: Results that are new.
+        there: Number of runs that had a result before.
+        made: Number of runs that have a result now.
         failed: Runs that failed, with what they raised.
     """
 
@@ -36,15 +33,15 @@ class Progress:
     failed: dict[Run, Exception] = field(default_factory=dict)
 
 
-def run_grid(experiment: Experiment, runs: Sequence[Run], *, executor: Executor) -> Progress:
+def run_grid(experiment: Experiment, runs: Sequence[Run], *, executor: Executor) -> GridOutcome:
     """Make the runs that have no result yet; each result is on disk as soon as its run has ended.
 
     A run that fails leaves no result: the same grid makes it again, and pays for none of its finished calls twice.
 
     Args:
-        experiment: What the runs belong to.
-        runs: All that there should be.
-        executor: Where they are made, see `plr_dspy.experiments.runs.executors`.
+        experiment: The experiment that the runs belong to.
+        runs: All runs that there should be.
+        executor: Makes the runs that are missing, see `plr_dspy.experiments.runs.executors`.
 
     Raises:
         Exception: of the last run, where several in a row have failed.
@@ -53,34 +50,27 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, executor: Executor)
     with Store(experiment.folder, experiment.settings()) as store:
         missing = store.missing(runs)
         check_data(experiment, store.done.values(), missing)
-        hide = Redactor([], variables=[experiment.endpoint.api_key_env])
-        progress = Progress(there=len(runs) - len(missing))
-        if progress.there:
-            logger.info("%d of %d runs have a result already", progress.there, len(runs))
-        in_a_row = 0
-        if missing:
-            for run, outcome in executor(experiment, missing):
-                if isinstance(outcome, Exception):
-                    progress.failed[run] = outcome
-                    in_a_row += 1
-                    logger.error("%s failed: %s: %s", run, type(outcome).__name__, hide(str(outcome)))
-                    if in_a_row >= MOST_FAILURES:
-                        raise outcome
-                    continue
-                in_a_row = 0
-                result = store.add(outcome)
-                progress.made += 1
-                logger.info(
-                    "%d/%d %s: accuracy %.3f on %d examples, %s program calls, %.0f s",
-                    progress.there + progress.made,
-                    len(runs),
-                    run,
-                    result.accuracy,
-                    len(result.scores),
-                    f"{result.program_calls['total']:,}",
-                    result.seconds,
-                )
-        return progress
+        hide = Redactor([], variables=[experiment.served_model.api_key_env])
+        outcome = GridOutcome(there=len(runs) - len(missing))
+        if outcome.there:
+            logger.info("%d of %d runs have a result already", outcome.there, len(runs))
+        failed_in_a_row = 0
+        for run, result in executor(experiment, missing) if missing else ():
+            if isinstance(result, Exception):
+                outcome.failed[run] = result
+                failed_in_a_row += 1
+                logger.error("%s failed: %s: %s", run, type(result).__name__, hide(str(result)))
+                if failed_in_a_row >= MOST_FAILURES_IN_A_ROW:
+                    raise result
+                continue
+            failed_in_a_row = 0
+            store.add(result)
+            outcome.made += 1
+            done = f"{outcome.there + outcome.made}/{len(runs)} {run}"
+            on_examples = f"accuracy {result.accuracy:.3f} on {len(result.scores)} examples"
+            cost = f"{result.program_calls['total']:,} program calls, {result.seconds:.0f} s"
+            logger.info("%s: %s, %s", done, on_examples, cost)
+        return outcome
 
 
 def check_data(experiment: Experiment, done: Iterable[Result], missing: Iterable[Run]) -> None:

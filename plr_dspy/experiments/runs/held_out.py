@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import dspy
 import torch
 
+from plr_dspy.experiments.runs.ranking import Ranking
 from plr_dspy.orderings.plackett_luce import distribution_from_state
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric
@@ -25,11 +25,11 @@ class HeldOut:
     """Held-out examples, and the calls on them.
 
     Args:
-        program: In the order chosen.
-        metric: As the optimizer's.
-        examples: The held-out ones.
+        program: The program, in the order chosen.
+        metric: The metric of the optimizer.
+        examples: The held-out examples.
         num_threads: Calls under way at once.
-        folder: Keeps the calls; None keeps none.
+        folder: Folder that keeps the calls; None keeps none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HeldOut:
     ) -> None:
         self.slots = ProgramSlots(program)
         self._examples = range(len(examples))
-        # Of other examples, or by another metric, the scores of a file would be others.
+        # The digest keeps a file from being read for other examples or another metric.
         name = f"held_out-{digest([list(examples), metric]).removeprefix('#')}.jsonl"
         self._ledger_path = None if folder is None else folder / name
         self._new_scorer = functools.partial(
@@ -51,19 +51,18 @@ class HeldOut:
         )
 
     def scores(self) -> list[float]:
-        """Of the program as it is, by example."""
+        """Scores of the program as it is, one for each example."""
         return self.rows([self.slots.space.identity])[0]
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
-        """Scores by example of each ordering; a wrong answer counts 0.
+        """Score each ordering on each example, ``[orderings, examples]``; a wrong answer counts 0.
 
         Raises:
             RuntimeError: when a call failed: the next run of the same makes it again.
         """
         ledger = Ledger(self._ledger_path)
         try:
-            scorer = self._new_scorer(ledger=ledger)
-            cells = scorer.cells_each(dict.fromkeys(orderings, self._examples))
+            cells = self._new_scorer(ledger=ledger).cells_each(dict.fromkeys(orderings, self._examples))
             failed = [cell for row in cells for cell in row.values() if cell.outcome == FAILED]
             if failed:
                 ledger.retry()
@@ -76,34 +75,25 @@ class HeldOut:
             ledger.close()
 
 
-def ranked_orders(report: Report, held_out: HeldOut) -> dict[str, Any]:
-    """All orders that can be told apart, by the probability that a search gave them.
+def ranked_orders(report: Report, held_out: HeldOut) -> Ranking:
+    """Rank all orders that can be told apart by the probability that a search gave them.
 
     Args:
-        report: Of the search.
+        report: Report of the search.
         held_out: Scores the orders of the program that was searched.
-
-    Returns:
-        As plain data: "orders", demo indices by position; "log_probs", of the learnt distribution; "accuracies", on
-        the held-out examples; "original", the index of the order given.
     """
-    orderings = list(held_out.slots.space.enumerate())
-    states = [state for slot in report.slots for state in slot.distributions]
-    distributions = [distribution_from_state(state) for state in states]
-    log_probs = [
+    slots = held_out.slots
+    orderings = list(slots.space.enumerate())
+    distributions = [distribution_from_state(state) for slot in report.slots for state in slot.distributions]
+    log_probs = tuple(
         sum(
             float(distribution.log_prob(torch.tensor(permutation)))
             for distribution, permutation in zip(distributions, ordering, strict=True)
         )
         for ordering in orderings
-    ]
-    accuracies = [sum(row) / len(row) for row in held_out.rows(orderings)]
-    return {
-        "orders": [
-            [i for order in held_out.slots.permutations(ordering).values() for i in order]
-            for ordering in orderings
-        ],
-        "log_probs": log_probs,
-        "accuracies": accuracies,
-        "original": orderings.index(held_out.slots.space.identity),
-    }
+    )
+    orders = tuple(
+        tuple(demo for order in slots.permutations(ordering).values() for demo in order)
+        for ordering in orderings
+    )
+    return Ranking(orders, log_probs, tuple(sum(row) / len(row) for row in held_out.rows(orderings)))

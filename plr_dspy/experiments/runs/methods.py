@@ -8,38 +8,49 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
-from plr_dspy.experiments.runs.results import METHODS
+from plr_dspy.experiments.tasks.tasks import TASKS
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.orderings.updates import MixtureEM, RankEMA
 from plr_dspy.programs.calls import Metric
 
-ABLATIONS = {
-    "components": tuple(f"PLR-{c}" for c in (1, 2, 4, 8, 16, 32, 64)),
-    "weighted": ("PLR-4", "PLR-4 weighted"),
-    "elite_fraction": ("PLR-4 elites=0.1", "PLR-4", "PLR-4 elites=0.3", "PLR-4 elites=0.5"),
+LABEL_METHODS = ("LocalE", "GlobalE", "PDO-FewShot", "PDO-FewShotU", "PDO-FewShotUP", "DEmO")
+"""Methods that read label probabilities: they do not apply where answers are no labels."""
+
+METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours")
+"""The methods of the paper's tables, in its order."""
+
+RANKING = "Ranking"
+"""In place of a method: the paper's search with one Plackett-Luce, and then all orders on the held-out examples."""
+
+PAPER_ELITE_FRACTION = 0.2
+"""Share of the orderings that a step of the paper's search learns from."""
+
+ABLATIONS: dict[str, dict[str, float]] = {
+    "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},
+    "weighted": {"PLR-4": False, "PLR-4 weighted": True},
+    "elite_fraction": {
+        "PLR-4 elites=0.1": 0.1,
+        "PLR-4": PAPER_ELITE_FRACTION,
+        "PLR-4 elites=0.3": 0.3,
+        "PLR-4 elites=0.5": 0.5,
+    },
 }
-"""The paper's ablations by what varies, as names of methods; "PLR-4" has unweighted elites and a fraction of .2."""
+"""The paper's ablations: what varies, and the value that each method of it stands for."""
 
 OUR_SHARE = 0.1
-"""Of the paper's program calls: the budget of "Ours"."""
-
-
-class Runtime(TypedDict, total=False):
-    """How an optimizer runs."""
-
-    num_threads: int
-    seed: int
-    log_dir: Path
-    display_progress: bool
-
+"""Budget of "Ours" as a share of the paper's program calls."""
 
 _PAPER = re.compile(r"PLR-(?P<update>EMA|[1-9]\d*)(?P<weighted> weighted)?(?: elites=(?P<elites>0?\.\d+|1))?")
+
+
+def applies(method: str, task: str) -> bool:
+    """Whether the method can order demos of the task: those that read label probabilities need labels."""
+    return method not in LABEL_METHODS or task not in TASKS or not TASKS[task].reasoning
 
 
 def paper_calls(num_train: int, num_selection: int) -> int:
@@ -61,41 +72,23 @@ def check_method(method: str) -> None:
         )
 
 
-def ablation_value(ablation: str, method: str) -> int | float | bool:
-    """What a method of an ablation stands for: a number of components, whether weighted, a fraction of elites.
-
-    Raises:
-        KeyError: for an unknown ablation.
-        ValueError: for a method that is none of it.
-    """
-    if method not in ABLATIONS[ablation]:
-        raise ValueError(f"method must be one of {list(ABLATIONS[ablation])}; got {method!r}")
-    match = _PAPER.fullmatch(method)
-    assert match is not None
-    if ablation == "components":
-        return int(match["update"])
-    if ablation == "weighted":
-        return match["weighted"] is not None
-    return float(match["elites"] or 0.2)
-
-
 def new_method(
     name: str,
     metric: Metric,
     *,
     num_train: int,
     num_selection: int,
-    prior: Mapping[Any, float] | None,
-    common: Runtime,
+    prior: Mapping[Any, float],
+    common: dict[str, Any],
 ) -> Reorderer:
-    """The optimizer that a name stands for.
+    """Make the optimizer that a name stands for.
 
     Args:
         name: One of `METHODS`, or "PLR-C", "PLR-C weighted", "PLR-C elites=0.3".
-        metric: Of the task.
+        metric: Metric of the task.
         num_train, num_selection: Examples of the two splits; they decide the budget of "Ours".
         prior: Shares of the labels, for "PDO-FewShotUP".
-        common: Arguments that all optimizers take, but a budget.
+        common: Arguments that all optimizers take: num_threads, seed, log_dir, display_progress.
 
     Raises:
         ValueError: for an unknown name.
@@ -113,17 +106,19 @@ def new_method(
     if name == "Ours":
         budget = math.ceil(OUR_SHARE * paper_calls(num_train, num_selection))
         return PLReorder(metric, max_metric_calls=budget, **common)
-    makers: dict[str, Callable[[], Reorderer]] = {
-        "Static": lambda: StaticOrder(metric, **common),
-        "Top-K": lambda: TopKOrder(metric, **common),
-        "LocalE": lambda: LocalE(metric, **common),
-        "GlobalE": lambda: GlobalE(metric, **common),
-        "PDO-FewShot": lambda: PDO(metric, **common),
-        "PDO-FewShotU": lambda: PDO(metric, setting="unlabelled", **common),
-        "PDO-FewShotUP": lambda: PDO(metric, setting="prior", prior=prior, **common),
-        "DEmO": lambda: DEmO(metric, **common),
+    if name == "PDO-FewShotU":
+        return PDO(metric, setting="unlabelled", **common)
+    if name == "PDO-FewShotUP":
+        return PDO(metric, setting="prior", prior=prior, **common)
+    kinds: dict[str, type[Reorderer]] = {
+        "Static": StaticOrder,
+        "Top-K": TopKOrder,
+        "LocalE": LocalE,
+        "GlobalE": GlobalE,
+        "PDO-FewShot": PDO,
+        "DEmO": DEmO,
     }
-    return makers[name]()
+    return kinds[name](metric, **common)
 
 
 def shares(labels: Sequence[Any]) -> dict[Any, float]:

@@ -1,22 +1,21 @@
-"""What a run of an experiment is: its settings, its demos, its examples."""
+"""The grid of an experiment: which runs there are, and which demos and examples each of them has."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from dataclasses import dataclass
 
 import dspy
 
-from plr_dspy.experiments.runs.methods import check_method
-from plr_dspy.experiments.runs.results import Run, applies
+from plr_dspy.experiments.runs.methods import RANKING, applies, check_method
+from plr_dspy.experiments.runs.results import Run
 from plr_dspy.experiments.tasks.tasks import TASKS, Format, MetricName
 from plr_dspy.programs.validation import whole_number
 
-RANKING = "Ranking"
-"""In place of a method: the paper's search with one Plackett-Luce, and then all orders on the held-out examples."""
+MOST_RANKED_DEMOS = 6
+"""Most demos of which all orders are ranked: 6 have 720 orders, and 7 have 5,040."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,10 @@ class Protocol:
         test: Held-out examples; None takes all that the task has.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
         metric: "strict", or "lenient" as the published code scores reasoning tasks.
+
+    Raises:
+        TypeError: when a number of examples is no whole number.
+        ValueError: when there are fewer than 4 examples in the pool, or no held-out ones.
     """
 
     pool: int = 1_000
@@ -38,28 +41,21 @@ class Protocol:
     def __post_init__(self) -> None:
         whole_number("pool", self.pool, least=4)
         whole_number("test", self.test)
-        for name, kind in (("format", Format), ("metric", MetricName)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"{name} must be one of {get_args(kind)}; got {getattr(self, name)!r}")
 
     @property
     def num_selection(self) -> int:
-        """Examples of the selection split."""
+        """Number of examples in the selection split."""
         return round(0.2 * self.pool)
 
     @property
     def num_train(self) -> int:
-        """Examples of the train split."""
+        """Number of examples in the train split."""
         return self.pool - self.num_selection
-
-    def settings(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The demos and the examples of one (task, number of demos, seed): the same for all methods."""
+    """The demos and the examples of one task, number of demos and seed: the same for all methods."""
 
     demos: list[dspy.Example]
     pool: list[dspy.Example]
@@ -76,14 +72,13 @@ def draw(run: Run, protocol: Protocol, train: Sequence[dspy.Example], test: Sequ
     """
     num_test = len(test) if protocol.test is None else protocol.test
     for name, wanted, part, there in (
-        ("pool", protocol.pool + run.num_demos, "train", len(train)),
+        ("pool and demos", protocol.pool + run.num_demos, "train", len(train)),
         ("test", num_test, "test", len(test)),
     ):
         if wanted > there:
-            with_demos = f", {run.num_demos} demos included," if name == "pool" else ""
             raise ValueError(
-                f"{name}: expected at most the {there} examples in the {part} part of {run.task!r}; got {wanted}"
-                f"{with_demos}: ask for fewer"
+                f"{name}: expected at most the {there} examples in the {part} part of {run.task!r}; got {wanted}: "
+                "ask for fewer"
             )
     shuffled = random.Random(f"{run.task} {run.seed} pool").sample(list(train), len(train))
     pool, rest = shuffled[: protocol.pool], shuffled[protocol.pool :]
@@ -100,26 +95,28 @@ def grid(
     methods: Sequence[str],
     rankings: Sequence[int] = (),
 ) -> list[Run]:
-    """All runs, those of one draw together; methods that a task has no use for are left out.
+    """List all runs, those of one draw together; methods that a task has no use for are left out.
 
     Args:
         tasks, num_demos, seeds, methods: What is crossed.
         rankings: Numbers of demos for which all orders are ranked too, at most 6.
 
     Raises:
-        ValueError: for names or numbers that are none.
+        TypeError: for numbers that are not whole.
+        ValueError: for names that are none, and numbers out of range.
     """
     for task in tasks:
         if task not in TASKS:
             raise ValueError(f"tasks: expected some of {sorted(TASKS)}; got {task!r}")
     for method in methods:
         check_method(method)
-    for k in num_demos:
-        whole_number("num_demos", k, least=2)
-    for k in rankings:
-        whole_number("rankings", k, least=2, most=6)
-    for seed in seeds:
-        whole_number("seeds", seed, least=0)
+    for name, numbers, least, most in (
+        ("num_demos", num_demos, 2, None),
+        ("rankings", rankings, 2, MOST_RANKED_DEMOS),
+        ("seeds", seeds, 0, None),
+    ):
+        for number in numbers:
+            whole_number(name, number, least=least, most=most)
     runs = [
         Run(task, k, seed, method)
         for task, k, seed in itertools.product(tasks, num_demos, seeds)

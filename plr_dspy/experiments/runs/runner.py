@@ -8,27 +8,27 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import dspy
 
 from plr_dspy._version import __version__
 from plr_dspy.baselines.per_input import PerInputOrder
-from plr_dspy.experiments.runs.endpoints import Endpoint, MakeLM
 from plr_dspy.experiments.runs.held_out import HeldOut, ranked_orders
-from plr_dspy.experiments.runs.methods import new_method, shares
-from plr_dspy.experiments.runs.protocol import RANKING, Draw, Protocol, draw
-from plr_dspy.experiments.runs.results import Run
+from plr_dspy.experiments.runs.methods import RANKING, new_method, shares
+from plr_dspy.experiments.runs.protocol import Draw, Protocol, draw
+from plr_dspy.experiments.runs.results import Result, Run
+from plr_dspy.experiments.runs.served_model import MakeLM, ServedModel
 from plr_dspy.experiments.tasks.loading import load
 from plr_dspy.experiments.tasks.tasks import TASKS, Task
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.programs.digest.description import digest
 from plr_dspy.report.report import Report
 
-SCHEMA_VERSION = 1
+VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platform.python_version()}
+"""What a result says that it was made with."""
 
 
 @dataclass(frozen=True)
@@ -37,47 +37,30 @@ class Experiment:
 
     Attributes:
         protocol: What all runs have in common.
-        endpoint: The language model.
-        folder: Keeps the calls of each run, so that one that was killed goes on.
+        served_model: The language model.
+        folder: Folder that keeps the results and the calls of each run, so that one that was killed goes on.
         data_dir: Folder with the tasks' files; None takes the Hugging Face hub.
         num_threads: Calls under way at once, in each worker.
     """
 
     protocol: Protocol
-    endpoint: Endpoint
+    served_model: ServedModel
     folder: Path
     data_dir: Path | None = None
     num_threads: int = 2
 
     def settings(self) -> dict[str, Any]:
         """What decides the results, as plain data."""
-        return {**self.protocol.settings(), **self.endpoint.settings()}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a run needs.
-
-    Attributes:
-        program: With the demos drawn, in the order drawn.
-        optimizer: Of the run's method.
-        drawn: The examples.
-        folder: Keeps the calls.
-    """
-
-    program: dspy.Module
-    optimizer: Reorderer
-    drawn: Draw
-    folder: Path
+        return {**asdict(self.protocol), **self.served_model.settings()}
 
 
 class Worker:
     """Makes runs, one after another, as a context that keeps the model open.
 
     Args:
-        experiment: What the runs belong to.
-        number: Which of the workers this is.
-        num_workers: How many there are; those on one machine share its cores.
+        experiment: The experiment that the runs belong to.
+        number: Number of this worker, from 0.
+        num_workers: Number of workers; those on one machine share its cores.
     """
 
     def __init__(self, experiment: Experiment, number: int = 0, num_workers: int = 1) -> None:
@@ -92,40 +75,47 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Result:
         """Make one run.
-
-        Returns:
-            Its record, as a line of the results holds it.
 
         Raises:
             Exception: of the program or the model; what was paid for is kept in the experiment's folder.
         """
-        with self._prepared(run) as made:
+        protocol, served_model = self._experiment.protocol, self._experiment.served_model
+        with self._prepared(run) as (program, optimizer, drawn):
             started = time.monotonic()
-            compiled = made.optimizer.compile(made.program, trainset=made.drawn.pool)
-            assert made.optimizer.report is not None
+            compiled = optimizer.compile(program, trainset=drawn.pool)
             seconds = time.monotonic() - started
+            report = optimizer.report
+            assert report is not None
             new_held_out = functools.partial(
                 HeldOut,
-                metric=made.optimizer.metric,
-                examples=made.drawn.test,
-                folder=made.folder,
+                metric=optimizer.metric,
+                examples=drawn.test,
+                folder=self._folder(run),
                 num_threads=self._experiment.num_threads,
             )
             scores = new_held_out(compiled).scores()
-            record = self._record(run, made, compiled, scores, seconds)
-            if run.method == RANKING:
-                record["ranking"] = ranked_orders(made.optimizer.report, new_held_out(made.program))
-            return record
+            per_input = isinstance(compiled, PerInputOrder)
+            return Result(
+                **run._asdict(),
+                model=served_model.model,
+                format=protocol.format,
+                settings=self._experiment.settings(),
+                versions=VERSIONS,
+                orderings=None if per_input else tuple(tuple(slot.ordering) for slot in report.slots),
+                accuracy=sum(scores) / len(scores),
+                scores=tuple(scores),
+                program_calls=dict(report.program_calls),
+                tokens=total_tokens(report),
+                seconds=round(seconds, 3),
+                schema=1,
+                ranking=ranked_orders(report, new_held_out(program)) if run.method == RANKING else None,
+                data=digests(drawn),
+            )
 
     def data(self, run: Run) -> dict[str, str]:
         """Digests of the examples that a run would have."""
@@ -134,22 +124,28 @@ class Worker:
     def calls(self, run: Run) -> int:
         """Program calls that a run makes at most, those on the held-out examples included; none is made."""
         unused = dspy.LM("none/none", cache=False)  # a server would be started for nothing
-        with self._prepared(run, unused) as made:
-            estimate = made.optimizer.estimate(made.program, trainset=made.drawn.pool)
+        with self._prepared(run, unused) as (program, optimizer, drawn):
+            estimate = optimizer.estimate(program, trainset=drawn.pool)
             orders = estimate.distinct_prompts if run.method == RANKING else 1
-            return estimate.program_calls + orders * len(made.drawn.test)
+            return estimate.program_calls + orders * len(drawn.test)
+
+    def _folder(self, run: Run) -> Path:
+        """Folder that keeps the calls of a run."""
+        method = re.sub(r"[^A-Za-z0-9.]+", "-", run.method)
+        place = f"{run.task}/k{run.num_demos}/seed{run.seed}/{method}"
+        return self._experiment.folder / "calls" / place
 
     @contextmanager
-    def _prepared(self, run: Run, lm: dspy.LM | None = None) -> Iterator[Prepared]:
-        """What a run needs, with the prompt format of the experiment and a model, or its own one, in place."""
-        experiment, task = self._experiment, TASKS[run.task]
-        protocol = experiment.protocol
+    def _prepared(self, run: Run, lm: dspy.LM | None = None) -> Iterator[tuple[dspy.Module, Reorderer, Draw]]:
+        """Yield the program in the order drawn, the optimizer, and the examples of a run.
+
+        The experiment's prompt format and its model (or another LM) are in place while this context lasts.
+        """
+        experiment, protocol, task = self._experiment, self._experiment.protocol, TASKS[run.task]
         train, test = self._load(run.task)
-        program = task.program(protocol.format)
-        drawn = draw(run, protocol, train, test)
+        program, drawn = task.program(protocol.format), draw(run, protocol, train, test)
         for predictor in program.predictors():
             predictor.demos = list(drawn.demos)
-        folder = experiment.folder / "calls" / _file_name(run)
         optimizer = new_method(
             "PLR-1" if run.method == RANKING else run.method,
             task.metric(protocol.metric),
@@ -159,66 +155,32 @@ class Worker:
             common={
                 "num_threads": experiment.num_threads,
                 "seed": run.seed,
-                "log_dir": folder,
+                "log_dir": self._folder(run),
                 "display_progress": False,
             },
         )
-        lm, adapter = lm or self._lm(task), task.adapter(protocol.format)
+        # Nobody looks at DSPy's history of calls, and over a run it takes gigabytes.
         with dspy.context(
-            lm=lm, adapter=adapter, disable_history=True
-        ):  # nobody looks at it, and it takes gigabytes
-            yield Prepared(program, optimizer, drawn, folder)
+            lm=lm or self._lm(task), adapter=task.adapter(protocol.format), disable_history=True
+        ):
+            yield program, optimizer, drawn
 
     def _lm(self, task: Task) -> dspy.LM:
-        prompts = self._experiment.protocol.format
-        if self._make_lm is None:  # a worker that has nothing to do starts no server
-            endpoint = self._experiment.endpoint
-            self._make_lm = self._stack.enter_context(endpoint.open(format=prompts, **self._place))
-        return self._make_lm(task.max_tokens(prompts))
-
-    def _record(
-        self, run: Run, made: Prepared, compiled: dspy.Module, scores: list[float], seconds: float
-    ) -> dict[str, Any]:
-        report, protocol = made.optimizer.report, self._experiment.protocol
-        assert report is not None
-        settings = self._experiment.settings()
-        per_input = isinstance(compiled, PerInputOrder)
-        return {
-            "schema": SCHEMA_VERSION,
-            "task": run.task,
-            "num_demos": run.num_demos,
-            "seed": run.seed,
-            "method": run.method,
-            "model": self._experiment.endpoint.model,
-            "format": protocol.format,
-            "settings": settings,
-            "versions": {
-                "plr_dspy": __version__,
-                "dspy": dspy.__version__,
-                "python": platform.python_version(),
-            },
-            "orderings": None if per_input else [slot.ordering for slot in report.slots],
-            "accuracy": sum(scores) / len(scores),
-            "scores": scores,
-            "program_calls": report.program_calls,
-            "tokens": _tokens(report),
-            "seconds": round(seconds, 3),
-            "data": digests(made.drawn),
-        }
+        """Make the LM of a task; the model is opened for the first one, as a worker may have nothing to do."""
+        prompt_format = self._experiment.protocol.format
+        if self._make_lm is None:
+            opened = self._experiment.served_model.open(format=prompt_format, **self._place)
+            self._make_lm = self._stack.enter_context(opened)
+        return self._make_lm(task.max_tokens(prompt_format))
 
 
 def digests(drawn: Draw) -> dict[str, str]:
-    """Of what all methods and numbers of demos share."""
+    """Digests of the examples that all methods and numbers of demos share."""
     return {"pool": digest(drawn.pool), "test": digest(drawn.test)}
 
 
-def _tokens(report: Report) -> dict[str, int]:
-    """Of all models together."""
+def total_tokens(report: Report) -> dict[str, int]:
+    """Prompt and completion tokens of all models together; empty where none are known."""
     kinds = ("prompt", "completion")
     totals = {k: sum(counts.get(f"{k}_tokens", 0) for counts in report.tokens.values()) for k in kinds}
     return totals if any(totals.values()) else {}
-
-
-def _file_name(run: Run) -> str:
-    method = re.sub(r"[^A-Za-z0-9.]+", "-", run.method)
-    return f"{run.task}/k{run.num_demos}/seed{run.seed}/{method}"

@@ -1,25 +1,23 @@
-"""The file of an experiment's results: what is there is not run again."""
+"""The file of an experiment's results: a run that is there is not made again."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import orjson
 from filelock import FileLock, Timeout
 
 from plr_dspy.experiments.runs.results import Result, Run, read_results
+from plr_dspy.runtime.jsonl import append_json_line, mend_end
 
 
 class Store:
     """`results.jsonl` in the folder of an experiment, held by one process at a time, as a context.
 
     Args:
-        folder: Made where it is missing.
-        settings: What decides the results; those in the file must be of the same.
+        folder: Folder of the experiment, made where it is missing.
+        settings: What decides the results; the results in the file must have the same settings.
 
     Attributes:
         done: The results so far, by run.
@@ -32,7 +30,7 @@ class Store:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.done: dict[Run, Result] = {}
         self._path = results_path(folder)
-        self._settings = dict(settings)
+        self._settings = settings
         self._lock = FileLock(folder / "results.lock")
 
     def __enter__(self) -> Store:
@@ -51,61 +49,38 @@ class Store:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.release()
 
     def missing(self, runs: Iterable[Run]) -> list[Run]:
         """Those of the runs that have no result yet."""
         return [run for run in runs if run not in self.done]
 
-    def add(self, record: Mapping[str, Any]) -> Result:
-        """Write the record of a run, on disk when this returns.
+    def add(self, result: Result) -> None:
+        """Write the result of a run; it is on disk when this returns.
 
         Raises:
-            ValueError: when it is broken.
             OSError: when it cannot be written.
         """
-        result = Result.from_dict(record)
-        with self._path.open("ab") as file:
-            file.write(orjson.dumps(record) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_json_line(self._path, result.to_json())
         self.done[result.run] = result
-        return result
 
     def _read(self) -> None:
+        """Take up the results of the file, if they have the same settings, and mend its end."""
         for result in read_results(self._path):
-            differing = {
-                name: (result.settings.get(name), value)
+            differing = [
+                f"{name}={result.settings.get(name)!r} there, {value!r} now"
                 for name, value in self._settings.items()
                 if result.settings.get(name) != value
-            }
+            ]
             if differing:
-                there = ", ".join(
-                    f"{name}={old!r} there, {new!r} now" for name, (old, new) in differing.items()
-                )
                 raise ValueError(
-                    f"{self._path} holds results of other settings ({there}): take another folder"
+                    f"{self._path} holds results of other settings ({', '.join(differing)}): take another folder"
                 )
             self.done[result.run] = result
-        content = self._path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole == len(content):
-            return
-        try:
-            orjson.loads(content[whole:])
-        except orjson.JSONDecodeError:  # a crash cut the last line off: the next one must not continue it
-            os.truncate(self._path, whole)
-        else:
-            with self._path.open("ab") as file:
-                file.write(b"\n")
+        mend_end(self._path)
 
 
 def results_path(folder: Path) -> Path:
-    """Where the results of an experiment are."""
+    """Path of the results in the folder of an experiment."""
     return folder / "results.jsonl"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import dspy
-import orjson
 
 from plr_dspy.experiments.tasks.hub import read_hub
-from plr_dspy.experiments.tasks.rows import DataError, Row, new_row
+from plr_dspy.experiments.tasks.labelled_text import DataError, LabelledText, read_fields
 from plr_dspy.experiments.tasks.tasks import Task
+from plr_dspy.runtime.jsonl import read_json_lines
 
 __all__ = ["DataError", "load"]
 
 logger = logging.getLogger(__name__)
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def load(
@@ -31,7 +29,7 @@ def load(
     is as published: a text may be there twice.
 
     Args:
-        task: Which.
+        task: The task.
         data_dir: Folder with NAME_train.jsonl and NAME_test.jsonl, lines of {"text", "label"}, or of {"question",
             "answer"} where answers are open; other fields are ignored. None takes the hub.
 
@@ -47,8 +45,12 @@ def load(
     else:
         folder = Path(data_dir)
         train, test = (list(_read(folder / f"{task.name}_{part}.jsonl", task)) for part in ("train", "test"))
-    usable, held_out = (_usable(rows, task) for rows in (train, test))
-    kept = _not_met(usable, held_out)
+    usable, held_out = _usable(train, task), _usable(test, task)
+    met_in_test = {_without_blanks(row.text) for row in held_out}
+    first_of_text: dict[str, LabelledText] = {}
+    for row in usable:
+        first_of_text.setdefault(_without_blanks(row.text), row)
+    kept = [row for text, row in first_of_text.items() if text not in met_in_test]
     for part, rows in (("train", kept), ("test", held_out)):
         if not rows:
             raise DataError(
@@ -60,33 +62,29 @@ def load(
     return _examples(kept, task), _examples(held_out, task)
 
 
-def _read(path: Path, task: Task) -> Iterator[Row]:
+def _read(path: Path, task: Task) -> Iterator[LabelledText]:
+    """Yield the texts and answers of a file."""
     columns = ("question", "answer") if task.reasoning else ("text", "label")
     if not path.is_file():
         raise DataError(
             f"no file {path}: data_dir (--data-dir) is a folder with {task.name}_train.jsonl and "
             f'{task.name}_test.jsonl, lines of {{"{columns[0]}": ..., "{columns[1]}": ...}}'
         )
-    # Not `splitlines`: JSON may hold characters that it takes for line ends.
-    for number, line in enumerate(path.read_bytes().removeprefix(_BYTE_ORDER_MARK).split(b"\n"), start=1):
-        if line.strip():
-            yield _parsed(line, columns, f"line {number} of {path}")
-
-
-def _parsed(line: bytes, columns: tuple[str, str], place: str) -> Row:
     try:
-        fields = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"{place} is no JSON ({error}): mend or remove it") from error
-    missing = [name for name in columns if not isinstance(fields, dict) or name not in fields]
-    if missing:
-        there = f"; it has {sorted(fields)}" if isinstance(fields, dict) else ""
-        raise DataError(f"{place} must be an object with {list(columns)}{there}: name its fields so")
-    return new_row(fields[columns[0]], fields[columns[1]], columns=columns, place=place)
+        for number, fields in read_json_lines(path):
+            place = f"line {number} of {path}"
+            if not isinstance(fields, dict) or not fields.keys() >= set(columns):
+                there = f"; it has {sorted(fields)}" if isinstance(fields, dict) else ""
+                raise DataError(f"{place} must be an object with {list(columns)}{there}: name its fields so")
+            yield read_fields(fields, columns, place)
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
-def _usable(rows: Sequence[Row], task: Task) -> list[Row]:
-    """Those with a text and an answer; their labels must be the task's."""
+def _usable(rows: Sequence[LabelledText], task: Task) -> list[LabelledText]:
+    """Keep the rows with a text and an answer, and raise where a label is not one of the task's."""
     for row in rows:
         if task.labels and row.answer not in task.labels:
             raise DataError(
@@ -99,21 +97,12 @@ def _usable(rows: Sequence[Row], task: Task) -> list[Row]:
     return found
 
 
-def _not_met(train: Iterable[Row], test: Iterable[Row]) -> list[Row]:
-    """The train rows whose texts are not in the test part, the first one of each text."""
-    seen = {_key(row.text) for row in test}
-    kept = []
-    for row in train:
-        if _key(row.text) not in seen:
-            seen.add(_key(row.text))
-            kept.append(row)
-    return kept
-
-
-def _key(text: str) -> str:
+def _without_blanks(text: str) -> str:
+    """The text with single spaces between its words: texts are one where these are equal."""
     return " ".join(text.split())
 
 
-def _examples(rows: Sequence[Row], task: Task) -> list[dspy.Example]:
+def _examples(rows: Sequence[LabelledText], task: Task) -> list[dspy.Example]:
+    """Name the texts and answers as the task's signature does."""
     given, asked = task.input_field, task.output_field
     return [dspy.Example({given: row.text, asked: row.answer}).with_inputs(given) for row in rows]

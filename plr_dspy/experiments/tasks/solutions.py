@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def after_hashes(solution: str) -> str:
-    """What follows the last "####" of a solution; empty without one."""
+    """Read what follows the last "####" of a solution; empty without one."""
     return solution.rpartition("####")[2].strip() if "####" in solution else ""

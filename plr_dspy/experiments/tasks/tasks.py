@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,14 +20,14 @@ TaskMetric: TypeAlias = Callable[..., bool]
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked, and when an answer is right.
+    """A task: what is asked, and when an answer is right.
 
     Attributes:
-        name: On the command line and in file names.
-        title: In tables.
+        name: Name on the command line and in file names.
+        title: Name in texts for people.
         input_field, output_field: Names of the fields; as titles they make the plain prompt.
-        instructions: For chat models; plain prompts show none.
-        labels: All answers; none where answers are open.
+        instructions: What chat models are told; plain prompts show no instructions.
+        labels: All answers there are; empty where answers are open.
         answer_kind: What answers are, which decides how they are compared.
     """
 
@@ -45,7 +46,7 @@ class Task:
 
     @cached_property
     def signature(self) -> Any:
-        """One input and one output: a `Literal` of the labels, or text."""
+        """DSPy signature with one input and one output: a `Literal` of the labels, or text."""
         output: Any = Literal[self.labels] if self.labels else str
         fields: dict[str, Any] = {
             self.input_field: (str, dspy.InputField()),
@@ -54,22 +55,25 @@ class Task:
         return dspy.Signature(fields, self.instructions)
 
     def program(self, format: Format) -> dspy.Module:
-        """The program to order: it answers at once, but that open answers follow a reasoning in chats.
+        """Make the program to order: it answers at once, but that open answers follow a reasoning in chats.
 
         The paper's demos hold answers without reasoning, so plain prompts ask for none.
+
+        Raises:
+            ValueError: for an unknown format; `adapter` and `max_tokens` raise it too.
         """
         if _known("format", format, Format) == "chat" and self.reasoning:
             return dspy.ChainOfThought(self.signature)
         return dspy.Predict(self.signature)
 
     def adapter(self, format: Format) -> dspy.Adapter:
-        """What renders prompts: plain ones are the demos and the question alone."""
+        """Make what renders prompts: plain prompts are the demos and the question alone."""
         if _known("format", format, Format) == "plain":
             return PlainTextAdapter(show_instructions=False)
         return dspy.ChatAdapter()
 
     def max_tokens(self, format: Format) -> int:
-        """Longest answer, in tokens.
+        """Length of the longest answer, in tokens.
 
         A plain label ends at a line break, and a plain open answer at a blank line: the limit is for models that go
         on, and leaves room for a short solution. In chats a label stands between two markers.
@@ -80,7 +84,7 @@ class Task:
         return 16 if plain else 64
 
     def metric(self, name: MetricName = "strict") -> TaskMetric:
-        """What says whether a prediction is right.
+        """Make the function that says whether a prediction is right.
 
         Args:
             name: "strict", or "lenient" for the published code's way with open answers; labels must be equal in both.
@@ -100,18 +104,16 @@ class Task:
         return metric
 
     def _equality(self, name: str) -> Callable[[str, str], bool]:
+        """The function that compares a predicted answer with the gold one."""
         if not self.reasoning:
-            return _same_label
+            return operator.eq
         if name == "lenient":
             return lenient
         return same_number if self.answer_kind == "number" else same_expression
 
 
-def _same_label(predicted: str, gold: str) -> bool:
-    return predicted == gold
-
-
 def _known(name: str, value: str, kind: Any) -> str:
+    """The value, if it is one of a `Literal` type."""
     if value not in get_args(kind):
         raise ValueError(f"{name} must be one of {get_args(kind)}; got {value!r}")
     return value
@@ -121,69 +123,51 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(
-            name="mr",
-            title="MR",
-            input_field="review",
-            output_field="sentiment",
+            *("mr", "MR", "review", "sentiment"),
             instructions="Say whether the movie review is negative or positive.",
             labels=("negative", "positive"),
         ),
         Task(
-            name="sst5",
-            title="SST-5",
-            input_field="review",
-            output_field="sentiment",
+            *("sst5", "SST-5", "review", "sentiment"),
             instructions="Say how good the movie is by its review, from terrible to great.",
             labels=("terrible", "bad", "okay", "good", "great"),
         ),
         Task(
-            name="trec",
-            title="TREC",
-            input_field="question",
-            output_field="type",
+            *("trec", "TREC", "question", "type"),
             instructions="Say what kind of answer the question asks for.",
             labels=("Description", "Entity", "Abbreviation", "Human", "Location", "Number"),
         ),
         Task(
-            name="agnews",
-            title="AG News",
-            input_field="article",
-            output_field="topic",
+            *("agnews", "AG News", "article", "topic"),
             instructions="Say what the news article is about.",
             labels=("World", "Sports", "Business", "Tech"),
         ),
         Task(
-            name="subj",
-            title="SUBJ",
-            input_field="input",
-            output_field="type",
+            *("subj", "SUBJ", "input", "type"),
             instructions="Say whether the sentence about a movie is subjective (an opinion) or objective (the plot).",
             labels=("subjective", "objective"),
         ),
         Task(
-            name="gsm8k",
-            title="GSM8K",
-            input_field="question",
-            output_field="answer",
+            *("gsm8k", "GSM8K", "question", "answer"),
             instructions="Solve the problem. The answer is a number alone.",
             answer_kind="number",
         ),
         Task(
-            name="math500",
-            title="MATH500",
-            input_field="question",
-            output_field="answer",
+            *("math500", "MATH500", "question", "answer"),
             instructions="Solve the problem. The answer is the final expression alone, in LaTeX.",
             answer_kind="expression",
         ),
         Task(
-            name="deepmath",
-            title="DeepMath",
-            input_field="question",
-            output_field="answer",
+            *("deepmath", "DeepMath", "question", "answer"),
             instructions="Solve the problem. The answer is the final expression alone, in LaTeX, or Yes or No.",
             answer_kind="expression",
         ),
     )
 }
-"""By name, in the order of the paper's tables."""
+"""The tasks by name, in the order of the paper's tables."""
+
+CLASSIFICATION = tuple(task.name for task in TASKS.values() if not task.reasoning)
+"""Names of the tasks whose answers are labels."""
+
+REASONING = tuple(task.name for task in TASKS.values() if task.reasoning)
+"""Names of the tasks whose answers are open."""

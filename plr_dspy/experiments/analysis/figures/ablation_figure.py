@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from plr_dspy.experiments.analysis.figures.drawing import (
-    add_legend,
-    checked,
-    in_grid_order,
-    limit_accuracies,
-    mean_and_margin,
-    panels,
-    save,
-)
+import pandas as pd
+
+from plr_dspy.experiments.analysis.ablations import setting_name
+from plr_dspy.experiments.analysis.figures.drawing import finish, limit_accuracies, means_and_margins, panels
+from plr_dspy.experiments.analysis.frames import in_order
+from plr_dspy.experiments.tasks.tasks import TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,74 +24,56 @@ _TITLES = {
 }
 # The colours of Okabe and Ito, without their yellow, which is pale on white, and with a grey.
 _TASK_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-_SHOT_STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"))
-
-Line = tuple[str, int]
-"""A task and a number of demos."""
+_STYLES_BY_NUM_DEMOS = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"))
 
 
-def draw_ablation(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Figure:
-    """Accuracy by setting: the mean over seeds with 95 % intervals, a line for each task and number of demos.
+def draw_ablation(frame: pd.DataFrame, path: str | os.PathLike[str]) -> Figure:
+    """Draw accuracy by setting: the mean over seeds with 95 % intervals, a line for each task and number of demos.
 
     A panel for each ablation; the settings are evenly spaced, in their order.
 
     Args:
-        rows: Each with "ablation" ("components", "weighted" or "elite_fraction"), "value", "task", "num_demos",
-            "seed" and "accuracy"; other fields are ignored.
+        frame: Runs with "ablation", "value", "task", "num_demos", "seed" and "accuracy", as
+            `plr_dspy.experiments.analysis.ablations.ablation_frame` makes it.
         path: Where to write the picture; its ending names the format.
+
+    Raises:
+        ImportError: without matplotlib.
     """
-    checked("rows", rows, ("ablation", "value", "task", "num_demos", "seed"))
-    if unknown := sorted({str(row["ablation"]) for row in rows} - set(_TITLES)):
-        raise ValueError(f"rows must be of the ablations {list(_TITLES)}; got {unknown}")
-    for i, row in enumerate(rows):
-        if not isinstance(row["value"], int | float):
-            raise ValueError(
-                f"rows[{i}] must have a number, or true or false, as value; got {row['value']!r}"
-            )
-    lines = [
-        (task, num_demos)
-        for task in in_grid_order(row["task"] for row in rows)
-        for num_demos in sorted({row["num_demos"] for row in rows if row["task"] == task})
-    ]
-    names = [name for name in _TITLES if any(row["ablation"] == name for row in rows)]
+    tasks = in_order(set(frame.task), TASKS)
+    lines = sorted(
+        set(zip(frame.task, frame.num_demos, strict=True)), key=lambda line: (tasks.index(line[0]), line[1])
+    )
+    names = [name for name in _TITLES if (frame.ablation == name).any()]
     figure, axes = panels(
         ["accuracy"], names, present={("accuracy", name) for name in names}, size=(3.8, 3.0)
     )
-    ends: list[float] = []
+    means = means_and_margins(frame, ["ablation", "value", "task", "num_demos"])
     for (_, name), axis in axes.items():
-        ends += _draw_settings(axis, [row for row in rows if row["ablation"] == name], lines)
+        _draw_settings(axis, name, means[means.ablation == name], lines)
         axis.set_title(_TITLES[name], fontsize=9)
-    limit_accuracies(axis, ends)
-    figure.supylabel("held-out accuracy, 95 % interval", fontsize=9)
-    add_legend(figure)
-    save(figure, path)
+    limit_accuracies(axis, means)
+    finish(figure, path, y_label="held-out accuracy, 95 % interval")
     return figure
 
 
-def _draw_settings(axis: Axes, rows: Sequence[Mapping[str, Any]], lines: Sequence[Line]) -> list[float]:
-    """Draw a panel; gives the ends of its intervals."""
-    ends: list[float] = []
-    values = sorted({row["value"] for row in rows})
-    colours = dict(zip(in_grid_order(task for task, _ in lines), _TASK_COLOURS * len(lines), strict=False))
-    styles = dict(zip(sorted({shots for _, shots in lines}), _SHOT_STYLES * len(lines), strict=False))
+def _draw_settings(axis: Axes, ablation: str, means: pd.DataFrame, lines: Sequence[tuple[str, int]]) -> None:
+    """Draw the panel of one ablation, a line for each task and number of demos."""
+    values = sorted(means.value.unique())
+    tasks = list(dict.fromkeys(task for task, _ in lines))
+    numbers = sorted({num_demos for _, num_demos in lines})
     for i, (task, num_demos) in enumerate(lines):
-        accuracies: dict[Any, list[float]] = {}
-        for row in rows:
-            if (row["task"], row["num_demos"]) == (task, num_demos):
-                accuracies.setdefault(row["value"], []).append(row["accuracy"])
-        present = [value for value in values if value in accuracies]
-        if not present:
+        line = means[(means.task == task) & (means.num_demos == num_demos)].sort_values("value")
+        if line.empty:
             continue
-        summaries = [mean_and_margin(accuracies[value]) for value in present]
-        ends += [end for mean, margin in summaries for end in (mean - margin, mean, mean + margin)]
         # Side by side within a third of the space between two settings, so that the bars stay apart.
         shift = (i - (len(lines) - 1) / 2) / (3 * len(lines))
-        marker, linestyle = styles[num_demos]
+        marker, linestyle = _STYLES_BY_NUM_DEMOS[numbers.index(num_demos) % len(_STYLES_BY_NUM_DEMOS)]
         axis.errorbar(
-            [values.index(value) + shift for value in present],
-            [mean for mean, _ in summaries],
-            yerr=[margin for _, margin in summaries],
-            color=colours[task],
+            [values.index(value) + shift for value in line.value],
+            line["mean"],
+            yerr=line.margin,
+            color=_TASK_COLOURS[tasks.index(task) % len(_TASK_COLOURS)],
             marker=marker,
             linestyle=linestyle,
             linewidth=1.0,
@@ -102,12 +81,5 @@ def _draw_settings(axis: Axes, rows: Sequence[Mapping[str, Any]], lines: Sequenc
             capsize=2.0,
             label=f"{task}, {num_demos} demos",
         )
-    axis.set_xticks(range(len(values)), [_setting(rows[0]["ablation"], value) for value in values])
+    axis.set_xticks(range(len(values)), [setting_name(ablation, value) for value in values])
     axis.set_xlim(-0.5, len(values) - 0.5)
-    return ends
-
-
-def _setting(ablation: str, value: float) -> str:
-    if ablation == "weighted":
-        return "weighted" if value else "unweighted"
-    return f"{value:g}"

@@ -1,32 +1,31 @@
-"""What the figures share: colours, panels, intervals, checks of their input, files."""
+"""What the figures share: styles of methods, panels, intervals, files."""
 
 from __future__ import annotations
 
 import io
 import math
 import os
-from collections.abc import Collection, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plr_dspy.experiments.runs.results import TASKS, in_order
+import pandas as pd
+
+from plr_dspy.experiments.analysis.frames import mean_intervals
 from plr_dspy.runtime.files import write_atomically
-from plr_dspy.statistics.comparisons import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = TypeVar("Row", bound=Hashable)
-Column = TypeVar("Column", bound=Hashable)
-Size: TypeAlias = tuple[float, float]
+DOTS_PER_INCH = 150
+"""Resolution of pictures made of pixels."""
 
-_DPI = 150
+LEGEND_LABEL_INCHES = 1.3
+"""Most that a label of the legend takes; with more columns it would run off the figure."""
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """How a method looks in every figure."""
 
     colour: str
@@ -49,31 +48,30 @@ METHOD_STYLES = {
     "PLR-4": Style("#222255", "h"),
     "Ours": Style("#D55E00", "*"),
 }
-_OTHER = Style("#555555", "d")
 
 
 def style_of(method: str) -> Style:
     """The method's colour and marker; a method that is not of the grid is grey, with its first letter as marker."""
-    if method in METHOD_STYLES:
-        return METHOD_STYLES[method]
     letter = next((c for c in method if c.isascii() and c.isalnum()), "")
-    return Style(_OTHER.colour, f"${letter}$" if letter else _OTHER.marker)
-
-
-def in_grid_order(names: Iterable[str], *, grid: Collection[str] = TASKS) -> list[str]:
-    """Distinct names: those of the grid in its order (tasks, if not said), then the others by alphabet."""
-    return in_order(set(names), grid)
+    return METHOD_STYLES.get(method) or Style("#555555", f"${letter}$" if letter else "d")
 
 
 def panels(
-    rows: Sequence[Row], columns: Sequence[Column], *, present: Container[tuple[Row, Column]], size: Size
-) -> tuple[Figure, dict[tuple[Row, Column], Axes]]:
-    """A figure that no window and no global state know, and the axes of its panels, row by row.
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    *,
+    present: Container[tuple[Hashable, Hashable]],
+    size: tuple[float, float],
+) -> tuple[Figure, dict[tuple[Any, Any], Axes]]:
+    """Make a figure that no window and no global state know, and the axes of its panels, row by row.
 
     Args:
         rows, columns: What the panels show; those of a row share their y axis.
         present: Pairs of a row and a column that have a panel.
         size: Width and height of a panel in inches.
+
+    Raises:
+        ImportError: without matplotlib.
     """
     try:
         from matplotlib.figure import Figure
@@ -83,87 +81,72 @@ def panels(
     width = max(size[0] * len(columns), 5.0)
     figure = Figure(figsize=(width, size[1] * len(rows) + 1.0), layout="constrained")
     grid = figure.subplots(len(rows), len(columns), squeeze=False, sharey="row")
-    axes = {}
-    for i, row in enumerate(rows):
-        labelled = False
-        for j, column in enumerate(columns):
+    axes: dict[tuple[Any, Any], Axes] = {}
+    for row, of_row in zip(rows, grid, strict=True):
+        for column, axis in zip(columns, of_row, strict=True):
             if (row, column) in present:
-                axes[row, column] = grid[i][j]
-                grid[i][j].tick_params(labelsize=8, labelleft=not labelled)
-                labelled = True
+                axis.tick_params(labelsize=8, labelleft=row not in {known for known, _ in axes})
+                axes[row, column] = axis
             else:
-                grid[i][j].remove()
+                axis.remove()
     return figure, axes
 
 
-def add_legend(figure: Figure, names: Sequence[str] | None = None) -> None:
-    """One legend above all panels, with each label once: as named, or in the order of the panels."""
+def finish(
+    figure: Figure,
+    path: str | os.PathLike[str],
+    *,
+    x_label: str = "",
+    y_label: str,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Label a figure, put one legend above all panels, and write it; the file appears whole or not at all.
+
+    Args:
+        figure: The figure.
+        path: Where to write it, in the format of the path's ending (PNG without one).
+        x_label, y_label: Labels that all panels share.
+        names: Labels of the legend; None takes those of the panels in their order.
+    """
+    if x_label:
+        figure.supxlabel(x_label, fontsize=9)
+    figure.supylabel(y_label, fontsize=9)
     handles: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     labels = list(handles if names is None else names)
-    # A label takes at most 1.3 inches; more columns would run off the figure.
-    num_rows = math.ceil(len(labels) / int(figure.get_figwidth() / 1.3))
+    num_rows = math.ceil(len(labels) / int(figure.get_figwidth() / LEGEND_LABEL_INCHES))
     columns = math.ceil(len(labels) / num_rows)
-    figure.legend(
-        [handles[label] for label in labels], labels, loc="outside upper center", ncols=columns, fontsize=8
-    )
-
-
-def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write the figure in the format of the path's ending (PNG without one); it appears whole or not at all."""
+    shown = [handles[label] for label in labels]
+    figure.legend(shown, labels, loc="outside upper center", ncols=columns, fontsize=8)
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=_DPI, format=Path(path).suffix.lstrip(".") or "png")
+    figure.savefig(buffer, dpi=DOTS_PER_INCH, format=Path(path).suffix.lstrip(".") or "png")
     write_atomically(Path(path), buffer.getvalue())
 
 
-def mean_and_margin(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half its 95 % interval: NaN, which draws no bar, of one value, or of two, whose says nothing."""
-    mean = math.fsum(values) / len(values)
-    return mean, mean - mean_interval(values)[0] if len(values) > 2 else math.nan
+def means_and_margins(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Summarize the column "accuracy" of a frame by some other columns.
+
+    Returns:
+        The columns of `keys`, "mean", and "margin", half the 95 % interval: NaN, which draws no bar, of one value, or
+        of two, whose interval says nothing.
+    """
+    means = mean_intervals(frame.groupby(keys, observed=True).accuracy)
+    margin = (means["mean"] - means.low).where(means.seeds > 2)
+    return means.assign(margin=margin)[["mean", "margin"]].reset_index()
 
 
-def limit_accuracies(axis: Axes, ends: Iterable[float]) -> None:
-    """Set the y axis of a row of panels, from the ends of all intervals in it.
+def limit_accuracies(axis: Axes, means: pd.DataFrame) -> None:
+    """Set the y axis of a row of panels so that it shows all of its means and intervals.
 
     It stops at 0 and 1, beyond which intervals of few seeds reach and accuracies do not.
 
     Args:
         axis: One of the row.
-        ends: Of the intervals; NaN does not count.
+        means: As `means_and_margins` makes them.
     """
-    known = [end for end in ends if not math.isnan(end)]
-    low, high = min(known), max(known)
+    margins = means.margin.fillna(0.0)
+    low, high = float((means["mean"] - margins).min()), float((means["mean"] + margins).max())
     room = 0.05 * (high - low) or 0.05
     axis.set_ylim(max(low - room, -0.02), min(high + room, 1.02))
-
-
-def checked(name: str, rows: Sequence[Mapping[str, Any]], key: Sequence[str]) -> None:
-    """Refuse rows that a figure cannot show.
-
-    Args:
-        name: The caller's name of the rows.
-        rows: Each with an accuracy and the fields of `key`.
-        key: Fields in which no two rows may agree.
-
-    Raises:
-        ValueError: when there are none, a field is missing, an accuracy is no number, or two rows agree.
-    """
-    if not rows:
-        raise ValueError(f"{name} must hold at least one entry; got none: run the experiment first")
-    seen: dict[tuple[Any, ...], int] = {}
-    for i, row in enumerate(rows):
-        if missing := [field for field in (*key, "accuracy") if field not in row]:
-            raise ValueError(f"{name}[{i}] must have the fields {[*key, 'accuracy']}; {missing} missing")
-        accuracy = row["accuracy"]
-        if not isinstance(accuracy, int | float) or not 0.0 <= accuracy <= 1.0:
-            raise ValueError(f"{name}[{i}] must have an accuracy from 0 to 1, a fraction; got {accuracy!r}")
-        values = tuple(row[field] for field in key)
-        if values in seen:
-            run = ", ".join(f"{field} {value!r}" for field, value in zip(key, values, strict=True))
-            raise ValueError(
-                f"{name}[{seen[values]}] and {name}[{i}] are of one run ({run}): keep one, and draw runs of other "
-                "models or settings in a figure of their own"
-            )
-        seen[values] = i
