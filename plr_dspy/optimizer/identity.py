@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import MethodType
 from typing import Any
 
 import dspy
@@ -10,8 +11,8 @@ import dspy
 from plr_dspy._version import __version__
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.copies import named_modules, named_predictors
-from plr_dspy.programs.digest.description import Describer, digest, is_part
-from plr_dspy.programs.digest.digests import digest_of_text
+from plr_dspy.programs.digest.description import Describer, digest, public_attributes
+from plr_dspy.programs.digest.digests import digest_of_texts
 from plr_dspy.programs.digest.libraries import is_library
 from plr_dspy.scoring.changes import DEMOS
 
@@ -48,37 +49,52 @@ def _minor(version: str) -> str:
 
 
 def _program(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
-    """The program, its models and adapter, the metric, and what the user's code in them reads elsewhere."""
-    describer = Describer()
+    """Describe the program, its models and adapter, the metric, and what the user's code in them reads elsewhere."""
     models = [predictor.lm or dspy.settings.lm for _, predictor in named_predictors(job.program)]
-    facts = {
-        **_modules(job.program, describer),
-        **{name: settings[name] for name in ("models", "adapter")},
-        "the settings of its models": _fact(models, describer),
-        "the settings of the adapter": _fact(dspy.settings.adapter or dspy.ChatAdapter(), describer),
-        "the metric's code or state": _fact(job.options.metric, describer),
+    shown = {f"the class of {name}": type(module).__qualname__ for name, module in named_modules(job.program)}
+    shown |= {name: settings[name] for name in ("models", "adapter")}
+    values = {
+        **_modules(job.program),
+        "the settings of its models": models,
+        "the settings of the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
+        **_metric(job.options.metric),
     }
-    return facts | {name: _fact(value, describer) for name, value in describer.globals().items()}
+    describer = Describer()
+    facts = {name: _fact(value, describer) for name, value in values.items()}
+    used = {name: _fact(value, describer) for name, value in describer.globals().items()}
+    return {**shown, **facts, **used}
 
 
 def _fact(value: Any, describer: Describer) -> Any:
-    return value if isinstance(value, SHOWN) else "#" + digest_of_text(describer.describe(value))[:16]
+    """The value itself, where a message may show it, or a digest of its description."""
+    return value if isinstance(value, SHOWN) else f"#{digest_of_texts([describer.describe(value)])[:16]}"
 
 
-def _modules(program: dspy.Module, describer: Describer) -> dict[str, Any]:
-    """The classes, attributes and, where they are the user's, code of a program's modules, frozen ones too."""
-    facts: dict[str, Any] = {}
+def _metric(metric: Any) -> dict[str, Any]:
+    """The metric; if it is an object of the user's, its code and attributes by themselves too: calls may change one."""
+    holder = metric.__self__ if isinstance(metric, MethodType) else metric
+    parts: dict[str, Any] = {}
+    if not is_library(type(holder).__module__):  # Functions are Python's own objects.
+        parts = {**_attributes("the metric", holder), "the code of the metric": type(holder)}
+    return {**parts, "the metric's code or state": metric}
+
+
+def _modules(program: dspy.Module) -> dict[str, Any]:
+    """The attributes and, where it is the user's, the code of a program's modules, frozen ones too."""
+    values: dict[str, Any] = {}
     for name, module in named_modules(program):
-        kind = type(module)
-        facts[f"the class of {name}"] = kind.__qualname__
-        if not is_library(kind.__module__):
-            facts[f"the code of {name}"] = _fact(kind, describer)
+        if not is_library(type(module).__module__):
+            values[f"the code of {name}"] = type(module)
         if isinstance(module, dspy.Predict):
-            facts[f"the signature of {name}"] = _fact(module.signature, describer)
-            facts[f"{DEMOS}{name}"] = _fact(list(module.demos), describer)
-            facts[f"the settings of {name}"] = _fact([module.config, module.lm], describer)
-            continue
-        for attribute, value in vars(module).items():
-            if is_part(attribute, value):
-                facts[f"{name}.{attribute}"] = _fact(value, describer)
-    return facts
+            values[f"the signature of {name}"] = module.signature
+            values[f"{DEMOS}{name}"] = list(module.demos)
+            values[f"the settings of {name}"] = [module.config, module.lm]
+        else:
+            values |= _attributes(name, module, but=dspy.Module)
+    return values
+
+
+def _attributes(name: str, value: Any, *, but: type | tuple[()] = ()) -> dict[str, Any]:
+    """The attributes that decide what an object does, by the names that messages give them."""
+    held = public_attributes(value).items()
+    return {f"{name}.{attribute}": part for attribute, part in held if not isinstance(part, but)}

@@ -121,6 +121,11 @@ def with_attributes(**attributes):
     return metric
 
 
+def with_key(judge, key):
+    judge.key = key
+    return judge
+
+
 def embed(texts):
     return np.array([[len(text), NOISE.random()] for text in texts])
 
@@ -142,6 +147,11 @@ DIFFERENT = {
         with_attributes(keywords=1, knowledge_base=1, base_prompt=1, max_retries=1, author=1),
         with_attributes(keywords=1, knowledge_base=1, base_prompt=1, max_retries=1, author=2),
     ),
+    "answer key": (with_attributes(answer_key="a"), with_attributes(answer_key="b")),
+    "global answer key": tuple(
+        metric_in("def metric(e, p):\n    return ANSWER_KEY", ANSWER_KEY=key) for key in "ab"
+    ),
+    "attributes of a judge that are called like keys": (with_key(Judge(), "a"), with_key(Judge(), "b")),
     "model in an attribute": (
         with_attributes(judge=dspy.LM("openai/a")),
         with_attributes(judge=dspy.LM("openai/b")),
