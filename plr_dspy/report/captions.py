@@ -13,8 +13,8 @@ LONGEST_ORDER = 12
 """Demos of an order that are all named; of longer ones the first and the last are."""
 
 
-def shortened(text: str, width: int) -> str:
-    """The text in one line of at most so many characters."""
+def shorten(text: str, width: int) -> str:
+    """Write the text in one line of at most so many characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from plr_dspy.report.schema import Comparison, Findings
+from plr_dspy.report.schema import Comparison
+
+if TYPE_CHECKING:
+    from plr_dspy.report.report import Report
 
 SURE = 0.9
 """Probability of being better on new examples from which on an order is called better."""
@@ -27,7 +31,7 @@ PHASES = {
 """What program calls are spent on."""
 
 
-def readable(count: float) -> str:
+def prompt_count(count: float) -> str:
     """A number of prompts: in full, or as a power of ten where nobody would read it."""
     return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
 
@@ -39,30 +43,30 @@ def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
     return f"{value:{'+' * sign}.{decimals}f}"
 
 
-def scored_on_examples(findings: Findings) -> bool:
+def is_scored_by_metric(report: Report) -> bool:
     """Whether orders were scored by the metric in the search, not by their label probabilities."""
-    return bool(findings.settings.get("scored_on", "train examples") == "train examples")
+    return bool(report.settings.get("scored_on", "train examples") == "train examples")
 
 
-def overview(findings: Findings) -> str:
+def overview(report: Report) -> str:
     """One line: the method, what there was to order, what it cost, what ended it."""
-    resumed = findings.program_calls.get("resumed", 0)
+    resumed = report.program_calls.get("resumed", 0)
     earlier = f" ({resumed:,} of them before this part)" if resumed else ""
     return (
-        f"{findings.settings.get('method', 'PLReorder')}: {len(findings.slots)} predictor(s) with demos, "
-        f"{readable(findings.distinct_prompts)} distinct prompts, "
-        f"{findings.program_calls['total']:,} program calls{earlier}, {findings.seconds:.0f} s; {findings.stopped}"
+        f"{report.settings.get('method', 'PLReorder')}: {len(report.slots)} predictor(s) with demos, "
+        f"{prompt_count(report.distinct_prompts)} distinct prompts, "
+        f"{report.program_calls['total']:,} program calls{earlier}, {report.seconds:.0f} s; {report.stopped}"
     )
 
 
-def result(findings: Findings) -> str:
+def result(report: Report) -> str:
     """Say in a few words what came of a compile: both scores, how sure that is, and what it cost."""
-    calls = f"{findings.program_calls['total']:,} calls"
-    stays = f"the {original_name(findings)} stays"
-    if (c := findings.comparison) is None:
-        what = stays if original_stays(findings) else "the order is not compared with the original one"
-        return f"{what} ({findings.stopped}), {calls}"
-    if original_stays(findings):
+    calls = f"{report.program_calls['total']:,} calls"
+    stays = f"the {original_name(report)} stays"
+    if (c := report.comparison) is None:
+        what = stays if original_stays(report) else "the order is not compared with the original one"
+        return f"{what} ({report.stopped}), {calls}"
+    if original_stays(report):
         return f"{stays}, {score(c.original, c)} on {c.num_examples} examples, {calls}"
     chance = "" if c.probability >= SURE else " (may be chance)"
     return (
@@ -71,23 +75,23 @@ def result(findings: Findings) -> str:
     )
 
 
-def original_stays(findings: Findings) -> bool:
+def original_stays(report: Report) -> bool:
     """Whether a compile returned what the user had."""
-    if findings.candidates:
-        return findings.candidates[0].ordering == {slot.predictor: slot.ordering for slot in findings.slots}
-    return all(slot.ordering == sorted(slot.ordering) for slot in findings.slots)
+    if report.candidates:
+        return report.candidates[0].ordering == {slot.predictor: slot.ordering for slot in report.slots}
+    return all(slot.ordering == sorted(slot.ordering) for slot in report.slots)
 
 
-def calls_by_phase(findings: Findings) -> dict[str, int]:
+def calls_by_phase(report: Report) -> dict[str, int]:
     """Program calls by what they were spent on, those phases that made any."""
-    return {what: calls for name, what in PHASES.items() if (calls := findings.program_calls.get(name))}
+    return {what: calls for name, what in PHASES.items() if (calls := report.program_calls.get(name))}
 
 
-def verdict(findings: Findings) -> list[str]:
+def verdict(report: Report) -> list[str]:
     """What the compile says about the chosen and the original order, a line for each statement."""
-    if (c := findings.comparison) is not None:
+    if (c := report.comparison) is not None:
         lines = [
-            f"{original_name(findings)} {score(c.original, c)}, chosen order {score(c.chosen, c)} "
+            f"{original_name(report)} {score(c.original, c)}, chosen order {score(c.chosen, c)} "
             f"on {c.num_examples} examples",
         ]
         if c.gain:
@@ -96,72 +100,72 @@ def verdict(findings: Findings) -> list[str]:
                 f"gain {gain} there, {100 * c.confidence:.0f} % interval [{low}, {high}] "
                 f"(for the best of {c.num_candidates} orders)"
             )
-        return lines + _claim(findings, c)
-    if findings.evidence is not None:
-        return [*_advice(findings), f"the {original_name(findings)} stays"]
-    if not scored_on_examples(findings):
+        return lines + _claim(report, c)
+    if report.evidence is not None:
+        return [*_advice(report), f"the {original_name(report)} stays"]
+    if not is_scored_by_metric(report):
         return ["chosen by label probabilities; not compared with the original order"]
-    if findings.history:
+    if report.history:
         return [
             f"not compared with the original order; the best order is estimated to score "
-            f"{findings.history[-1].best_score_so_far:.3f} on train examples",
+            f"{report.history[-1].best_score_so_far:.3f} on train examples",
             "with log_dir, the same compile goes on from here",
         ]
     return []
 
 
-def original_name(findings: Findings) -> str:
+def original_name(report: Report) -> str:
     """What a report calls that which the user had."""
-    without = findings.candidates and not any(findings.candidates[0].ordering.values())
+    without = report.candidates and not any(report.candidates[0].ordering.values())
     return "student without demos" if without else "original order"
 
 
-def summary(findings: Findings) -> str:
+def summary(report: Report) -> str:
     """All of it, for a terminal."""
     lines = []
-    if calls := calls_by_phase(findings):
+    if calls := calls_by_phase(report):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
-    lines += verdict(findings)
-    lines += [f"{slot.predictor}: demos in the order {slot.ordering}" for slot in findings.slots]
+    lines += verdict(report)
+    lines += [f"{slot.predictor}: demos in the order {slot.ordering}" for slot in report.slots]
     lines += [
         f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        for model, counts in findings.tokens.items()
+        for model, counts in report.tokens.items()
     ]
     lines += [
         f"{error.count} call(s) {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
-        for error in findings.errors
+        for error in report.errors
     ]
-    return "\n  ".join([overview(findings), *lines])
+    return "\n  ".join([overview(report), *lines])
 
 
-def _claim(findings: Findings, comparison: Comparison) -> list[str]:
+def _claim(report: Report, comparison: Comparison) -> list[str]:
     """What is expected on new examples, how sure that is, and what would make it surer."""
-    if not scored_on_examples(findings):
+    if not is_scored_by_metric(report):
         worse = ": on these it is worse than the original one" if comparison.gain < 0 else ""
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
-    if original_stays(findings):
-        promising = max(findings.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
+    if original_stays(report):
+        promising = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
         if promising is None or promising.expected_gain <= 0:
-            claim = f"no order is expected to do better on new examples: the {original_name(findings)} stays"
+            claim = f"no order is expected to do better on new examples: the {original_name(report)} stays"
         else:
             claim = (
-                f"the {original_name(findings)} stays: the best other order is expected to gain "
+                f"the {original_name(report)} stays: the best other order is expected to gain "
                 f"{score(promising.expected_gain, comparison, sign=True)} on new examples, but with "
                 f"p = {promising.probability:.2f}, below min_probability"
             )
-        return [claim, *_advice(findings)]
+        return [claim, *_advice(report)]
     expected, probability = comparison.expected_gain, comparison.probability
     claim = (
         f"chosen: expected {score(expected, comparison, sign=True)} on new examples, p = {probability:.2f}"
     )
     if probability >= SURE:
         return [f"{claim}: better"]
-    return [f"{claim}: may be chance", *_advice(findings)]
+    return [f"{claim}: may be chance", *_advice(report)]
 
 
-def _advice(findings: Findings) -> list[str]:
+def _advice(report: Report) -> list[str]:
     """What was short: calls, examples, or anything to find."""
-    evidence, settings = findings.evidence, findings.settings
+    evidence, settings = report.evidence, report.settings
     if evidence is None:
         return []
     racing = bool(settings.get("racing"))
@@ -177,6 +181,6 @@ def _advice(findings: Findings) -> list[str]:
         seen = f"only {evidence.num_met} examples were scored under two orders or more, and no score differed"
     if not racing or evidence.num_compared >= ALL_COMPARED * usable:
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
-    if findings.stopped == BUDGET:
+    if report.stopped == BUDGET:
         return [f"{seen}: a larger budget (max_metric_calls) would tell more"]
-    return [f"{seen}: the search was ended early ({findings.stopped})"]
+    return [f"{seen}: the search was ended early ({report.stopped})"]
