@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
+from random import Random
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from plr_dspy.programs.digest.bytecode import behaviour, global_names
 from plr_dspy.programs.digest.digests import digest_of_array, digest_of_texts
-from plr_dspy.programs.digest.libraries import is_library
-from plr_dspy.programs.digest.objects import PLAIN, attributes
+from plr_dspy.programs.digest.libraries import is_library, is_pythons_own
+from plr_dspy.programs.digest.objects import PLAIN, attributes, pickled_parts
 from plr_dspy.programs.digest.resources import is_resource
 from plr_dspy.programs.splits import value_key
 
@@ -154,8 +154,6 @@ class Describer:
                 return [value.__func__]
             case property():
                 return [value.fget, value.fset]
-            case partial():
-                return [value.func, value.args, value.keywords]
             case type():
                 return _class(value)
             case _:
@@ -209,8 +207,6 @@ def _object(value: Any) -> list[Any]:
         return [_name(kind), value.signature, list(value.demos), value.config, value.lm]
     if isinstance(value, BaseModel):
         return [_name(kind), dict(value)]
-    if isinstance(value, logging.Logger):
-        return [_name(kind), value.name]
     if hasattr(value, "__wrapped__"):  # functools.lru_cache and its like
         return [_name(kind), value.__wrapped__]
     if isinstance(value, (np.ndarray, torch.Tensor)) and (text := digest_of_array(value)):
@@ -218,8 +214,10 @@ def _object(value: Any) -> list[Any]:
     for method in ("tolist", "to_list", "to_dict") if is_library(kind.__module__) else ():
         if callable(getattr(kind, method, None)):  # numbers, columns and tables
             return [_name(kind), getattr(value, method)()]
-    if is_resource(value) and not isinstance(value, dspy.Module):
-        return [_name(kind)]
+    if isinstance(value, Random) or (is_resource(value) and not isinstance(value, dspy.Module)):
+        return [_name(kind)]  # What random numbers come next, calls decide.
+    if is_pythons_own(kind) and (parts := pickled_parts(value)):
+        return [_name(kind), *parts]
     if isinstance(value, Enum) or not attributes(value):
         return [kind, ADDRESS.sub("", value_key(value).decode(errors="replace"))]
     return [kind, public_attributes(value)]

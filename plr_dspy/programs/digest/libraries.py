@@ -28,6 +28,11 @@ def is_library(module: str | None) -> bool:
     return any(path in Path(file).resolve().parents for path in _folders())
 
 
+def is_pythons_own(kind: type) -> bool:
+    """Whether a class belongs to Python's standard library."""
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
+
+
 @cache
 def _folders() -> tuple[Path, ...]:
     """Where Python's own modules and installed packages lie."""

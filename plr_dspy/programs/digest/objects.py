@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
+from collections.abc import Iterator
 from typing import Any
 
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -21,3 +23,13 @@ def attributes(value: Any) -> dict[str, Any]:
     with contextlib.suppress(AttributeError, TypeError):
         held |= object.__getattribute__(value, "__dict__")
     return held
+
+
+def pickled_parts(value: Any) -> list[Any]:
+    """List what pickle would write of an object, such as a path or a pattern; nothing where it would fail."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    try:
+        parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except Exception:  # of the object's own
+        return []
+    return [list(part) if isinstance(part, Iterator) else part for part in parts]
