@@ -1,4 +1,4 @@
-"""What tells one compile from another, so that none goes on from the cells of a different one."""
+"""Describes what tells one compile from another, so that none goes on from the cells of a different one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from plr_dspy.programs.copies import named_modules, named_predictors
 from plr_dspy.programs.digest.description import Describer, digest, public_attributes
 from plr_dspy.programs.digest.digests import digest_of_texts
 from plr_dspy.programs.digest.libraries import is_library
-from plr_dspy.scoring.changes import DEMOS
+from plr_dspy.scoring.changes import DEMOS_OF
 
 SHOWN = (bool, int, type(None))
 """Types of values that a message may show; of others, digests are kept: they may be long, or secret."""
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """What decides the result of a compile, as JSON data: values where they say something, else digests.
+    """Collect what decides the result of a compile, as JSON data: values that say something to people, else digests.
 
-    In groups of which each decides much of the next.
+    The facts are in groups of which each decides much of the next.
     """
     settings = job.settings()
     return {
@@ -44,7 +44,7 @@ def identity(job: Job) -> dict[str, Any]:
 
 
 def _minor(version: str) -> str:
-    """A version without its patch level."""
+    """Write a version without its patch level."""
     return ".".join(version.split(".")[:2])
 
 
@@ -66,12 +66,12 @@ def _program(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fact(value: Any, describer: Describer) -> Any:
-    """The value itself, where a message may show it, or a digest of its description."""
+    """Return the value itself if a message may show it, else a digest of its description."""
     return value if isinstance(value, SHOWN) else f"#{digest_of_texts([describer.describe(value)])[:16]}"
 
 
 def _metric(metric: Any) -> dict[str, Any]:
-    """The metric; if it is an object of the user's, its code and attributes by themselves too: calls may change one."""
+    """Collect the metric, and of the user's objects each attribute by itself: calls may change one."""
     holder = metric.__self__ if isinstance(metric, MethodType) else metric
     parts: dict[str, Any] = {}
     if not is_library(type(holder).__module__):  # Functions are Python's own objects.
@@ -80,14 +80,14 @@ def _metric(metric: Any) -> dict[str, Any]:
 
 
 def _modules(program: dspy.Module) -> dict[str, Any]:
-    """The attributes and, where it is the user's, the code of a program's modules, frozen ones too."""
+    """Collect the attributes of a program's modules, frozen ones too, and the code of those that are the user's."""
     values: dict[str, Any] = {}
     for name, module in named_modules(program):
         if not is_library(type(module).__module__):
             values[f"the code of {name}"] = type(module)
         if isinstance(module, dspy.Predict):
             values[f"the signature of {name}"] = module.signature
-            values[f"{DEMOS}{name}"] = list(module.demos)
+            values[f"{DEMOS_OF}{name}"] = list(module.demos)
             values[f"the settings of {name}"] = [module.config, module.lm]
         else:
             values |= _attributes(name, module, but=dspy.Module)
@@ -95,6 +95,6 @@ def _modules(program: dspy.Module) -> dict[str, Any]:
 
 
 def _attributes(name: str, value: Any, *, but: type | tuple[()] = ()) -> dict[str, Any]:
-    """The attributes that decide what an object does, by the names that messages give them."""
+    """Collect the attributes that decide what an object does, by the names that messages give them."""
     held = public_attributes(value).items()
     return {f"{name}.{attribute}": part for attribute, part in held if not isinstance(part, but)}

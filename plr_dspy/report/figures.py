@@ -1,4 +1,4 @@
-"""The pictures of a report. This module needs matplotlib: import it where something is drawn."""
+"""Makes the pictures of a report. This module needs matplotlib: import it where something is drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from plr_dspy.report.report import Report
 
 WIDTH = 5.6
-"""Inches from the left to the right of a panel."""
+"""The width of a panel in inches."""
 
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(
@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "plr_dspy",
 }
-"""How pictures look; texts stay texts, for which a browser knows more signs than matplotlib."""
+"""The look of all pictures. Texts of an SVG stay texts: a browser has fonts for more signs than matplotlib."""
 
 
 class Picture(Figure):
@@ -56,13 +56,13 @@ class Picture(Figure):
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture.
+    """One picture of a report.
 
     Attributes:
         predictor: Whose demos it is about; None for the whole search.
         title: What it shows.
         height: In inches; the same for all panels of a predictor.
-        draw: Draws it on axes.
+        draw: Draws it on axes that it is given.
     """
 
     predictor: str | None
@@ -71,25 +71,25 @@ class Panel:
     draw: Callable[[Axes], None]
 
     def data_uri(self) -> str:
-        """The picture as the address of an image that holds it: an SVG without background."""
+        """Write the picture as the address of an image: an SVG without background, in base64."""
         buffer = io.BytesIO()
         with matplotlib.rc_context(STYLE), warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="Glyph"
-            )  # The browser has a font for what matplotlib lacks.
+            )  # A browser has the signs that fonts here lack.
             picture = Picture(figsize=(WIDTH, self.height), layout="constrained")
             self.draw_on(picture)
             picture.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
     def draw_on(self, part: Figure | SubFigure) -> None:
-        """Draw it with its title as all of a figure, or of a part of one."""
+        """Fill a figure, or a part of one, with the picture and its title."""
         self.draw(part.subplots())
         part.suptitle(self.title, x=0.01, ha="left", parse_math=False)
 
 
 def panels(report: Report) -> list[Panel]:
-    """The pictures that there is something to show in: those of the search, then those of each predictor."""
+    """List the pictures that have something to show: those of the search, then those of each predictor."""
     found = []
     rounds = report.history if is_scored_by_metric(report) else []
     if rounds or report.comparison is not None:
@@ -102,7 +102,7 @@ def panels(report: Report) -> list[Panel]:
 
 
 def _slot_panels(slot: SlotReport) -> list[Panel]:
-    """The pictures of one predictor's demos."""
+    """List the pictures of one predictor's demos."""
     name, learnt = shorten(slot.predictor, 36), is_learnt(slot)
     title = "probability of each demo at each position" if learnt else "nothing learnt, all positions alike"
     draws = {title: plots.draw_positions, **({"most probable orders": plots.draw_orders} if learnt else {})}
@@ -116,7 +116,7 @@ def _slot_panels(slot: SlotReport) -> list[Panel]:
 
 
 def figure(report: Report) -> Figure:
-    """All pictures in one figure: those of the search, then a row for each predictor."""
+    """Draw all pictures in one figure: a row for the search, then a row for each predictor."""
     rows = [list(row) for _, row in itertools.groupby(panels(report), key=lambda panel: panel.predictor)]
     if not rows:
         empty = Picture(figsize=(WIDTH, 1.0))
@@ -127,6 +127,6 @@ def figure(report: Report) -> Figure:
         whole = Picture(figsize=(columns * WIDTH, sum(heights)), layout="constrained")
         parts = whole.subfigures(len(rows), columns, squeeze=False, height_ratios=heights)
         for row, places in zip(rows, parts, strict=True):
-            for panel, place in zip(row, places, strict=False):  # A row may have less panels than others.
+            for panel, place in zip(row, places, strict=False):  # A row may have fewer panels than others.
                 panel.draw_on(place)
     return whole

@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs nothing else, and as a few lines of it for notebooks."""
+"""Writes a report as one page of HTML that needs nothing else, and as a few lines of HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -62,11 +62,12 @@ def excerpt(report: Report) -> str:
 
 
 def _sentence(line: str) -> str:
+    """Begin a line with a capital letter, and end it with a full stop."""
     return f"{line[:1].upper()}{line[1:]}."
 
 
 def _scores(report: Report) -> dict[str, str]:
-    """Both orders' scores by what they are called."""
+    """Name both orders' scores, and the gain."""
     if (c := report.comparison) is None:
         return {}
     return {
@@ -77,7 +78,7 @@ def _scores(report: Report) -> dict[str, str]:
 
 
 def _columns(slot: SlotReport) -> dict[str, list[dict[str, Any]]]:
-    """The demos in both orders; each says how far it moved (up is to the beginning of the prompt)."""
+    """Lay out the demos in both orders, each with how far it moved; up is to the beginning of the prompt."""
     chosen = slot.ordering or list(range(slot.num_demos))
     captions, classes = demo_captions(slot), class_names(slot)
 
@@ -108,7 +109,7 @@ def _table(rows: Iterable[tuple[str, int | str]]) -> str:
 
 
 def _setting(value: Any) -> str:
-    """A setting as people write it."""
+    """Write a setting as people do."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_setting(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):

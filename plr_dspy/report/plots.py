@@ -1,4 +1,4 @@
-"""The plots of a report, each drawn on axes that it is given."""
+"""Draws the plots of a report, each on axes that it is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the final distributions of a predictor say about its demos: who stands where, and which orders are likely."""
+"""Computes from a predictor's final distributions where its demos stand, and which orders are likely."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from plr_dspy.report.schema import SlotReport
 
 
 def is_learnt(slot: SlotReport) -> bool:
-    """Whether some order of the predictor's demos is more probable than another."""
+    """Tell whether some order of the predictor's demos is more probable than another."""
     logits = [np.atleast_2d(state["logits"]) for state in slot.distributions]
     return any(bool(np.ptp(block, axis=1).max() > 0) for block in logits)
 
 
 def position_table(slot: SlotReport) -> NDArray[np.float64]:
-    """Probability of each demo (row) at each position (column); a demo that cannot be moved stays."""
+    """Compute the probability of each demo (row) at each position (column); one that cannot be moved stays."""
     table = np.eye(slot.num_demos)
     for block, distribution in _blocks(slot):
         table[np.ix_(block, block)] = position_probabilities(distribution).numpy()
@@ -29,7 +29,7 @@ def position_table(slot: SlotReport) -> NDArray[np.float64]:
 
 
 def log_probability(slot: SlotReport, ordering: Sequence[int]) -> float:
-    """The natural logarithm of an order's probability; an order is demo indices by position."""
+    """Compute the natural logarithm of an order's probability; an order is demo indices by position."""
     return sum(
         float(distribution.log_prob(torch.tensor([block.index(ordering[place]) for place in block])))
         for block, distribution in _blocks(slot)
@@ -37,7 +37,7 @@ def log_probability(slot: SlotReport, ordering: Sequence[int]) -> float:
 
 
 def most_probable(slot: SlotReport, count: int) -> list[tuple[int, ...]]:
-    """The most probable orders, best first."""
+    """Find the most probable orders, best first."""
     orderings = [tuple(range(slot.num_demos))]
     for block, distribution in _blocks(slot):
         permutations = most_probable_orderings(distribution, count).tolist()
@@ -54,7 +54,7 @@ def _blocks(slot: SlotReport) -> Iterator[tuple[list[int], OrderingDistribution]
 
 
 def _permute(ordering: Sequence[int], block: Sequence[int], permutation: Sequence[int]) -> tuple[int, ...]:
-    """The ordering, with the demos of a block in another order."""
+    """Bring the demos of a block into another order, and leave all others where they are."""
     result = list(ordering)
     for place, item in zip(block, permutation, strict=True):
         result[place] = block[item]

@@ -1,9 +1,9 @@
-"""What a compile did and found: plain data that saves to JSON, pictures, and a page."""
+"""The report of a compile: plain data that saves to JSON, pictures, and a page."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from plr_dspy.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
 
 SCHEMA_VERSION = 5
 """The version of the JSON format."""
@@ -58,15 +57,15 @@ class Report:
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: int = field(default=SCHEMA_VERSION)
+    schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data (dicts, lists, strings, numbers)."""
+        """Return the report as plain data (dicts, lists, strings, numbers)."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
-        """Inverse of `to_dict`.
+        """Make a report from what `to_dict` returned.
 
         Raises:
             ValueError: when the data are no report, or one of another schema version.
@@ -127,7 +126,7 @@ class Report:
         write_atomically(Path(path), html.page(self).encode())
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """Write what notebooks show: a sentence, and a small table."""
         return html.excerpt(self)
 
     def __repr__(self) -> str:

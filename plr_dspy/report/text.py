@@ -1,4 +1,4 @@
-"""What a compile did and found, in words."""
+"""Says what a compile did and found, in words."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from plr_dspy.report.report import Report
 
 SURE = 0.9
-"""Probability of being better on new examples from which on an order is called better."""
+"""From this probability of being better on new examples on, an order is called better."""
 
-ENOUGH_MET = 20
-"""Examples under two orders on which no score differed, that say there is nothing to find."""
+ENOUGH_TO_GIVE_UP = 20
+"""If no score differed between orders on so many examples, there is nothing to find."""
 
-ALL_COMPARED = 0.8
-"""Share of all examples that both orders were scored on, from which on more calls would tell little."""
+ENOUGH_COMPARED = 0.8
+"""If both orders were scored on this share of all examples, more calls would tell little."""
 
 BUDGET = "budget"
-"""What a search says that used all of its calls."""
+"""The reason for its end that a search gives when it used all of its calls."""
 
 PHASES = {
     "search": "search",
@@ -28,28 +28,28 @@ PHASES = {
     "final": "final comparison",
     "original": "original order there",
 }
-"""What program calls are spent on."""
+"""The names that texts give to what program calls are spent on, by their names in a report."""
 
 
 def prompt_count(count: float) -> str:
-    """A number of prompts: in full, or as a power of ten where nobody would read it."""
+    """Write a number of prompts in full, or as a power of ten where nobody would read it."""
     return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
 
 
 def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
-    """A score, or with a sign a difference of two, with so many decimals that small scores can be told apart."""
+    """Write a score, or with a sign a difference of two, with enough decimals to tell small scores apart."""
     largest = max(abs(comparison.original), abs(comparison.chosen))
     decimals = 3 if largest >= 0.01 or not largest else 2 - math.floor(math.log10(largest))
     return f"{value:{'+' * sign}.{decimals}f}"
 
 
 def is_scored_by_metric(report: Report) -> bool:
-    """Whether orders were scored by the metric in the search, not by their label probabilities."""
+    """Tell whether the search scored orders by the metric, not by their label probabilities."""
     return bool(report.settings.get("scored_on", "train examples") == "train examples")
 
 
 def overview(report: Report) -> str:
-    """One line: the method, what there was to order, what it cost, what ended it."""
+    """Say in one line what there was to order, by which method, what that cost, and what ended it."""
     resumed = report.program_calls.get("resumed", 0)
     earlier = f" ({resumed:,} of them before this part)" if resumed else ""
     return (
@@ -60,7 +60,7 @@ def overview(report: Report) -> str:
 
 
 def result(report: Report) -> str:
-    """Say in a few words what came of a compile: both scores, how sure that is, and what it cost."""
+    """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
     calls = f"{report.program_calls['total']:,} calls"
     stays = f"the {original_name(report)} stays"
     if (c := report.comparison) is None:
@@ -76,19 +76,19 @@ def result(report: Report) -> str:
 
 
 def original_stays(report: Report) -> bool:
-    """Whether a compile returned what the user had."""
+    """Tell whether a compile returned what the user had."""
     if report.candidates:
         return report.candidates[0].ordering == {slot.predictor: slot.ordering for slot in report.slots}
     return all(slot.ordering == sorted(slot.ordering) for slot in report.slots)
 
 
 def calls_by_phase(report: Report) -> dict[str, int]:
-    """Program calls by what they were spent on, those phases that made any."""
+    """Count program calls by what they were spent on; what made none is left out."""
     return {what: calls for name, what in PHASES.items() if (calls := report.program_calls.get(name))}
 
 
 def verdict(report: Report) -> list[str]:
-    """What the compile says about the chosen and the original order, a line for each statement."""
+    """Compare the chosen and the original order, a line for each statement."""
     if (c := report.comparison) is not None:
         lines = [
             f"{original_name(report)} {score(c.original, c)}, chosen order {score(c.chosen, c)} "
@@ -115,13 +115,13 @@ def verdict(report: Report) -> list[str]:
 
 
 def original_name(report: Report) -> str:
-    """What a report calls that which the user had."""
+    """Name what the user had: an order of demos, or a student without any."""
     without = report.candidates and not any(report.candidates[0].ordering.values())
     return "student without demos" if without else "original order"
 
 
 def summary(report: Report) -> str:
-    """All of it, for a terminal."""
+    """Write the whole report for a terminal."""
     lines = []
     if calls := calls_by_phase(report):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
@@ -139,7 +139,7 @@ def summary(report: Report) -> str:
 
 
 def _claim(report: Report, comparison: Comparison) -> list[str]:
-    """What is expected on new examples, how sure that is, and what would make it surer."""
+    """Say what is expected on new examples, how sure that is, and what would make it surer."""
     if not is_scored_by_metric(report):
         worse = ": on these it is worse than the original one" if comparison.gain < 0 else ""
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
@@ -164,14 +164,14 @@ def _claim(report: Report, comparison: Comparison) -> list[str]:
 
 
 def _advice(report: Report) -> list[str]:
-    """What was short: calls, examples, or anything to find."""
+    """Say what was short: calls, examples, or a difference that could be found."""
     evidence, settings = report.evidence, report.settings
     if evidence is None:
         return []
     racing = bool(settings.get("racing"))
-    # Elsewhere the selection split alone compares.
+    # A method without a race compares on the selection split alone.
     usable = settings.get("num_selection", 0) + (settings.get("num_train", 0) if racing else 0)
-    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_MET, ALL_COMPARED * usable):
+    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_TO_GIVE_UP, ENOUGH_COMPARED * usable):
         return [
             f"no score differed between orders on {evidence.num_met} examples: the demos may not reach the model, "
             "or their order decides nothing"
@@ -179,7 +179,7 @@ def _advice(report: Report) -> list[str]:
     seen = f"both orders were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
         seen = f"only {evidence.num_met} examples were scored under two orders or more, and no score differed"
-    if not racing or evidence.num_compared >= ALL_COMPARED * usable:
+    if not racing or evidence.num_compared >= ENOUGH_COMPARED * usable:
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if report.stopped == BUDGET:
         return [f"{seen}: a larger budget (max_metric_calls) would tell more"]

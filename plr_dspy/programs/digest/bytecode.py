@@ -1,4 +1,4 @@
-"""What compiled Python code does, whatever it is called, wherever it stands and whatever is said about it."""
+"""Reads what compiled Python code does, whatever its name, its place and its docstring are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python values as text that is the same in every process, and differs where they would act differently."""
+"""Describes Python values by texts that are the same in every process, and differ where values act differently."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def digest(value: Any) -> str:
 
 
 def public_attributes(value: Any) -> dict[str, Any]:
-    """The attributes that decide what an object does.
+    """Collect the attributes that decide what an object does.
 
     Private ones are left out, what is computed from the others, what DSPy records, and of a library's objects how they
     reach a service. The user's own attributes count whatever they are called: an `answer_key` is no key.
@@ -92,12 +92,12 @@ class Describer:
         self._written: set[tuple[str, str]] = set()
 
     def describe(self, value: Any) -> str:
-        """The value as a short text, made once: objects hold one another in many ways."""
+        """Describe a value by a short text, which is made once: objects hold one another in many ways."""
         if type(value) in PLAIN:
             return hex(value) if type(value) is int else repr(value)  # Python writes no very long decimals
         text = f"<{type(value).__qualname__}>"
         if id(value) not in self._known and self._depth <= DEEPEST:
-            self._known[id(value)] = value, text  # which a value that holds itself finds
+            self._known[id(value)] = value, text  # A value that holds itself finds this.
             self._depth += 1
             with suppress(Exception):  # Of the value's own: it cannot be told from others of its class.
                 self._known[id(value)] = value, self._joined(self._parts(value))
@@ -105,7 +105,7 @@ class Describer:
         return self._known.get(id(value), (value, text))[1]
 
     def globals(self) -> dict[str, Any]:
-        """The global variables, functions and classes of the user's that all code described so far reads, by name.
+        """Collect by name the global variables, functions and classes of the user's that the described code reads.
 
         Those that such code writes itself are left out: counters, caches made on demand.
         """
@@ -113,7 +113,7 @@ class Describer:
         while new := [key for key in self._read if key not in seen]:
             seen.update(new)
             for key in new:
-                self.describe(self._read[key])  # whose code may read others
+                self.describe(self._read[key])  # Its code may read others.
         return {
             f"{name} of {module}": value
             for (module, name), value in sorted(self._read.items(), key=lambda read: read[0])
@@ -121,7 +121,7 @@ class Describer:
         }
 
     def _joined(self, parts: Any) -> str:
-        """One text for a text, or for values in a list, set or dict; order counts in lists alone."""
+        """Describe a list, set or dict of values by one text; order counts in lists alone. A text stays itself."""
         if isinstance(parts, str):
             return parts
         if isinstance(parts, Mapping):
@@ -132,7 +132,7 @@ class Describer:
         return f"[{digest_of_texts(map(self.describe, parts))}]"
 
     def _parts(self, value: Any) -> Any:
-        """What tells a value from others: a text, or a list, set or dict of simpler values."""
+        """Take a value apart into what tells it from others: a text, or a list, set or dict of simpler values."""
         match value:
             case bool() | int() | float() | str() | bytes():
                 return [type(value).__qualname__, repr(value)]
@@ -160,7 +160,7 @@ class Describer:
                 return _object(value)
 
     def _function(self, function: FunctionType) -> list[Any]:
-        """What a function does and closes over; of a library's function, its name and what it closes over."""
+        """Take a function apart into its code and what it closes over; of a library's, the name stands for the code."""
         cells = [_contents(cell) for cell in function.__closure__ or ()]
         rest = [function.__defaults__, function.__kwdefaults__, *cells]
         if is_library(function.__module__):
@@ -184,7 +184,7 @@ class Describer:
 
 
 def _class(kind: type) -> list[Any]:
-    """A class as its name, and what it and its bases define that is no library's."""
+    """Take a class apart into its name, and what it and its bases define that is no library's."""
     if isinstance(kind, type(dspy.Signature)):
         signature: Any = kind
         fields = {k: [repr(f.annotation), f.json_schema_extra] for k, f in signature.fields.items()}
@@ -197,7 +197,7 @@ def _class(kind: type) -> list[Any]:
 
 
 def _object(value: Any) -> list[Any]:
-    """An object as its class, and what it holds as far as that decides what it does."""
+    """Take an object apart into its class, and what it holds as far as that decides what it does."""
     kind = type(value)
     if isinstance(value, (dspy.BaseLM, dspy.Embedder)):
         given = value.kwargs if isinstance(value, dspy.BaseLM) else value.default_kwargs
@@ -207,12 +207,12 @@ def _object(value: Any) -> list[Any]:
         return [_name(kind), value.signature, list(value.demos), value.config, value.lm]
     if isinstance(value, BaseModel):
         return [_name(kind), dict(value)]
-    if hasattr(value, "__wrapped__"):  # functools.lru_cache and its like
+    if hasattr(value, "__wrapped__"):  # A functools.lru_cache is one.
         return [_name(kind), value.__wrapped__]
     if isinstance(value, (np.ndarray, torch.Tensor)) and (text := digest_of_array(value)):
         return [_name(kind), text]
     for method in ("tolist", "to_list", "to_dict") if is_library(kind.__module__) else ():
-        if callable(getattr(kind, method, None)):  # numbers, columns and tables
+        if callable(getattr(kind, method, None)):  # Numbers, columns and tables have one of these.
             return [_name(kind), getattr(value, method)()]
     if isinstance(value, Random) or (is_resource(value) and not isinstance(value, dspy.Module)):
         return [_name(kind)]  # What random numbers come next, calls decide.
@@ -224,17 +224,17 @@ def _object(value: Any) -> list[Any]:
 
 
 def _name(value: Any) -> str:
-    """The name of a class, function or module, with that of the module that defines it."""
+    """Name a class, function or module together with the module that defines it."""
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
 
 
 def _is_bookkeeping(name: str) -> bool:
-    """Whether an attribute of a class is what Python and DSPy write there, and holds no behaviour."""
+    """Tell whether an attribute of a class is what Python and DSPy write there, and holds no behaviour."""
     return name.startswith(("__", "_abc_")) and name not in ("__call__", "__init__")
 
 
 def _contents(cell: Any) -> Any:
-    """What a variable that a function closes over holds; None before it is set."""
+    """Read a variable that a function closes over; it is None before it is set."""
     try:
         return cell.cell_contents
     except ValueError:
