@@ -101,10 +101,11 @@ def draw_positions(axis: Axes, slot: SlotReport) -> None:
         "markeredgecolor": "white",
         "markeredgewidth": size / 10,
     }
-    axis.plot([slot.ordering.index(demo) for demo in range(count)], range(count), "o", **dots)
+    places = {demo: place for place, demo in enumerate(slot.ordering)}  # It is empty where no demos are best.
+    axis.plot([places[demo] for demo in sorted(places)], sorted(places), "o", **dots)
     axis.set_yticks(range(count), _row_labels(slot), fontsize=8 if count <= 16 else 6.5, parse_math=False)
-    places = range(0, count, -(-count // (16 if count < 100 else 10)))
-    axis.set_xticks(places, [str(place + 1) for place in places])
+    ticks = range(0, count, -(-count // (16 if count < 100 else 10)))
+    axis.set_xticks(ticks, [str(tick + 1) for tick in ticks])
     axis.set_xlabel("position in the prompt (dot: in the chosen order)")
 
 
@@ -122,7 +123,7 @@ def draw_orders(axis: Axes, slot: SlotReport) -> None:
     """Draw the most probable orders, and the chosen and the original one wherever they stand."""
     chosen, original = tuple(slot.ordering), tuple(range(slot.num_demos))
     shown = dict.fromkeys([*most_probable(slot, NUM_ORDERS), chosen, original])
-    logs = {ordering: log_probability(slot, ordering) for ordering in shown}
+    logs = {ordering: log_probability(slot, ordering) for ordering in shown if ordering}
     orders = sorted(logs, key=lambda ordering: -logs[ordering])
     rows = range(len(orders))
     lengths = [float(np.exp(logs[ordering] - logs[orders[0]])) for ordering in orders]

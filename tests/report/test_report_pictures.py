@@ -115,6 +115,12 @@ def by_labels():
     return compiled(program, lm=lm, metric=same, optimizer=PDO, examples=trainset, num_candidates=6)
 
 
+def without_demos():
+    """The report of a compile that returned a student without demos, as it came."""
+    found = compiled()
+    return dataclasses.replace(found, slots=[dataclasses.replace(found.slots[0], ordering=[])])
+
+
 REPORTS = {
     "mle": lambda: compiled(),
     "two demos": lambda: compiled(student(2)),
@@ -126,6 +132,7 @@ REPORTS = {
     "interrupted later": lambda: compiled(metric=interrupted_after(150)),
     "the order given": lambda: compiled(optimizer=StaticOrder),
     "by labels": by_labels,
+    "better without demos": without_demos,
 }
 
 
