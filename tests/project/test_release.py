@@ -23,6 +23,7 @@ LOADED_AT_RUN_TIME = {
     "plr_dspy/experiments/analysis/published.json",
     "plr_dspy/local/llama_child.py",
     "plr_dspy/report/page.css",
+    "plr_dspy/report/page.html",
     "plr_dspy/py.typed",
 }
 
