@@ -41,13 +41,13 @@ RECORDS = {"callbacks", "history"}
 """Attributes that DSPy gives its objects to watch and to record calls."""
 
 DERIVED = {"corpus_embeddings", "index"}
-"""What DSPy's retrievers compute from a corpus, never twice to the last bit."""
+"""Attributes that DSPy's retrievers compute from a corpus, never twice to the last bit."""
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 """The place in memory that Python writes for objects that have no text of their own."""
 
 DEEPEST = 8
-"""Values inside values, from which on only their class is named."""
+"""Of values that lie deeper than this inside others, only the class is named."""
 
 
 def digest(value: Any) -> str:
@@ -94,7 +94,7 @@ class Describer:
     def describe(self, value: Any) -> str:
         """Describe a value by a short text, which is made once: objects hold one another in many ways."""
         if type(value) in PLAIN:
-            return hex(value) if type(value) is int else repr(value)  # Python writes no very long decimals
+            return hex(value) if type(value) is int else repr(value)  # Python writes no very long decimals.
         text = f"<{type(value).__qualname__}>"
         if id(value) not in self._known and self._depth <= DEEPEST:
             self._known[id(value)] = value, text  # A value that holds itself finds this.
