@@ -14,7 +14,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.optimizer.job import Job
-from plr_dspy.report.text import readable
+from plr_dspy.report.text import prompt_count
 
 TOKENIZER = "gpt-4o"
 """The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
@@ -70,14 +70,14 @@ class Estimate:
 
     def __str__(self) -> str:
         tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
-        orders = ", ".join(f"{name}: {readable(count)}" for name, count in self.orders.items())
+        orders = ", ".join(f"{name}: {prompt_count(count)}" for name, count in self.orders.items())
         return (
             f"at most {self.program_calls:,} program calls, prompt tokens {tokens}\n"
             f"  search: about {self.search_calls:,} calls, {self.num_orders:,} orders on {self._scored_on}\n"
             + (f"  race: about {self.race_calls:,} calls\n" if self.race_calls else "")
             + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} orders on "
             f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
-            f"  {readable(self.distinct_prompts)} distinct prompts ({orders})"
+            f"  {prompt_count(self.distinct_prompts)} distinct prompts ({orders})"
         )
 
 

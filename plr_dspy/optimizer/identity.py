@@ -1,8 +1,9 @@
-"""What tells one compile from another, so that none goes on from the cells of a different one."""
+"""Describes what tells one compile from another, so that none goes on from the cells of a different one."""
 
 from __future__ import annotations
 
 import sys
+from types import MethodType
 from typing import Any
 
 import dspy
@@ -10,19 +11,19 @@ import dspy
 from plr_dspy._version import __version__
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.copies import named_modules, named_predictors
-from plr_dspy.programs.digest.description import Describer, digest, is_part
-from plr_dspy.programs.digest.digests import digest_of_text
+from plr_dspy.programs.digest.description import Describer, digest, public_attributes
+from plr_dspy.programs.digest.digests import digest_of_texts
 from plr_dspy.programs.digest.libraries import is_library
-from plr_dspy.scoring.changes import DEMOS
+from plr_dspy.scoring.changes import DEMOS_OF
 
 SHOWN = (bool, int, type(None))
 """Types of values that a message may show; of others, digests are kept: they may be long, or secret."""
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """What decides the result of a compile, as JSON data: values where they say something, else digests.
+    """Collect what decides the result of a compile, as JSON data: values that say something to people, else digests.
 
-    In groups of which each decides much of the next.
+    The facts are in groups of which each decides much of the next.
     """
     settings = job.settings()
     return {
@@ -43,42 +44,57 @@ def identity(job: Job) -> dict[str, Any]:
 
 
 def _minor(version: str) -> str:
-    """A version without its patch level."""
+    """Write a version without its patch level."""
     return ".".join(version.split(".")[:2])
 
 
 def _program(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
-    """The program, its models and adapter, the metric, and what the user's code in them reads elsewhere."""
-    describer = Describer()
+    """Describe the program, its models and adapter, the metric, and what the user's code in them reads elsewhere."""
     models = [predictor.lm or dspy.settings.lm for _, predictor in named_predictors(job.program)]
-    facts = {
-        **_modules(job.program, describer),
-        **{name: settings[name] for name in ("models", "adapter")},
-        "the settings of its models": _fact(models, describer),
-        "the settings of the adapter": _fact(dspy.settings.adapter or dspy.ChatAdapter(), describer),
-        "the metric's code or state": _fact(job.optimizer.metric, describer),
+    shown = {f"the class of {name}": type(module).__qualname__ for name, module in named_modules(job.program)}
+    shown |= {name: settings[name] for name in ("models", "adapter")}
+    values = {
+        **_modules(job.program),
+        "the settings of its models": models,
+        "the settings of the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
+        **_metric(job.optimizer.metric),
     }
-    return facts | {name: _fact(value, describer) for name, value in describer.globals().items()}
+    describer = Describer()
+    facts = {name: _fact(value, describer) for name, value in values.items()}
+    used = {name: _fact(value, describer) for name, value in describer.globals().items()}
+    return {**shown, **facts, **used}
 
 
 def _fact(value: Any, describer: Describer) -> Any:
-    return value if isinstance(value, SHOWN) else "#" + digest_of_text(describer.describe(value))[:16]
+    """Return the value itself if a message may show it, else a digest of its description."""
+    return value if isinstance(value, SHOWN) else f"#{digest_of_texts([describer.describe(value)])[:16]}"
 
 
-def _modules(program: dspy.Module, describer: Describer) -> dict[str, Any]:
-    """The classes, attributes and, where they are the user's, code of a program's modules, frozen ones too."""
-    facts: dict[str, Any] = {}
+def _metric(metric: Any) -> dict[str, Any]:
+    """Collect the metric, and of the user's objects each attribute by itself: calls may change one."""
+    holder = metric.__self__ if isinstance(metric, MethodType) else metric
+    parts: dict[str, Any] = {}
+    if not is_library(type(holder).__module__):  # Functions are Python's own objects.
+        parts = {**_attributes("the metric", holder), "the code of the metric": type(holder)}
+    return {**parts, "the metric's code or state": metric}
+
+
+def _modules(program: dspy.Module) -> dict[str, Any]:
+    """Collect the attributes of a program's modules, frozen ones too, and the code of those that are the user's."""
+    values: dict[str, Any] = {}
     for name, module in named_modules(program):
-        kind = type(module)
-        facts[f"the class of {name}"] = kind.__qualname__
-        if not is_library(kind.__module__):
-            facts[f"the code of {name}"] = _fact(kind, describer)
+        if not is_library(type(module).__module__):
+            values[f"the code of {name}"] = type(module)
         if isinstance(module, dspy.Predict):
-            facts[f"the signature of {name}"] = _fact(module.signature, describer)
-            facts[f"{DEMOS}{name}"] = _fact(list(module.demos), describer)
-            facts[f"the settings of {name}"] = _fact([module.config, module.lm], describer)
-            continue
-        for attribute, value in vars(module).items():
-            if is_part(attribute, value):
-                facts[f"{name}.{attribute}"] = _fact(value, describer)
-    return facts
+            values[f"the signature of {name}"] = module.signature
+            values[f"{DEMOS_OF}{name}"] = list(module.demos)
+            values[f"the settings of {name}"] = [module.config, module.lm]
+        else:
+            values |= _attributes(name, module, but=dspy.Module)
+    return values
+
+
+def _attributes(name: str, value: Any, *, but: type | tuple[()] = ()) -> dict[str, Any]:
+    """Collect the attributes that decide what an object does, by the names that messages give them."""
+    held = public_attributes(value).items()
+    return {f"{name}.{attribute}": part for attribute, part in held if not isinstance(part, but)}

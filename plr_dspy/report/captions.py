@@ -1,4 +1,4 @@
-"""Short texts by which people tell demos and orders apart."""
+"""Writes short texts by which people tell demos and orders apart."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from plr_dspy.report.schema import SlotReport
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-LONGEST_ORDER = 12
-"""Demos of an order that are all named; of longer ones the first and the last are."""
+MOST_NAMED = 12
+"""An order of at most so many demos is written in full; of a longer one, the first and the last demos are."""
 
 
-def shortened(text: str, width: int) -> str:
-    """The text in one line of at most so many characters."""
+def shorten(text: str, width: int) -> str:
+    """Write the text in one line of at most so many characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
 def demo_captions(slot: SlotReport) -> list[str]:
-    """The text of each demo's most telling field: the first of those in which most demos differ."""
+    """List the text of each demo in the field that tells most demos apart."""
     names = list(dict.fromkeys(name for demo in slot.demos for name in demo))
     if not names:
         return ["not shown by any prompt"] * len(slot.demos)
@@ -29,7 +29,7 @@ def demo_captions(slot: SlotReport) -> list[str]:
 
 
 def class_names(slot: SlotReport) -> dict[int, str]:
-    """What to call each class: the answer that its demos give, or its number."""
+    """Name each class of demos by the answer that they give, or by its number."""
     members: dict[int, list[dict[str, str]]] = {}
     for demo, number in zip(slot.demos, slot.classes, strict=True):
         if number is not None:
@@ -48,13 +48,13 @@ def class_names(slot: SlotReport) -> dict[int, str]:
 
 
 def order_caption(ordering: Sequence[int], first: Sequence[int]) -> str:
-    """The numbers of the demos; where they are many, some of them, or what differs from the first order.
+    """Write the numbers of the demos; if they are many, some of them, or what differs from the first order.
 
     Args:
         ordering: Demo indices by position.
         first: The order at the top of the list.
     """
-    if len(ordering) <= LONGEST_ORDER:
+    if len(ordering) <= MOST_NAMED:
         return " ".join(map(str, ordering))
     differing = [place for place, demo in enumerate(ordering) if demo != first[place]]
     if 0 < len(differing) <= 4:
@@ -64,7 +64,7 @@ def order_caption(ordering: Sequence[int], first: Sequence[int]) -> str:
 
 
 def probability_caption(log_probability: float) -> str:
-    """A probability in per cent, or with a power of ten where it is tiny."""
+    """Write a probability in per cent, or with a power of ten if it is tiny."""
     if log_probability > math.log(1e-4):
         percent = 100 * math.exp(log_probability)
         return f"{percent:.0f} %" if percent >= 10 else f"{percent:#.2g} %"

@@ -1,4 +1,4 @@
-"""What scores of a few orders say about the order of a program's demos, as data and in words."""
+"""Holds what scores of a few orders say about the order of a program's demos, and says it in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 SIGNIFICANT = 0.05
+"""Up to this p value, the order of the demos is said to matter."""
+
 WORTHWHILE = 0.01
-"""Gain below which nobody would search."""
+"""From this gain on, a search is said to be worth its calls."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,11 @@ class OrderSensitivity:
 
     @property
     def matters(self) -> bool:
-        """Whether orders lie further apart than chance alone would put them, at the level of 5 %."""
+        """Tell whether orders lie further apart than chance alone would put them, at the level of 5 %."""
         return self.p_value <= SIGNIFICANT
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the attributes as plain data."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -67,6 +69,7 @@ class OrderSensitivity:
     __repr__ = __str__
 
     def _verdict(self) -> str:
+        """Say whether a search has anything to find."""
         num_answers, high = len(self.scores) * self.num_examples, self.gain_interval[1]
         if 2 * self.num_unusable > num_answers:
             return (
@@ -90,7 +93,7 @@ class OrderSensitivity:
         )
 
     def _gain(self, best: str) -> str:
-        """What is to be gained where the order matters."""
+        """Say what a search should gain, where the order matters."""
         low, high = self.gain_interval
         if high < WORTHWHILE:
             verdict, advice = "but the program's own is a good one already", ""
@@ -108,7 +111,7 @@ class OrderSensitivity:
         )
 
     def _advice(self) -> str:
-        """What would narrow the interval of the gain.
+        """Say what would narrow the interval of the gain.
 
         Its error is that of the program's own score, from too few examples, and about twice that of the mean of
         orders, from too few of them.

@@ -1,84 +1,61 @@
-"""What the final distributions of a predictor say about its demos: who stands where, and which orders are likely."""
+"""Computes from a predictor's final distributions where its demos stand, and which orders are likely."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from plr_dspy.orderings.marginals import most_probable_orderings, position_probabilities
-from plr_dspy.orderings.plackett_luce import distribution_from_state
+from plr_dspy.orderings.plackett_luce import OrderingDistribution, distribution_from_state
 from plr_dspy.report.schema import SlotReport
 
 
-@dataclass(frozen=True)
-class LikelyOrder:
-    """An order of a predictor's demos.
-
-    Attributes:
-        ordering: Demo indices by position.
-        log_probability: Natural logarithm, by the final distributions.
-    """
-
-    ordering: tuple[int, ...]
-    log_probability: float
+def is_learnt(slot: SlotReport) -> bool:
+    """Tell whether some order of the predictor's demos is more probable than another."""
+    logits = [np.atleast_2d(state["logits"]) for state in slot.distributions]
+    return any(bool(np.ptp(block, axis=1).max() > 0) for block in logits)
 
 
-class Places:
-    """The final distributions of a predictor, over all places of its demos.
+def position_table(slot: SlotReport) -> NDArray[np.float64]:
+    """Compute the probability of each demo (row) at each position (column); one that cannot be moved stays."""
+    table = np.eye(slot.num_demos)
+    for block, distribution in _blocks(slot):
+        table[np.ix_(block, block)] = position_probabilities(distribution).numpy()
+    return table
 
-    Args:
-        slot: The predictor, as the report holds it.
-    """
 
-    def __init__(self, slot: SlotReport) -> None:
-        self._slot = slot
-        self._distributions = [distribution_from_state(state) for state in slot.distributions]
+def log_probability(slot: SlotReport, ordering: Sequence[int]) -> float:
+    """Compute the natural logarithm of an order's probability; an order is demo indices by position."""
+    return sum(
+        float(distribution.log_prob(torch.tensor([block.index(ordering[place]) for place in block])))
+        for block, distribution in _blocks(slot)
+    )
 
-    @property
-    def original(self) -> tuple[int, ...]:
-        """The order that the demos had."""
-        return tuple(range(self._slot.num_demos))
 
-    @property
-    def learnt(self) -> bool:
-        """Whether some order is more probable than another."""
-        logits = [np.atleast_2d(state["logits"]) for state in self._slot.distributions]
-        return any(bool(np.ptp(block, axis=1).max() > 0) for block in logits)
+def most_probable(slot: SlotReport, count: int) -> list[tuple[int, ...]]:
+    """Find the most probable orders, best first."""
+    orderings = [tuple(range(slot.num_demos))]
+    for block, distribution in _blocks(slot):
+        permutations = most_probable_orderings(distribution, count).tolist()
+        pairs = itertools.product(orderings, permutations)
+        products = [_permute(ordering, block, permutation) for ordering, permutation in pairs]
+        # The blocks that are still in the original order add the same to all.
+        orderings = sorted(products, key=lambda product: -log_probability(slot, product))[:count]
+    return orderings
 
-    def probabilities(self) -> NDArray[np.float64]:
-        """Probability of each demo (row) at each position (column); what cannot be moved stays."""
-        result = np.eye(self._slot.num_demos)
-        for block, distribution in zip(self._slot.blocks, self._distributions, strict=True):
-            result[np.ix_(block, block)] = position_probabilities(distribution).numpy()
-        return result
 
-    def most_probable(self, count: int) -> list[LikelyOrder]:
-        """The most probable orders, best first."""
-        best: list[tuple[float, tuple[tuple[int, ...], ...]]] = [(0.0, ())]
-        for distribution in self._distributions:
-            found = most_probable_orderings(distribution, count)
-            pairs = list(zip(distribution.log_prob(found).tolist(), map(tuple, found.tolist()), strict=True))
-            products = [(a + b, (*head, tail)) for (a, head), (b, tail) in itertools.product(best, pairs)]
-            best = sorted(products, key=lambda pair: -pair[0])[:count]
-        return [LikelyOrder(self._demos(permutations), logarithm) for logarithm, permutations in best]
+def _blocks(slot: SlotReport) -> Iterator[tuple[list[int], OrderingDistribution]]:
+    """Yield each block of demos that can trade places, with the distribution over its orders."""
+    return zip(slot.blocks, map(distribution_from_state, slot.distributions), strict=True)
 
-    def order(self, ordering: Sequence[int]) -> LikelyOrder:
-        """An order with its probability."""
-        logarithm = 0.0
-        for block, distribution in zip(self._slot.blocks, self._distributions, strict=True):
-            items = torch.tensor([block.index(ordering[place]) for place in block])
-            logarithm += float(distribution.log_prob(items))
-        return LikelyOrder(tuple(ordering), logarithm)
 
-    def _demos(self, permutations: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Demo indices by position, from a permutation of each block."""
-        result = list(self.original)
-        for block, permutation in zip(self._slot.blocks, permutations, strict=True):
-            for place, item in zip(block, permutation, strict=True):
-                result[place] = block[item]
-        return tuple(result)
+def _permute(ordering: Sequence[int], block: Sequence[int], permutation: Sequence[int]) -> tuple[int, ...]:
+    """Bring the demos of a block into another order, and leave all others where they are."""
+    result = list(ordering)
+    for place, item in zip(block, permutation, strict=True):
+        result[place] = block[item]
+    return tuple(result)

@@ -1,4 +1,4 @@
-"""What a compile did and found: plain data that saves to JSON, pictures, and a page."""
+"""The report of a compile: plain data that saves to JSON, pictures, and a page."""
 
 from __future__ import annotations
 
@@ -9,25 +9,63 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from plr_dspy.report import figures, html, text
-from plr_dspy.report.schema import SCHEMA_VERSION, Findings
+from plr_dspy.orderings.trials import Iteration
+from plr_dspy.report import html, text
+from plr_dspy.report.schema import Candidate, Comparison, ErrorCount, Evidence, SlotReport
 from plr_dspy.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SCHEMA_VERSION = 5
+"""The version of the JSON format."""
+
 
 @dataclass(frozen=True)
-class Report(Findings):
-    """What a compile did and found; its attributes are those of `Findings`."""
+class Report:
+    """What a compile did and found.
+
+    Attributes:
+        slots: The predictors whose demos were ordered.
+        distinct_prompts: Number of orderings that render to different prompts.
+        comparison: Chosen against original order; None if there was nothing to order, or no time for it.
+        candidates: Orderings of the final comparison.
+        evidence: What there was to tell orders apart by; None where the metric did not score them.
+        history: Rounds of the search.
+        program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
+            comparison ("final") beside those of the "original" order there, and in "total"; and those of
+            the total that `log_dir` held from before: "resumed".
+        tokens: Billed tokens by model, as the provider reports them.
+        seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
+        errors: Cells that raised, by type.
+        stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
+        settings: Everything that decides the run, the seed included.
+        plr_dspy_version, dspy_version, schema_version: What wrote this.
+    """
+
+    slots: list[SlotReport]
+    distinct_prompts: float
+    comparison: Comparison | None
+    candidates: list[Candidate]
+    evidence: Evidence | None
+    history: list[Iteration]
+    program_calls: dict[str, int]
+    tokens: dict[str, dict[str, int]]
+    seconds: float
+    errors: list[ErrorCount]
+    stopped: str
+    settings: dict[str, Any]
+    plr_dspy_version: str
+    dspy_version: str
+    schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data (dicts, lists, strings, numbers)."""
+        """Return the report as plain data (dicts, lists, strings, numbers)."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
-        """Inverse of `to_dict`.
+        """Make a report from what `to_dict` returned.
 
         Raises:
             ValueError: when the data are no report, or one of another schema version.
@@ -73,7 +111,9 @@ class Report(Findings):
         Raises:
             ImportError: without matplotlib, which is in the extra `plots`.
         """
-        return figures.whole(self)
+        from plr_dspy.report.figures import figure
+
+        return figure(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page with all that the report holds; the file appears whole or not at all.
@@ -86,7 +126,7 @@ class Report(Findings):
         write_atomically(Path(path), html.page(self).encode())
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """Write what notebooks show: a sentence, and a small table."""
         return html.excerpt(self)
 
     def __repr__(self) -> str:

@@ -1,13 +1,9 @@
-"""What a compile did and found: the data of a report."""
+"""The parts of a report, as plain data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from plr_dspy.orderings.trials import Iteration
-
-SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -116,42 +112,3 @@ class ErrorCount:
     count: int
     message: str
     examples: list[str]
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a compile did and found.
-
-    Attributes:
-        slots: The predictors whose demos were ordered.
-        distinct_prompts: Number of orderings that render to different prompts.
-        comparison: Chosen against original order; None if there was nothing to order, or no time for it.
-        candidates: Orderings of the final comparison.
-        evidence: What there was to tell orders apart by; None where the metric did not score them.
-        history: Rounds of the search.
-        program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
-            comparison ("final") beside those of the "original" order there, and in "total"; and those of
-            the total that `log_dir` held from before: "resumed".
-        tokens: Billed tokens by model, as the provider reports them.
-        seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
-        errors: Cells that raised, by type.
-        stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
-        settings: Everything that decides the run, the seed included.
-        plr_dspy_version, dspy_version, schema_version: What wrote this.
-    """
-
-    slots: list[SlotReport]
-    distinct_prompts: float
-    comparison: Comparison | None
-    candidates: list[Candidate]
-    evidence: Evidence | None
-    history: list[Iteration]
-    program_calls: dict[str, int]
-    tokens: dict[str, dict[str, int]]
-    seconds: float
-    errors: list[ErrorCount]
-    stopped: str
-    settings: dict[str, Any]
-    plr_dspy_version: str
-    dspy_version: str
-    schema_version: int = field(default=SCHEMA_VERSION)

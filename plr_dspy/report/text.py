@@ -1,22 +1,26 @@
-"""What a compile did and found, in words."""
+"""Says what a compile did and found, in words."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from plr_dspy.report.schema import Comparison, Findings
+from plr_dspy.report.schema import Comparison
+
+if TYPE_CHECKING:
+    from plr_dspy.report.report import Report
 
 SURE = 0.9
-"""Probability of being better on new examples from which on an order is called better."""
+"""From this probability of being better on new examples on, an order is called better."""
 
-ENOUGH_MET = 20
-"""Examples under two orders on which no score differed, that say there is nothing to find."""
+ENOUGH_TO_GIVE_UP = 20
+"""If no score differed between orders on so many examples, there is nothing to find."""
 
-ALL_COMPARED = 0.8
-"""Share of all examples that both orders were scored on, from which on more calls would tell little."""
+ENOUGH_COMPARED = 0.8
+"""If both orders were scored on this share of all examples, more calls would tell little."""
 
 BUDGET = "budget"
-"""What a search says that used all of its calls."""
+"""The reason for its end that a search gives when it used all of its calls."""
 
 PHASES = {
     "search": "search",
@@ -24,45 +28,45 @@ PHASES = {
     "final": "final comparison",
     "original": "original order there",
 }
-"""What program calls are spent on."""
+"""The names that texts give to what program calls are spent on, by their names in a report."""
 
 
-def readable(count: float) -> str:
-    """A number of prompts: in full, or as a power of ten where nobody would read it."""
+def prompt_count(count: float) -> str:
+    """Write a number of prompts in full, or as a power of ten where nobody would read it."""
     return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
 
 
 def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
-    """A score, or with a sign a difference of two, with so many decimals that small scores can be told apart."""
+    """Write a score, or with a sign a difference of two, with enough decimals to tell small scores apart."""
     largest = max(abs(comparison.original), abs(comparison.chosen))
     decimals = 3 if largest >= 0.01 or not largest else 2 - math.floor(math.log10(largest))
     return f"{value:{'+' * sign}.{decimals}f}"
 
 
-def scored_on_examples(findings: Findings) -> bool:
-    """Whether orders were scored by the metric in the search, not by their label probabilities."""
-    return bool(findings.settings.get("scored_on", "train examples") == "train examples")
+def is_scored_by_metric(report: Report) -> bool:
+    """Tell whether the search scored orders by the metric, not by their label probabilities."""
+    return bool(report.settings.get("scored_on", "train examples") == "train examples")
 
 
-def overview(findings: Findings) -> str:
-    """One line: the method, what there was to order, what it cost, what ended it."""
-    resumed = findings.program_calls.get("resumed", 0)
+def overview(report: Report) -> str:
+    """Say in one line what there was to order, by which method, what that cost, and what ended it."""
+    resumed = report.program_calls.get("resumed", 0)
     earlier = f" ({resumed:,} of them before this part)" if resumed else ""
     return (
-        f"{findings.settings.get('method', 'PLReorder')}: {len(findings.slots)} predictor(s) with demos, "
-        f"{readable(findings.distinct_prompts)} distinct prompts, "
-        f"{findings.program_calls['total']:,} program calls{earlier}, {findings.seconds:.0f} s; {findings.stopped}"
+        f"{report.settings.get('method', 'PLReorder')}: {len(report.slots)} predictor(s) with demos, "
+        f"{prompt_count(report.distinct_prompts)} distinct prompts, "
+        f"{report.program_calls['total']:,} program calls{earlier}, {report.seconds:.0f} s; {report.stopped}"
     )
 
 
-def result(findings: Findings) -> str:
-    """Say in a few words what came of a compile: both scores, how sure that is, and what it cost."""
-    calls = f"{findings.program_calls['total']:,} calls"
-    stays = f"the {original_name(findings)} stays"
-    if (c := findings.comparison) is None:
-        what = stays if original_stays(findings) else "the order is not compared with the original one"
-        return f"{what} ({findings.stopped}), {calls}"
-    if original_stays(findings):
+def result(report: Report) -> str:
+    """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
+    calls = f"{report.program_calls['total']:,} calls"
+    stays = f"the {original_name(report)} stays"
+    if (c := report.comparison) is None:
+        what = stays if original_stays(report) else "the order is not compared with the original one"
+        return f"{what} ({report.stopped}), {calls}"
+    if original_stays(report):
         return f"{stays}, {score(c.original, c)} on {c.num_examples} examples, {calls}"
     chance = "" if c.probability >= SURE else " (may be chance)"
     return (
@@ -71,23 +75,23 @@ def result(findings: Findings) -> str:
     )
 
 
-def original_stays(findings: Findings) -> bool:
-    """Whether a compile returned what the user had."""
-    if findings.candidates:
-        return findings.candidates[0].ordering == {slot.predictor: slot.ordering for slot in findings.slots}
-    return all(slot.ordering == sorted(slot.ordering) for slot in findings.slots)
+def original_stays(report: Report) -> bool:
+    """Tell whether a compile returned what the user had."""
+    if report.candidates:
+        return report.candidates[0].ordering == {slot.predictor: slot.ordering for slot in report.slots}
+    return all(slot.ordering == sorted(slot.ordering) for slot in report.slots)
 
 
-def calls_by_phase(findings: Findings) -> dict[str, int]:
-    """Program calls by what they were spent on, those phases that made any."""
-    return {what: calls for name, what in PHASES.items() if (calls := findings.program_calls.get(name))}
+def calls_by_phase(report: Report) -> dict[str, int]:
+    """Count program calls by what they were spent on; what made none is left out."""
+    return {what: calls for name, what in PHASES.items() if (calls := report.program_calls.get(name))}
 
 
-def verdict(findings: Findings) -> list[str]:
-    """What the compile says about the chosen and the original order, a line for each statement."""
-    if (c := findings.comparison) is not None:
+def verdict(report: Report) -> list[str]:
+    """Compare the chosen and the original order, a line for each statement."""
+    if (c := report.comparison) is not None:
         lines = [
-            f"{original_name(findings)} {score(c.original, c)}, chosen order {score(c.chosen, c)} "
+            f"{original_name(report)} {score(c.original, c)}, chosen order {score(c.chosen, c)} "
             f"on {c.num_examples} examples",
         ]
         if c.gain:
@@ -96,78 +100,78 @@ def verdict(findings: Findings) -> list[str]:
                 f"gain {gain} there, {100 * c.confidence:.0f} % interval [{low}, {high}] "
                 f"(for the best of {c.num_candidates} orders)"
             )
-        return lines + _claim(findings, c)
-    if findings.evidence is not None:
-        return [*_advice(findings), f"the {original_name(findings)} stays"]
-    if not scored_on_examples(findings):
+        return lines + _claim(report, c)
+    if report.evidence is not None:
+        return [*_advice(report), f"the {original_name(report)} stays"]
+    if not is_scored_by_metric(report):
         return ["chosen by label probabilities; not compared with the original order"]
-    if findings.history:
+    if report.history:
         return [
             f"not compared with the original order; the best order is estimated to score "
-            f"{findings.history[-1].best_score_so_far:.3f} on train examples",
+            f"{report.history[-1].best_score_so_far:.3f} on train examples",
             "with log_dir, the same compile goes on from here",
         ]
     return []
 
 
-def original_name(findings: Findings) -> str:
-    """What a report calls that which the user had."""
-    without = findings.candidates and not any(findings.candidates[0].ordering.values())
+def original_name(report: Report) -> str:
+    """Name what the user had: an order of demos, or a student without any."""
+    without = report.candidates and not any(report.candidates[0].ordering.values())
     return "student without demos" if without else "original order"
 
 
-def summary(findings: Findings) -> str:
-    """All of it, for a terminal."""
+def summary(report: Report) -> str:
+    """Write the whole report for a terminal."""
     lines = []
-    if calls := calls_by_phase(findings):
+    if calls := calls_by_phase(report):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
-    lines += verdict(findings)
-    lines += [f"{slot.predictor}: demos in the order {slot.ordering}" for slot in findings.slots]
+    lines += verdict(report)
+    lines += [f"{slot.predictor}: demos in the order {slot.ordering}" for slot in report.slots]
     lines += [
         f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        for model, counts in findings.tokens.items()
+        for model, counts in report.tokens.items()
     ]
     lines += [
         f"{error.count} call(s) {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
-        for error in findings.errors
+        for error in report.errors
     ]
-    return "\n  ".join([overview(findings), *lines])
+    return "\n  ".join([overview(report), *lines])
 
 
-def _claim(findings: Findings, comparison: Comparison) -> list[str]:
-    """What is expected on new examples, how sure that is, and what would make it surer."""
-    if not scored_on_examples(findings):
+def _claim(report: Report, comparison: Comparison) -> list[str]:
+    """Say what is expected on new examples, how sure that is, and what would make it surer."""
+    if not is_scored_by_metric(report):
         worse = ": on these it is worse than the original one" if comparison.gain < 0 else ""
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
-    if original_stays(findings):
-        promising = max(findings.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
+    if original_stays(report):
+        promising = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
         if promising is None or promising.expected_gain <= 0:
-            claim = f"no order is expected to do better on new examples: the {original_name(findings)} stays"
+            claim = f"no order is expected to do better on new examples: the {original_name(report)} stays"
         else:
             claim = (
-                f"the {original_name(findings)} stays: the best other order is expected to gain "
+                f"the {original_name(report)} stays: the best other order is expected to gain "
                 f"{score(promising.expected_gain, comparison, sign=True)} on new examples, but with "
                 f"p = {promising.probability:.2f}, below min_probability"
             )
-        return [claim, *_advice(findings)]
+        return [claim, *_advice(report)]
     expected, probability = comparison.expected_gain, comparison.probability
     claim = (
         f"chosen: expected {score(expected, comparison, sign=True)} on new examples, p = {probability:.2f}"
     )
     if probability >= SURE:
         return [f"{claim}: better"]
-    return [f"{claim}: may be chance", *_advice(findings)]
+    return [f"{claim}: may be chance", *_advice(report)]
 
 
-def _advice(findings: Findings) -> list[str]:
-    """What was short: calls, examples, or anything to find."""
-    evidence, settings = findings.evidence, findings.settings
+def _advice(report: Report) -> list[str]:
+    """Say what was short: calls, examples, or a difference that could be found."""
+    evidence, settings = report.evidence, report.settings
     if evidence is None:
         return []
     racing = bool(settings.get("racing"))
-    # Elsewhere the selection split alone compares.
+    # A method without a race compares on the selection split alone.
     usable = settings.get("num_selection", 0) + (settings.get("num_train", 0) if racing else 0)
-    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_MET, ALL_COMPARED * usable):
+    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_TO_GIVE_UP, ENOUGH_COMPARED * usable):
         return [
             f"no score differed between orders on {evidence.num_met} examples: the demos may not reach the model, "
             "or their order decides nothing"
@@ -175,8 +179,8 @@ def _advice(findings: Findings) -> list[str]:
     seen = f"both orders were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
         seen = f"only {evidence.num_met} examples were scored under two orders or more, and no score differed"
-    if not racing or evidence.num_compared >= ALL_COMPARED * usable:
+    if not racing or evidence.num_compared >= ENOUGH_COMPARED * usable:
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
-    if findings.stopped == BUDGET:
+    if report.stopped == BUDGET:
         return [f"{seen}: a larger budget (max_metric_calls) would tell more"]
-    return [f"{seen}: the search was ended early ({findings.stopped})"]
+    return [f"{seen}: the search was ended early ({report.stopped})"]

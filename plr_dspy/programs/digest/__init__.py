@@ -1,1 +1,1 @@
-"""What a program is, as text and digests that are the same in every process."""
+"""Describes programs by texts and digests that are the same in every process."""

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
-from plr_dspy.programs.digest.objects import PLAIN
-
-CHUNK = 10_000
-"""Items that are written out as text at a time."""
-
-
-def digest_of_plain(values: Sequence[Any]) -> str:
-    """The digest of a list of plain values; empty for other lists, empty ones, and where it fails."""
-    if not values or not PLAIN.issuperset(map(type, values)):
-        return ""
-    whole = hashlib.sha256()
-    try:
-        for start in range(0, len(values), CHUNK):
-            whole.update(repr(values[start : start + CHUNK]).encode(errors="backslashreplace"))
-    except ValueError:  # a whole number of more digits than Python writes
-        return ""
-    return whole.hexdigest()
-
 
 def digest_of_array(array: np.ndarray | torch.Tensor) -> str:
-    """The digest of an array's type, shape and content; empty for one of objects."""
+    """Digest an array's type, shape and bytes; one of Python objects has no digest, and gives an empty text."""
     if isinstance(array, torch.Tensor):
         content = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return f"{array.dtype}{tuple(array.shape)}{hashlib.sha256(content.data).hexdigest()}"
@@ -39,6 +20,9 @@ def digest_of_array(array: np.ndarray | torch.Tensor) -> str:
     return f"{array.dtype.descr}{array.shape}{hashlib.sha256(content.data).hexdigest()}"
 
 
-def digest_of_text(text: str) -> str:
-    """The digest of a text, whatever is in it."""
-    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """Digest texts one after the other, a line for each, without holding them all."""
+    whole = hashlib.sha256()
+    for text in texts:
+        whole.update(text.encode(errors="backslashreplace") + b"\n")
+    return whole.hexdigest()
