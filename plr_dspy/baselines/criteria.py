@@ -1,4 +1,4 @@
-"""What published methods read off the label probabilities that an ordering gives: larger is better.
+"""The criteria of LocalE, GlobalE, PDO and DEmO, as functions of label probabilities: larger is better.
 
 Tables are ``[E, L]``: a probability distribution over L labels for each of E inputs. Entropies are in nats.
 """

@@ -1,4 +1,4 @@
-"""LocalE and GlobalE: orders whose predictions are spread over the labels.
+"""The optimizers LocalE and GlobalE: orders whose predictions are spread over the labels.
 
 Source: Y. Lu et al., "Fantastically ordered prompts and where to find them", ACL 2022.
 """

@@ -122,7 +122,7 @@ class LabelObjective:
         """None: the metric has scored no ordering."""
         return {}
 
-    def salvaged(self) -> list[Trial]:
+    def salvage(self) -> list[Trial]:
         """Nothing: orderings are only comparable when all have met all inputs."""
         return []
 

@@ -176,7 +176,7 @@ def written_input(program: dspy.Module, *, temperature: float, purpose: str | No
             for name, field in signature.input_fields.items():
                 asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
             prompt = "\n\n".join([*shown, plain.format(asks, [], {})[0]["content"]])
-            text = _continued(lm, prompt, temperature=temperature, purpose=purpose)
+            text = _complete_prompt(lm, prompt, temperature=temperature, purpose=purpose)
             answers = "|".join(re.escape(title_of(*output)) for output in signature.output_fields.items())
             written = plain.parse(asks, re.split(rf"\n(?:{answers})", text, maxsplit=1)[0])
         else:
@@ -195,7 +195,7 @@ def written_input(program: dspy.Module, *, temperature: float, purpose: str | No
     return fields
 
 
-def _continued(lm: dspy.LM, prompt: str, *, temperature: float, purpose: str | None) -> str:
+def _complete_prompt(lm: dspy.LM, prompt: str, *, temperature: float, purpose: str | None) -> str:
     """What a model of plain completions writes after a prompt, up to a blank line."""
     logprobs = 1 if purpose else None
     config = lm15.Config(

@@ -1,4 +1,4 @@
-"""The command `plr-dspy`."""
+"""The commands of `plr-dspy`: their arguments, what they run, and their exit codes."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from plr_dspy.compilation.final_comparison import (
     compare,
     comparison,
     finalists,
-    merged,
-    results_of,
+    make_results,
+    merge_scores,
 )
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.outcome import Outcome
@@ -100,7 +100,7 @@ class Compilation:
         """Search, then choose on the selection split; the original order wins ties."""
         if self._search.space.num_distinct < 2:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
-            return replace(self._unchanged(), stopped="all orders give the same prompt")
+            return replace(self._keep_original(), stopped="all orders give the same prompt")
         plan = self._plan
         if not self._searched:
             self._objective.deadline = self._deadlines.search()
@@ -122,11 +122,11 @@ class Compilation:
 
     def _end(self) -> Outcome:
         if self._signs.nothing_found and self._original != WITHOUT_DEMOS:
-            return replace(self._unchanged(), evidence=self._signs.evidence())
+            return replace(self._keep_original(), evidence=self._signs.evidence())
         plan, share = self._plan, self._spending.share_searched(self._progress.stopped)
         entries = self._finalists(share)
         if not entries:
-            return self._unchanged()
+            return self._keep_original()
         num_examples = max(MIN_COMPARED, round(share * plan.num_selection_examples))
         try:
             examples, rows = compare(
@@ -143,12 +143,14 @@ class Compilation:
             examples, rows = [], []
         if len(rows) < (len(entries) if plan.by_criterion else 2):
             kept = entries[-1].ordering if plan.by_criterion else self._original
-            return replace(self._unchanged(), ordering=kept, stopped=f"{self._stopped()}, nothing compared")
+            return replace(
+                self._keep_original(), ordering=kept, stopped=f"{self._stopped()}, nothing compared"
+            )
         compared = {
             entry.ordering: dict(zip(examples, row, strict=True))
             for entry, row in zip(entries, rows, strict=False)
         }
-        return self._chosen(entries, rows, merged(self._objective.scores(), compared))
+        return self._conclude(entries, rows, merge_scores(self._objective.scores(), compared))
 
     def _finalists(self, share: float) -> list[Finalist]:
         """The orderings of the final comparison, the original first; the share is that of the plan's calls to use."""
@@ -187,17 +189,19 @@ class Compilation:
         self._phase = "final comparison"
         return winners
 
-    def _chosen(self, entries: Sequence[Finalist], rows: Sequence[Sequence[float]], known: Scores) -> Outcome:
+    def _conclude(
+        self, entries: Sequence[Finalist], rows: Sequence[Sequence[float]], known: Scores
+    ) -> Outcome:
         """The outcome of a final comparison, by what all scores known let one expect on new examples."""
         by_criterion, original = self._plan.by_criterion, self._original
         fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
-        results = results_of(entries, rows, fitted.gains(original))
+        results = make_results(entries, rows, fitted.gains(original))
         best = len(rows) - 1 if by_criterion else choose(results, min_probability=self._min_probability)
         gain = results[best].gain
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)
         self._cut = self._cut or len(rows) < len(entries)
         return replace(
-            self._unchanged(),
+            self._keep_original(),
             ordering=entries[best].ordering,
             comparison=comparison(rows[0], rows[best], num_candidates=max(2, len(rows)), gain=gain),
             candidates=results,
@@ -211,14 +215,14 @@ class Compilation:
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
-        if not self._progress.history and (trials := self._objective.salvaged()):
+        if not self._progress.history and (trials := self._objective.salvage()):
             self._search.tell(trials)
             self._progress.trials.update({trial.ordering: trial for trial in trials})
         best = self._progress.best(self._search, 1)
         searching = self._progress.stopped == "interrupted"
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         return replace(
-            self._unchanged(),
+            self._keep_original(),
             ordering=best[0].ordering if best else self._original,
             stopped=ended if searching else f"{ended} in the {self._phase}",
         )
@@ -251,7 +255,7 @@ class Compilation:
         }
         self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
-    def _unchanged(self) -> Outcome:
+    def _keep_original(self) -> Outcome:
         """The outcome that keeps the original order, with nothing compared."""
         return Outcome(
             ordering=self._original,

@@ -1,4 +1,4 @@
-"""The final comparison: a few orderings meet on the selection split, and one of them is chosen."""
+"""The final comparison: a few orderings meet the original one on the selection split, and one is chosen over it, or not."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def compare(
     return ran, rows
 
 
-def merged(known: Scores, compared: Scores) -> Scores:
+def merge_scores(known: Scores, compared: Scores) -> Scores:
     """Scores by example of all orderings: those known before, and those of the comparison."""
     return {
         ordering: {**known.get(ordering, {}), **compared.get(ordering, {})}
@@ -140,7 +140,7 @@ def merged(known: Scores, compared: Scores) -> Scores:
     }
 
 
-def results_of(
+def make_results(
     entries: Sequence[Finalist], rows: Sequence[Sequence[float]], gains: Mapping[Ordering, Gain]
 ) -> list[Result]:
     """What the first entries came to, those that have rows of scores."""

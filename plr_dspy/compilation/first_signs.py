@@ -1,4 +1,4 @@
-"""What the first scores say: that going on would pay for nothing."""
+"""Ends a search whose first scores say that there is nothing to find, or that answers cannot be read."""
 
 from __future__ import annotations
 

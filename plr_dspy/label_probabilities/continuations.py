@@ -64,7 +64,9 @@ class Continuations:
         first = [after("").get(tokens[0], -math.inf) for tokens in spelled]
         sums = np.full(len(spelled), -math.inf)
         for i in np.argsort(first)[::-1]:
-            found = _followed(spelled[i], after, floor=sums.max() + math.log(NEGLIGIBLE / len(spelled)))
+            found = _follow_greedily(
+                spelled[i], after, floor=sums.max() + math.log(NEGLIGIBLE / len(spelled))
+            )
             if found is None:
                 tail = _tail(self._echo(prompt + self._texts[i]), self._texts[i])
                 if [token for token, _ in tail] != spelled[i]:
@@ -74,7 +76,9 @@ class Continuations:
         return sums
 
 
-def _followed(tokens: Sequence[str], after: Callable[[str], Alternatives], *, floor: float) -> float | None:
+def _follow_greedily(
+    tokens: Sequence[str], after: Callable[[str], Alternatives], *, floor: float
+) -> float | None:
     """Return the log-probability of tokens one after the other, or an upper bound of it that is below `floor`.
 
     None says that a token is not among the likeliest, and that no such bound can be given.

@@ -1,4 +1,4 @@
-"""A small language model on this machine: llama.cpp's server in a child process, on loopback only."""
+"""The local model's server as a context, and the language model behind it for DSPy."""
 
 from __future__ import annotations
 

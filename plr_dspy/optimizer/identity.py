@@ -1,4 +1,4 @@
-"""Describes what tells one compile from another, so that none goes on from the cells of a different one."""
+"""The identity of a compile, as plain data: the program, the examples, the metric, the arguments, the versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plr_dspy.programs.copies import named_modules, named_predictors
 from plr_dspy.programs.digest.description import Describer, digest, public_attributes
 from plr_dspy.programs.digest.digests import digest_of_texts
 from plr_dspy.programs.digest.libraries import is_library
-from plr_dspy.scoring.changes import DEMOS_OF
+from plr_dspy.scoring.identity_check import DEMOS_OF
 
 SHOWN = (bool, int, type(None))
 """Types of values that a message may show; of others, digests are kept: they may be long, or secret."""

@@ -1,4 +1,4 @@
-"""Writes the report of a compile."""
+"""Makes the report of a compile from what it found."""
 
 from __future__ import annotations
 

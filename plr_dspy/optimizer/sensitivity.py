@@ -74,7 +74,7 @@ class RandomSample(Reorderer):
         """Make a search for random orders, the program's own first."""
         return by_metric(job, random_search(job.plan, job.slots.space, seed=job.seed))
 
-    def measured(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
+    def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, and say how far apart they lie."""
         check_examples("dataset", dataset)
         if len(dataset) < 2:
@@ -137,7 +137,7 @@ def order_sensitivity(
         accept_changes=accept_changes,
         display_progress=display_progress,
     )
-    return sample.measured(program, dataset)
+    return sample.measure(program, dataset)
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:
     signs = FirstSigns(scorer.ledger, num_train=num_examples, sample=lambda: job.setup.work.sample)
     if not signs.of_scores():
         first = range(num_examples)
-    table, num_unusable = _scored(scorer, orders, first)
+    table, num_unusable = _score_table(scorer, orders, first)
     num_distinct = job.slots.space.num_distinct
     num_searched = min(num_distinct, max(SEARCHED, len(orders)))
     found = spread(table, num_distinct=num_distinct, num_searched=num_searched, seed=job.seed)
@@ -187,7 +187,9 @@ def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:
     )
 
 
-def _scored(scorer: CellScorer, orders: Sequence[Ordering], examples: Sequence[int]) -> tuple[Array, int]:
+def _score_table(
+    scorer: CellScorer, orders: Sequence[Ordering], examples: Sequence[int]
+) -> tuple[Array, int]:
     """Scores ``[orders, examples]``, and the number of answers that count as wrong because they could not be used.
 
     A failed call counts as the mean of the other orders on its example: it says nothing about its order.

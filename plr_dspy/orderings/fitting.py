@@ -1,4 +1,4 @@
-"""Weighted maximum likelihood of elites under Plackett-Luce distributions."""
+"""Weighted maximum likelihood under Plackett-Luce distributions: the arithmetic of some update rules."""
 
 from __future__ import annotations
 

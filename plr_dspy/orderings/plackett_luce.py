@@ -1,4 +1,4 @@
-"""The Plackett-Luce distribution over orderings, and mixtures of it.
+"""The Plackett-Luce distribution over orderings: its draws (by Gumbel noise), its likelihood, its mode; and mixtures.
 
 A mixture has no class of its own: it is
 ``MixtureSameFamily(Categorical(probs), PlackettLuce(logits))`` with logits of shape ``[k, n]``.

@@ -1,4 +1,4 @@
-"""Update rules: from a distribution and its elites to the next distribution (PLR Algorithm 1).
+"""Update rules: refit a distribution to its elites (PLR Algorithm 1).
 
 A rule is pure: it changes neither the distribution nor the elites that it is given.
 """

@@ -117,7 +117,7 @@ class ProgramEvaluator:
         def work(_: int) -> None:
             begun.release()
             try:
-                while not (executor.cancel_jobs.is_set() or self._ended() or _passed(deadline)):
+                while not (executor.cancel_jobs.is_set() or self._ended() or _is_past(deadline)):
                     try:
                         key = pending.popleft()
                     except IndexError:
@@ -166,7 +166,7 @@ class ProgramEvaluator:
                 cell, failure = Cell(None, FAILED, type(error).__name__, message), error
         if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
-        if not self.ledger.add(key, cell, _billed(usage.get_total_tokens())):
+        if not self.ledger.add(key, cell, _token_counts(usage.get_total_tokens())):
             return  # the compile has ended without this call
         with self._lock:
             if failure is not None:
@@ -193,11 +193,11 @@ class ProgramEvaluator:
             logger.warning("%d calls exceeded the context window, the last of %s", count, name)
 
 
-def _passed(deadline: float | None) -> bool:
+def _is_past(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline
 
 
-def _billed(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def _token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """The token counts of a usage record; it has details and costs beside them."""
     return {
         model: {

@@ -1,4 +1,4 @@
-"""Counts the calls that failed, and decides when they are too many."""
+"""Counts the calls that failed, and decides when they are so many that the run ends."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Failures:
         dead = not self._ran
         count = sum(count if dead or e in self._ran else 1 for e, count in self._counts.items())
         if isinstance(failure, HOPELESS):
-            self.fatal = self._noted(failure, f"{name}: every further call would fail like this")
+            self.fatal = self._explain(failure, f"{name}: every further call would fail like this")
         elif count >= self._max_errors:
             reason = f"{name}: the last of {count} failures (max_errors={self._max_errors})"
-            self.fatal = self._noted(failure, reason)
+            self.fatal = self._explain(failure, reason)
 
     def first_line(self, error: BaseException) -> str:
         """Of its message, in characters that can be written, without secrets."""
@@ -79,7 +79,7 @@ class Failures:
         text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
         return self._redact(text)[:200]
 
-    def _noted(self, error: BaseException, reason: str) -> BaseException:
+    def _explain(self, error: BaseException, reason: str) -> BaseException:
         """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
         if not isinstance(error, Exception):  # SystemExit and the like would end more than the compile
             text = f"the program or the metric raised {type(error).__name__}: {self.first_line(error)}"

@@ -1,4 +1,4 @@
-"""Which demos of a program can be permuted, and which of their orders look different in the prompt."""
+"""Which demos of a program can be permuted, and the fingerprint of the prompt that an order of them renders to."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from plr_dspy.runtime.files import write_atomically
-from plr_dspy.scoring.changes import Changes, Identity
+from plr_dspy.scoring.identity_check import Changes, Identity
 from plr_dspy.scoring.ledger import Ledger
 
 logger = logging.getLogger(__name__)
@@ -153,9 +153,9 @@ class Checkpoint:
                 f"{path} has schema version {version!r}, this plr_dspy writes {SCHEMA_VERSION}: go on with the "
                 "version that wrote it, or pass another log_dir"
             )
-        return self._resumed(folder, Changes(identity, self._identity, self._unstable), state)
+        return self._accept(folder, Changes(identity, self._identity, self._unstable), state)
 
-    def _resumed(self, folder: Path, changes: Changes, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _accept(self, folder: Path, changes: Changes, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """The state to go on from, of a folder with these differences."""
         if not changes.groups:
             return state

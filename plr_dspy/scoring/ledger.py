@@ -1,4 +1,4 @@
-"""What has been paid for: cells, calls and tokens; in memory and, where asked, line by line on disk."""
+"""What has been paid for, in memory and, where asked, line by line on disk; and which failed calls are made again."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class SearchObjective(Protocol):
     def scores(self) -> Mapping[Ordering, Mapping[int, float]]:
         """Scores by example that a final choice may go by, beside those of the comparison; costs nothing."""
 
-    def salvaged(self) -> list[Trial]:
+    def salvage(self) -> list[Trial]:
         """Trials of a round that was not ended, of those of its orderings that were scored whole; costs nothing."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class CommonExamples:
         """None: the selection split alone chooses, as in PLR Algorithm 1."""
         return {}
 
-    def salvaged(self) -> list[Trial]:
+    def salvage(self) -> list[Trial]:
         """Trials of a round that was not ended, of those of its orderings that were scored whole; costs nothing."""
         whole = list(self._scorer.paid_each(dict.fromkeys(self._asked, self._examples)))
         try:

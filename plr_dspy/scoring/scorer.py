@@ -1,4 +1,4 @@
-"""Scores orderings on examples, ordering by ordering; knows neither DSPy nor a language model."""
+"""Scores orderings on examples, ordering by ordering, so that a server's prefix cache stays warm; knows no DSPy."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ class RacingExamples:
 
     def scores(self) -> dict[Ordering, dict[int, float]]:
         """Scores by example of all orderings; costs nothing."""
-        return {ordering: row for ordering, cells in self._known() if (row := self._row(ordering, cells))}
+        return {
+            ordering: row for ordering, cells in self._paid_cells() if (row := self._row(ordering, cells))
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """What decides how it goes on, as JSON data."""
@@ -115,7 +117,7 @@ class RacingExamples:
         self._asked = {as_ordering(ordering): list(map(int, asked)) for ordering, asked in state["asked"]}
         self._given_up = set(map(int, state["given_up"]))
         self._ran, self._worst = set(), 0.0
-        for _, cells in self._known():
+        for _, cells in self._paid_cells():
             self._note(cells)
 
     def _next(self, orderings: Sequence[Ordering]) -> dict[Ordering, list[int]]:
@@ -139,7 +141,7 @@ class RacingExamples:
         taken = {*asked, *self._given_up}
         return [*asked, *[example for example in turn if example not in taken][: max(0, count)]]
 
-    def salvaged(self) -> list[Trial]:
+    def salvage(self) -> list[Trial]:
         """Trials of a round that was not ended, of those of its orderings that were scored whole; costs nothing."""
         rows = self._scorer.paid_each(self._wanted)
         for cells in rows.values():
@@ -193,7 +195,7 @@ class RacingExamples:
             if example in counted
         }
 
-    def _known(self) -> Iterator[tuple[Ordering, dict[int, Cell]]]:
+    def _paid_cells(self) -> Iterator[tuple[Ordering, dict[int, Cell]]]:
         """The cells of all orderings, without those that the ledger has lost."""
         for ordering, asked in self._asked.items():
             paid = [example for example in asked if self._scorer.is_paid(ordering, example)]

@@ -9,7 +9,7 @@ from plr_dspy.orderings.space import Ordering, OrderingSpace
 from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.search.proposal import PlackettLuceProposal
-from plr_dspy.search.search import ScoreArchive, Search, checked, num_elites
+from plr_dspy.search.search import ScoreArchive, Search, check_trials, num_elites
 
 MAX_REDRAWS = 50
 """Batches a search draws in the hope of new orderings before it gives up."""
@@ -63,7 +63,7 @@ class CrossEntropySearch(Search):
         Raises:
             ValueError: when there are no trials, or one is no ordering of the space with a finite score.
         """
-        trials = checked(self.space, trials)
+        trials = check_trials(self.space, trials)
         pool = self.ranked(trials if self._archive is None else self._archive.tell(trials))
         elites = pool[: num_elites(len(trials), self.elite_fraction)]
         self.proposal.refit(elites)

@@ -10,7 +10,7 @@ from plr_dspy.orderings.space import Ordering, OrderingSpace
 from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.search.cross_entropy import fresh_draws
-from plr_dspy.search.search import ScoreArchive, Search, checked, num_elites
+from plr_dspy.search.search import ScoreArchive, Search, check_trials, num_elites
 
 
 class ExhaustiveSearch(Search):
@@ -43,7 +43,7 @@ class ExhaustiveSearch(Search):
 
     def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
         """Fit the distributions, from uniform ones, to the best of all orderings; returns these, best first."""
-        pool = self.ranked(self._archive.tell(checked(self.space, trials)))
+        pool = self.ranked(self._archive.tell(check_trials(self.space, trials)))
         elites = pool[: num_elites(len(pool), self.elite_fraction)]
         self.proposal.reset()
         self.proposal.refit(elites)
@@ -86,7 +86,7 @@ class RandomSearch(Search):
 
     def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
         """Keep the scores; returns the elites, best first."""
-        pool = self.ranked(self._archive.tell(checked(self.space, trials)))
+        pool = self.ranked(self._archive.tell(check_trials(self.space, trials)))
         return pool[: num_elites(len(trials), self.elite_fraction)]
 
     def state_dict(self) -> dict[str, Any]:

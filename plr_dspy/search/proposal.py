@@ -1,4 +1,4 @@
-"""Plackett-Luce distributions over the orderings of a space: what searches draw from, and refit to what scores best."""
+"""The distributions that a search holds, one for each block: it draws from them, and has a rule update them."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class ScoreArchive:
         self.asked = {as_ordering(ordering): None for ordering in state["asked"]}
 
 
-def checked(space: OrderingSpace, trials: Sequence[Trial]) -> list[Trial]:
+def check_trials(space: OrderingSpace, trials: Sequence[Trial]) -> list[Trial]:
     """Return trials that a search can be told.
 
     Raises:

@@ -104,7 +104,7 @@ class ThompsonSearch(Search):
     def ask(self) -> list[Ordering]:
         """Orderings to score on further examples; empty when all there are have been scored on all."""
         with one_thread():
-            return self._sampled() if self._scores else self._initial()
+            return self._sample_posterior() if self._scores else self._first_round()
 
     def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the orderings it deems best.
@@ -180,7 +180,7 @@ class ThompsonSearch(Search):
     def _num_elites(self, num_trials: int) -> int:
         return max(MIN_ELITES, num_elites(num_trials, self.elite_fraction))
 
-    def _sampled(self) -> list[Ordering]:
+    def _sample_posterior(self) -> list[Ordering]:
         """The best candidates of posterior draws."""
         rng = np.random.default_rng([self._seed, self._num_rounds])
         candidates = self._candidates(rng)
@@ -201,7 +201,7 @@ class ThompsonSearch(Search):
                 break
         return [pool[index] for index in chosen]
 
-    def _initial(self) -> list[Ordering]:
+    def _first_round(self) -> list[Ordering]:
         asked = dict.fromkeys([self.space.identity])
         number = min(self._num_initial, self.space.num_distinct)
         if number == self.space.num_distinct:

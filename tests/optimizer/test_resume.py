@@ -22,8 +22,8 @@ from fakes import OrderSensitiveEngine, exact_match, fake_lm, printed_whatever_t
 from plr_dspy import PLReorder, order_sensitivity
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.orderings.updates import MixtureEM
-from plr_dspy.scoring.changes import Changes
 from plr_dspy.scoring.checkpoint import Checkpoint
+from plr_dspy.scoring.identity_check import Changes
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4

@@ -171,7 +171,7 @@ class TestCommonExamples:
         objective = kind(payer)
         with pytest.raises(KeyboardInterrupt):
             objective(ORDERINGS[:6])
-        trials = objective.salvaged()
+        trials = objective.salvage()
         count = 4 if kind is racing else 8
         assert [trial.ordering for trial in trials] == ORDERINGS[: 19 // count]
         for trial in trials:
@@ -230,7 +230,7 @@ class TestSalvaged:
         scored = objective(payer)
         scored.deadline = 16 + 8 * (objective is common)
         scored(ORDERINGS[:5])
-        by_ordering = {trial.ordering: trial.score for trial in scored.salvaged()}
+        by_ordering = {trial.ordering: trial.score for trial in scored.salvage()}
         assert by_ordering.keys() >= set(ORDERINGS[:3])
         if objective is common:
             assert by_ordering[ORDERINGS[1]] == -2.0
@@ -240,4 +240,4 @@ class TestSalvaged:
         scored.deadline = 16
         with pytest.raises(RuntimeError):
             scored(ORDERINGS[:3])
-        assert scored.salvaged() == []
+        assert scored.salvage() == []

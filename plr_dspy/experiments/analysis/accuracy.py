@@ -1,4 +1,4 @@
-"""The table of accuracies: methods by task and number of demos."""
+"""The paper's main table: accuracies of our runs, methods by task and number of demos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracies that arXiv:2603.21373 reports, as far as they could be found, each with its source."""
+"""Numbers that arXiv:2603.21373 itself reports, as far as they could be found, each with its source."""
 
 from __future__ import annotations
 

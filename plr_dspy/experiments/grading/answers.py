@@ -69,20 +69,20 @@ def lenient(predicted: str, gold: str) -> bool:
     Deviation: commas between groups of three digits may also be left out; there, "1,250" holds only 1 and 250. Any
     digits count as an integer, as there for GSM8K; there, for MATH500 and DeepMath, "3.5" does not hold 3.
     """
-    gold, outputs = _joined(gold.strip()), (predicted, _joined(predicted))
+    gold, outputs = _join(gold.strip()), (predicted, _join(predicted))
     for number in (_INTEGER, _NUMBER):
         if number.fullmatch(gold):
             return any(
                 _digits(gold) == _digits(found) for output in outputs for found in number.findall(output)
             )
-    spelled, output = _spelled(gold), _spelled(predicted)
+    spelled, output = _spell(gold), _spell(predicted)
     if fraction := re.fullmatch(r"\\frac\{([^{}]+)\}\{([^{}]+)\}", spelled):
         top, bottom = fraction.groups()
         return any(form in output for form in (spelled, f"{top}/{bottom}", f"({top})/({bottom})"))
     return bool(spelled) and spelled in output
 
 
-def _joined(text: str) -> str:
+def _join(text: str) -> str:
     """Return a text without the commas between groups of three digits."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
 
@@ -93,7 +93,7 @@ def _digits(number: str) -> tuple[bool, str, str]:
     return number.startswith("-"), whole.lstrip("0"), part.rstrip("0")
 
 
-def _spelled(latex: str) -> str:
+def _spell(latex: str) -> str:
     """Return LaTeX without the spacing and the sizes that do not change what it says."""
     latex = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|^\$+|\$+$", "", latex)
     return re.sub(r"\\[dt]frac", r"\\frac", latex)

@@ -62,13 +62,13 @@ class Task:
         Raises:
             ValueError: for an unknown format; `adapter` and `max_tokens` raise it too.
         """
-        if _known("format", format, Format) == "chat" and self.reasoning:
+        if _check_choice("format", format, Format) == "chat" and self.reasoning:
             return dspy.ChainOfThought(self.signature)
         return dspy.Predict(self.signature)
 
     def adapter(self, format: Format) -> dspy.Adapter:
         """Make what renders prompts: plain prompts are the demos and the question alone."""
-        if _known("format", format, Format) == "plain":
+        if _check_choice("format", format, Format) == "plain":
             return PlainTextAdapter(show_instructions=False)
         return dspy.ChatAdapter()
 
@@ -78,7 +78,7 @@ class Task:
         A plain label ends at a line break, and a plain open answer at a blank line: the limit is for models that go
         on, and leaves room for a short solution. In chats a label stands between two markers.
         """
-        plain = _known("format", format, Format) == "plain"
+        plain = _check_choice("format", format, Format) == "plain"
         if self.reasoning:
             return 256 if plain else 1024
         return 16 if plain else 64
@@ -95,7 +95,7 @@ class Task:
         Raises:
             ValueError: for another name.
         """
-        output, equal = self.output_field, self._equality(_known("metric", name, MetricName))
+        output, equal = self.output_field, self._equality(_check_choice("metric", name, MetricName))
 
         def metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> bool:
             answer = prediction.get(output)
@@ -112,7 +112,7 @@ class Task:
         return same_number if self.answer_kind == "number" else same_expression
 
 
-def _known(name: str, value: str, kind: Any) -> str:
+def _check_choice(name: str, value: str, kind: Any) -> str:
     """The value, if it is one of a `Literal` type."""
     if value not in get_args(kind):
         raise ValueError(f"{name} must be one of {get_args(kind)}; got {value!r}")

@@ -1,4 +1,4 @@
-"""A model of how an ordering's score depends on the ordering, learnt from scores on single examples.
+"""The Gaussian process itself: how scores on single examples depend on features of orderings.
 
     score of ordering o on example e  =  effect of e + f(o) + leaning of o towards the class of e + g_e(o) + noise
 

@@ -88,7 +88,7 @@ def interaction_shares(kernels: Sequence[Array], rest: Array, known: NDArray[np.
     rows, columns = np.triu_indices(len(rest), 1)
     met = both[rows, columns] > 0
     rows, columns = rows[met], columns[met]
-    seen = np.stack([left[rows, columns] * _centred(kernel)[rows, columns] for kernel in kernels])
+    seen = np.stack([left[rows, columns] * _centre(kernel)[rows, columns] for kernel in kernels])
     prior = np.full(len(kernels), PRIOR_SHARE / len(kernels))
     gram = (seen * both[rows, columns]) @ seen.T + PRIOR_PRECISION * np.eye(len(kernels))
     moments = seen @ products[rows, columns] + PRIOR_PRECISION * prior
@@ -97,7 +97,7 @@ def interaction_shares(kernels: Sequence[Array], rest: Array, known: NDArray[np.
     return shares * min(1.0, MAX_SHARE / max(float(shares.sum()), 1e-12))
 
 
-def _centred(kernel: Array) -> Array:
+def _centre(kernel: Array) -> Array:
     """The kernel of a process less its mean over the orderings: example effects take that."""
     means = kernel.mean(axis=0)
     centred: Array = kernel - means - means[:, None] + means.mean()

@@ -1,4 +1,4 @@
-"""A model of the orderings of a space: a Gaussian process fitted to their scores on single examples."""
+"""The model that a search asks: orderings and their scores in, estimates, gains and posterior draws out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the compile that a folder was begun with and the one that would go on from it."""
+"""Whether a compile may go on from a folder: compares the identity that began it with that of the compile."""
 
 from __future__ import annotations
 
