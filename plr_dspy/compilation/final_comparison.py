@@ -1,4 +1,4 @@
-"""The final comparison: a few orderings meet the original one on the selection split, and one is chosen over it, or not."""
+"""The final comparison: a few orderings meet the original one on the selection split, and the best may replace it."""
 
 from __future__ import annotations
 
