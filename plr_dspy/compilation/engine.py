@@ -101,13 +101,12 @@ class Compilation:
         if self._search.space.num_distinct < 2:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
             return replace(self._keep_original(), stopped="all orders give the same prompt")
-        plan = self._plan
         if not self._searched:
             self._objective.deadline = self._deadlines.search()
             run(
                 self._search,
                 self._objective,
-                num_iterations=plan.num_iterations,
+                num_iterations=self._plan.num_iterations,
                 max_program_calls=self._spending.search_limit,
                 stoppers=self._stoppers,
                 on_iteration=self._on_iteration,
@@ -129,7 +128,7 @@ class Compilation:
             return self._keep_original()
         num_examples = max(MIN_COMPARED, round(share * plan.num_selection_examples))
         try:
-            examples, rows = compare(
+            examples, rows, cut = compare(
                 self._scorer,
                 [entry.ordering for entry in entries],
                 self._spending.selection[:num_examples],
@@ -140,7 +139,8 @@ class Compilation:
             if not plan.by_criterion:
                 raise
             logger.warning("the order chosen could not be compared with the original one: %s", error)
-            examples, rows = [], []
+            examples, rows, cut = [], [], False
+        self._cut = self._cut or cut
         if len(rows) < (len(entries) if plan.by_criterion else 2):
             kept = entries[-1].ordering if plan.by_criterion else self._original
             return replace(
@@ -197,13 +197,13 @@ class Compilation:
         fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
         results = make_results(entries, rows, fitted.gains(original))
         best = len(rows) - 1 if by_criterion else choose(results, min_probability=self._min_probability)
-        gain = results[best].gain
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)
-        self._cut = self._cut or len(rows) < len(entries)
         return replace(
             self._keep_original(),
             ordering=entries[best].ordering,
-            comparison=comparison(rows[0], rows[best], num_candidates=max(2, len(rows)), gain=gain),
+            comparison=comparison(
+                rows[0], rows[best], num_candidates=max(2, len(rows)), gain=results[best].gain
+            ),
             candidates=results,
             evidence=None if by_criterion else weigh(known, original, entries[best or promising].ordering),
             stopped=self._stopped(),

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate
@@ -99,6 +100,20 @@ def affordable_examples(
     return [example for example in examples if example in kept]
 
 
+class Compared(NamedTuple):
+    """What the final comparison has scored.
+
+    Attributes:
+        examples: Those on which any ordering was scored.
+        rows: Scores on them of each ordering; of the first ones only where the time was up.
+        cut: Whether the time was up before all orderings were scored.
+    """
+
+    examples: list[int]
+    rows: list[list[float]]
+    cut: bool
+
+
 def compare(
     scorer: CellScorer,
     orderings: Sequence[Ordering],
@@ -106,7 +121,7 @@ def compare(
     *,
     max_program_calls: int,
     deadline: float | None,
-) -> tuple[list[int], list[list[float]]]:
+) -> Compared:
     """Score orderings on as many of the examples as the calls left pay for.
 
     Args:
@@ -117,19 +132,19 @@ def compare(
         deadline: No call begins when `time.monotonic` has come to this.
 
     Returns:
-        The examples on which any ordering was scored, and a row of scores on them for each ordering; rows of the
-        first orderings only where the time was up, and none where the calls pay for no example.
+        The scores; no rows where the calls pay for no example.
     """
     left = max(0, max_program_calls - scorer.program_calls)
     affordable = affordable_examples(examples, lambda some: scorer.cost(orderings, some), left)
     if not affordable:
-        return [], []
+        return Compared([], [], cut=False)
     ran, rows = scorer.table(orderings, affordable, favoured=0, deadline=deadline)
-    if len(rows) == len(orderings):
-        scorer.ledger.settle()
-    else:
+    cut = len(rows) < len(orderings)
+    if cut:
         logger.warning("%d of %d orders could be compared before the end", len(rows), len(orderings))
-    return ran, rows
+    else:
+        scorer.ledger.settle()
+    return Compared(ran, rows, cut)
 
 
 def merge_scores(known: Scores, compared: Scores) -> Scores:
