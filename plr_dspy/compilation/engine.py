@@ -22,7 +22,7 @@ from plr_dspy.compilation.final_comparison import (
 )
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.outcome import Outcome
-from plr_dspy.compilation.sequential_halving import race
+from plr_dspy.compilation.sequential_halving import entrants, race
 from plr_dspy.compilation.spending import Spending
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.orderings.trials import Iteration
@@ -166,18 +166,16 @@ class Compilation:
         )
 
     def _race(self, num_calls: int) -> list[Ordering]:
-        """The winners among the best of the search; the original has its place in the final comparison."""
+        """The winners among the best orderings of the search."""
         plan, search, objective = self._plan, self._search, self._objective
         assert isinstance(objective, RacingExamples)
         self._phase = "race of the best orders"
         objective.deadline = self._deadlines.race()
         objective.max_program_calls = plan.call_limit - plan.final_calls
-        entrants = [trial.ordering for trial in self._progress.best(search, plan.num_entrants)]
-        if entrants:
-            entrants += [search.mode(), *search.draw(plan.num_final_draws)]
+        best = self._progress.best(search, plan.num_entrants)
         winners = race(
             objective,
-            [entrant for entrant in dict.fromkeys(entrants) if entrant != self._original],
+            entrants(search, best, original=self._original, num_draws=plan.num_final_draws),
             num_examples=plan.num_train_examples,
             num_calls=num_calls,
             num_winners=plan.num_best_seen,

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from plr_dspy.orderings.space import Ordering
+from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.scoring.staged_objective import RacingExamples
+from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.crossed_effects import adjusted_means, score_table
 from plr_dspy.search.surrogate.model import Scores
 
@@ -17,6 +19,23 @@ KEPT_SHARE = 0.4
 def adjusted_scores(scores: Scores) -> dict[Ordering, float]:
     """Mean score of each ordering, adjusted for the examples that it was scored on (`adjusted_means`)."""
     return dict(zip(scores, map(float, adjusted_means(score_table(list(scores.values())))), strict=True))
+
+
+def entrants(
+    search: Search, best: Sequence[ScoreEstimate], *, original: Ordering, num_draws: int
+) -> list[Ordering]:
+    """The orderings that race: the best of a search, its mode and draws, each once and without the original.
+
+    Args:
+        search: After its last round.
+        best: What it takes for its best orderings; where it has none, nothing races.
+        original: What the user has; it has its place in the final comparison.
+        num_draws: Draws from the final distribution.
+    """
+    found = [estimate.ordering for estimate in best]
+    if found:
+        found += [search.mode(), *search.draw(num_draws)]
+    return [ordering for ordering in dict.fromkeys(found) if ordering != original]
 
 
 def race(
