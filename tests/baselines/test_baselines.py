@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from plr_dspy import PLReorder, Report
 from plr_dspy.baselines import StaticOrder, TopKOrder
-from plr_dspy.baselines.top_k import RandomOrders
 from plr_dspy.compilation.budget import MIN_EXAMPLES
 
 EXAMPLES = questions(120)
@@ -135,7 +134,8 @@ class TestTopKOrder:
     ):
         """Where the original is not among the best, it is compared beside them."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
-        plan = RandomOrders(225, num_finalists, budget).plan(
+        optimizer = quiet(TopKOrder, num_finalists=num_finalists, max_metric_calls=budget)
+        plan = optimizer.plan(
             num_train=num_train, num_selection=num_selection, num_distinct=720
         )
         assert plan.num_initial >= 2

@@ -5,7 +5,7 @@ import pytest
 from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder
-from plr_dspy.compilation.budget import Overrides, make_plan
+from plr_dspy.compilation.budget import make_plan
 from plr_dspy.compilation.deadlines import Deadlines
 from plr_dspy.scoring.cells import Cell
 from plr_dspy.scoring.ledger import Ledger
@@ -128,7 +128,7 @@ class TestPace:
     def test_is_that_of_the_calls_of_this_part(self, clock, tmp_path):
         """What an earlier part paid for took none of this one's time."""
         earlier, later = range(500), range(500, 510)
-        plan = make_plan("light", Overrides(), num_train=40, num_selection=10, num_distinct=720)
+        plan = make_plan("light", num_train=40, num_selection=10, num_distinct=720)
         ledger = Ledger(tmp_path / "cells.jsonl")
         for example in earlier:
             ledger.add(("order", example), Cell(1.0), {})

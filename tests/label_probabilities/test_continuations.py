@@ -130,13 +130,12 @@ def test_where_prompt_and_text_share_a_token_every_prompt_is_echoed(joint):
 def test_a_later_prompt_that_shares_a_token_with_a_text_is_echoed():
     model = LanguageModel(num_likeliest=1, vocabulary=[*VOCABULARY, "q: yes"])
     texts = [" yes", " no"]
-    continuations = Continuations(texts, model, "aa:")
-    assert continuations.spelled == [(" yes",), (" no",)]
+    continuations = continuations_of(texts, model, "aa:")
+    assert continuations.spelled == [[" yes"], [" no"]]
     prompts = [f"{c}q:" for c in "abcdefgh" if " yes" not in model.likeliest(f"{c}q:")]
     assert len(prompts) > 4
     for prompt in prompts:
-        masses = continuations.masses(model, prompt)
-        np.testing.assert_allclose(masses / masses.sum(), model.exact(prompt, texts), atol=1e-4)
+        np.testing.assert_allclose(continuations.probabilities(prompt), model.exact(prompt, texts), atol=1e-4)
 
 
 def test_a_server_whose_two_ways_disagree_is_echoed():
