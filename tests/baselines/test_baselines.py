@@ -135,9 +135,7 @@ class TestTopKOrder:
         """Where the original is not among the best, it is compared beside them."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
         optimizer = quiet(TopKOrder, num_finalists=num_finalists, max_metric_calls=budget)
-        plan = optimizer.plan(
-            num_train=num_train, num_selection=num_selection, num_distinct=720
-        )
+        plan = optimizer.plan(num_train=num_train, num_selection=num_selection, num_distinct=720)
         assert plan.num_initial >= 2
         assert plan.num_finalists >= 2
         assert plan.num_selection_examples >= MIN_EXAMPLES
