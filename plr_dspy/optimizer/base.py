@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -106,7 +107,10 @@ class Reorderer(Teleprompter, Optimizer):
 
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
-        return {name: _plain(value) for name, value in vars(self).items() if name not in NOT_DECIDING}
+        # What else an object holds, as subclasses and trackers let it, is no argument.
+        constructors = [vars(kind)["__init__"] for kind in type(self).__mro__ if "__init__" in vars(kind)]
+        known = {name for constructor in constructors for name in _parameters(constructor)} - NOT_DECIDING
+        return {name: _plain(value) for name, value in vars(self).items() if name in known}
 
     def compile(
         self,
@@ -226,6 +230,14 @@ class Reorderer(Teleprompter, Optimizer):
         """Log what came of the compile, in a line."""
         if self.report is not None:
             logger.info("%s", result(self.report))
+
+
+def _parameters(function: Any) -> Collection[str]:
+    """The names of a function's parameters; none where it has no signature, as functions of C."""
+    try:
+        return signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
 
 
 def _plain(value: Any) -> Any:

@@ -377,6 +377,18 @@ class TestIdentity:
             )
         assert engine.num_calls == before
 
+    def test_what_a_subclass_keeps_for_itself_is_no_argument(self, tmp_path, engine):
+        class Counting(PLReorder):
+            def __init__(self, metric, *, note="", **options):
+                super().__init__(metric, **options)
+                self.note, self.started, self.lock = note, time.monotonic(), threading.Lock()
+
+        options = {"max_metric_calls": 100, "num_threads": 4, "display_progress": False, "log_dir": tmp_path}
+        for _ in range(2):
+            Counting(exact_match, **options).compile(student(), trainset=EXAMPLES)
+        with pytest.raises(ValueError, match="note was '', is 'other'"):
+            Counting(exact_match, note="other", **options).compile(student(), trainset=EXAMPLES)
+
     def test_is_the_same_in_every_process(self):
         code = (
             "import json; import dspy; from test_resume import *;"
