@@ -10,7 +10,7 @@ from typing import Any
 
 from plr_dspy.compilation.budget import Plan
 from plr_dspy.compilation.deadlines import Deadlines
-from plr_dspy.compilation.evidence import weigh
+from plr_dspy.compilation.evidence import any_difference, weigh
 from plr_dspy.compilation.final_comparison import (
     Finalist,
     choose,
@@ -112,7 +112,7 @@ class Compilation:
                 on_iteration=self._on_iteration,
                 progress=self._progress,
             )
-            self._spending.note_search()
+            self._spending.note_search(self._progress.stopped)
             if self._progress.stopped != TIME_LIMIT:
                 self._save(searched=True)
         outcome = self._end()
@@ -194,7 +194,8 @@ class Compilation:
         by_criterion, original = self._plan.by_criterion, self._original
         fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
         results = make_results(entries, rows, fitted.gains(original))
-        best = len(rows) - 1 if by_criterion else choose(results, min_probability=self._min_probability)
+        chosen = choose(results, min_probability=self._min_probability) if any_difference(known) else 0
+        best = len(rows) - 1 if by_criterion else chosen
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)
         return replace(
             self._keep_original(),

@@ -9,6 +9,18 @@ from plr_dspy.report.schema import Evidence
 from plr_dspy.search.surrogate.model import Scores
 
 
+def any_difference(scores: Scores) -> bool:
+    """Whether two orderings have different scores on any example: without that, none can be better than another.
+
+    Args:
+        scores: By example, of all orderings.
+    """
+    seen: dict[int, float] = {}
+    return any(
+        seen.setdefault(example, score) != score for row in scores.values() for example, score in row.items()
+    )
+
+
 def weigh(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
     """Count the examples that could tell orderings apart, and those that did.
 

@@ -104,8 +104,8 @@ class FirstSigns:
         else:
             return ""
         logger.warning(
-            "%s, so that it ends here. If this is not meant: check that the metric compares the right fields, "
-            "and that the demos reach the model. One answer: %s",
+            "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
+            "fields, and that the demos reach the model. One answer: %s",
             what,
             self._sample() or "not known",
         )

@@ -98,10 +98,14 @@ class Spending:
         finals = self.final_calls - self.original_calls if extended else state["earlier_finals"]
         self.earlier_finals = max(0, int(finals))
 
-    def note_search(self) -> None:
-        """Note that the search has ended; warn when a larger budget has let it make no further call."""
+    def note_search(self, stopped: str) -> None:
+        """Note that the search has ended; warn when a larger budget has let it make no further call.
+
+        Args:
+            stopped: Why it ended.
+        """
         self.search_calls = self.train_calls
-        if self.search_calls != self._extended_from:
+        if self.search_calls != self._extended_from or stopped != BUDGET:
             return
         plan = self._plan
         needed = self.search_calls + self.earlier_finals + plan.num_samples * plan.num_more_examples

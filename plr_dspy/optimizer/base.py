@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from inspect import signature
 from pathlib import Path
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
 
+PACKAGE = __name__.partition(".")[0]
 
 FOUND = {"report", "best_program"}
 """Attributes that hold what a compile has found."""
@@ -107,9 +108,9 @@ class Reorderer(Teleprompter, Optimizer):
 
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
-        # What else an object holds, as subclasses and trackers let it, is no argument.
-        constructors = [vars(kind)["__init__"] for kind in type(self).__mro__ if "__init__" in vars(kind)]
-        known = {name for constructor in constructors for name in _parameters(constructor)} - NOT_DECIDING
+        # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
+        ours = [kind for kind in type(self).__mro__ if kind.__module__.startswith(f"{PACKAGE}.")]
+        known = {name for kind in ours for name in signature(kind).parameters} - NOT_DECIDING
         return {name: _plain(value) for name, value in vars(self).items() if name in known}
 
     def compile(
@@ -199,7 +200,7 @@ class Reorderer(Teleprompter, Optimizer):
             job,
             num_threads=self.num_threads,
             max_errors=self.max_errors,
-            log_dir=self.log_dir,
+            log_dir=as_folder("log_dir", self.log_dir),
             accept_changes=self.accept_changes,
             display_progress=self.display_progress,
             at_end=at_end,
@@ -218,11 +219,11 @@ class Reorderer(Teleprompter, Optimizer):
         compiled.reorder_report = self.report.to_dict()
         compiled._compiled = True
         self.best_program = compiled
-        if self.log_dir is not None:
+        if (folder := as_folder("log_dir", self.log_dir)) is not None:
             try:
-                self.report.save(self.log_dir / "report.json")
+                self.report.save(folder / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
-                logger.warning("the report could not be written to %s: %s", self.log_dir, error)
+                logger.warning("the report could not be written to %s: %s", folder, error)
         track(self.report)
         return compiled
 
@@ -230,14 +231,6 @@ class Reorderer(Teleprompter, Optimizer):
         """Log what came of the compile, in a line."""
         if self.report is not None:
             logger.info("%s", result(self.report))
-
-
-def _parameters(function: Any) -> Collection[str]:
-    """The names of a function's parameters; none where it has no signature, as functions of C."""
-    try:
-        return signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
 
 
 def _plain(value: Any) -> Any:

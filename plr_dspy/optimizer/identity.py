@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import MethodType
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import dspy
@@ -71,12 +72,36 @@ def _fact(value: Any, describer: Describer) -> Any:
 
 
 def _metric(metric: Any) -> dict[str, Any]:
-    """Collect the metric, and of the user's objects each attribute by itself: calls may change one."""
+    """Collect the metric, and what it is made of part by part: where calls change one part, the others still count."""
     holder = metric.__self__ if isinstance(metric, MethodType) else metric
-    parts: dict[str, Any] = {}
-    if not is_library(type(holder).__module__):  # Functions are Python's own objects.
+    if isinstance(metric, (partial, FunctionType)):
+        parts = _function("the metric", metric, set())
+    elif not is_library(type(holder).__module__):
         parts = {**_attributes("the metric", holder), "the code of the metric": type(holder)}
+    else:
+        parts = {}
     return {**parts, "the metric's code or state": metric}
+
+
+def _function(name: str, value: Any, seen: set[int]) -> dict[str, Any]:
+    """Collect the code of a function, and what its arguments and closure hold; of other values, these themselves."""
+    own = isinstance(value, FunctionType) and not is_library(value.__module__)
+    if id(value) in seen or not (own or isinstance(value, partial)):
+        return {name: value}
+    seen.add(id(value))
+    if isinstance(value, partial):
+        held: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+        code = _function(name, value.func, seen)
+    else:
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        defaults = {"defaults": value.__defaults__, "keyword defaults": value.__kwdefaults__}
+        held = {
+            **defaults,
+            **{variable: cell.cell_contents for variable, cell in cells if cell != CellType()},
+        }
+        code = {f"the code of {name}": value.__code__}
+    parts = (_function(f"{part} of {name}", value, seen) for part, value in held.items())
+    return {key: part for collected in (code, *parts) for key, part in collected.items()}
 
 
 def _modules(program: dspy.Module) -> dict[str, Any]:

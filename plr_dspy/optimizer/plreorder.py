@@ -136,7 +136,8 @@ class PLReorder(Reorderer):
 
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
-        return {**super().arguments(), "update": {"name": self.update.name, **_parameters(self.update)}}
+        rule = update_rule(self.update)  # which may have been set since
+        return {**super().arguments(), "update": {"name": rule.name, **_parameters(rule)}}
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
         """Lay out a compile."""

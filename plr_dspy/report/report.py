@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report import html, text
@@ -95,8 +95,9 @@ class Report:
             data = TypeAdapter(dict[str, Any]).validate_json(Path(path).read_bytes())
             return cls.from_dict(data)
         except ValueError as error:
+            told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             raise ValueError(
-                f"{os.fspath(path)} holds no plr_dspy report that can be read: {error}"
+                f"{os.fspath(path)} holds no plr_dspy report that can be read: {told}"
             ) from error
 
     def plot(self) -> Figure:

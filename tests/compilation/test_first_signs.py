@@ -103,6 +103,15 @@ class TestNothingToFind:
         assert "the original order stays" in str(optimizer.report)
         assert optimizer.report.comparison is None
 
+    @pytest.mark.parametrize("seed", range(3))
+    def test_the_original_order_stays_where_no_score_differed(self, seed):
+        """Also where the calls were too few to end the search: orders met examples of other difficulty, no more."""
+        optimizer, compiled = compile_with(
+            engine(), lambda example, prediction: digest(example.question), seed=seed, max_metric_calls=200
+        )
+        assert compiled.demos == student().demos
+        assert "stays" in str(optimizer.report)
+
     def test_a_program_that_ignores_its_demos_does_too(self, caplog):
         class Deaf(dspy.Module):
             def __init__(self):

@@ -1,6 +1,7 @@
 """Compiles that are killed, interrupted or fail, and go on from their log_dir."""
 
 import asyncio
+import functools
 import itertools
 import json
 import multiprocessing
@@ -378,16 +379,50 @@ class TestIdentity:
         assert engine.num_calls == before
 
     def test_what_a_subclass_keeps_for_itself_is_no_argument(self, tmp_path, engine):
-        class Counting(PLReorder):
-            def __init__(self, metric, *, note="", **options):
-                super().__init__(metric, **options)
-                self.note, self.started, self.lock = note, time.monotonic(), threading.Lock()
+        """It may be large, secret, or never the same."""
 
-        options = {"max_metric_calls": 100, "num_threads": 4, "display_progress": False, "log_dir": tmp_path}
-        for _ in range(2):
-            Counting(exact_match, **options).compile(student(), trainset=EXAMPLES)
-        with pytest.raises(ValueError, match="note was '', is 'other'"):
-            Counting(exact_match, note="other", **options).compile(student(), trainset=EXAMPLES)
+        class Noting(PLReorder):
+            def __init__(self, metric, *, api_key, **options):
+                super().__init__(metric, **options)
+                self.api_key, self.started, self.lock = api_key, time.monotonic(), threading.Lock()
+
+        for key in ("sk-first-0123456789", "sk-second-0123456789"):
+            reorder = Noting(
+                exact_match, api_key=key, max_metric_calls=100, display_progress=False, log_dir=tmp_path
+            )
+            compiled = reorder.compile(student(), trainset=EXAMPLES)
+            written = [path.read_text() for path in tmp_path.glob("*.json*")]
+            assert key not in "".join([*written, repr(compiled.reorder_report)])
+        assert set(engine.requests.values()) == {1}
+
+    @pytest.mark.parametrize("kind", ["closure", "partial"])
+    def test_a_metric_that_counts_beside_its_code_is_told_by_its_code(self, tmp_path, engine, kind):
+        def counting(function):
+            seen = {}
+
+            def metric(example, prediction, seen=seen):
+                seen["n"] = seen.get("n", 0) + 1
+                return function(example, prediction)
+
+            def closed(example, prediction):
+                return metric(example, prediction, seen)
+
+            return closed if kind == "closure" else functools.partial(metric, seen=seen)
+
+        same, other = counting(exact_match), counting(lambda e, p: e.answer != p.answer)
+        optimizer(tmp_path, metric=same).compile(student(), trainset=EXAMPLES)
+        before = engine.num_calls
+        optimizer(tmp_path, metric=counting(exact_match)).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == before
+        with pytest.raises(ValueError, match="metric"):
+            optimizer(tmp_path, metric=other).compile(student(), trainset=EXAMPLES)
+
+    def test_an_argument_that_was_set_later_is_taken(self, tmp_path, engine):
+        reorder = optimizer()
+        reorder.update, reorder.log_dir, reorder.max_metric_calls = "ema", str(tmp_path / "log"), 100
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.settings["update"]["name"] == "ema"
+        assert (tmp_path / "log" / "report.json").exists()
 
     def test_is_the_same_in_every_process(self):
         code = (
@@ -587,6 +622,12 @@ class TestLargerBudget:
         optimizer(tmp_path, max_metric_calls=needed).compile(student(), trainset=EXAMPLES)
         assert "pays for no further order" not in caplog.text
         assert engine.num_calls <= needed < 500
+
+    @pytest.mark.parametrize("end", [{"stop_at_score": 0.3}, {"patience": 1}])
+    def test_nor_does_one_whose_search_had_another_end(self, tmp_path, engine, caplog, end):
+        for budget in (300, 600):
+            optimizer(tmp_path, max_metric_calls=budget, **end).compile(student(), trainset=EXAMPLES)
+        assert "pays for no further order" not in caplog.text
 
     def test_from_auto_to_a_number(self, tmp_path, engine):
         optimizer(tmp_path, max_metric_calls=None).compile(student(3), trainset=EXAMPLES[:30])
