@@ -185,6 +185,7 @@ def prepare(
         TypeError, ValueError: for bad arguments.
     """
     valset = [] if valset is None else valset
+    _check_hooks(optimizer)
     check_student(student)
     check_examples("trainset", trainset)
     check_examples("valset", valset)
@@ -215,6 +216,15 @@ def prepare(
         num_distinct=slots.space.num_distinct,
     )
     return Job(optimizer, seed, program, slots, splits, plan, original)
+
+
+def _check_hooks(optimizer: Optimizer) -> None:
+    """Raise where a user's subclass keeps something under the name of a method that a compile calls."""
+    for hook in ("arguments", "plan", "setup", "check", "finished"):
+        if not callable(getattr(optimizer, hook)):
+            raise TypeError(
+                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
+            )
 
 
 def _warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) -> None:

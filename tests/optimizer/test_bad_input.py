@@ -330,3 +330,15 @@ def test_one_prompt_only(engine, caplog):
     assert compiled.demos == program.demos
     assert "nothing to order" in caplog.text
     assert engine.num_calls == 0
+
+
+@pytest.mark.parametrize("hook", ["finished", "plan", "setup", "check", "arguments"])
+def test_an_attribute_of_a_subclass_that_hides_a_method_is_named(engine, hook):
+    class Own(PLReorder):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            setattr(self, hook, False)
+
+    with pytest.raises(TypeError, match=f"Own.{hook} must be the method"):
+        Own(exact_match, display_progress=False).compile(student(), trainset=EXAMPLES)
+    assert engine.num_calls == 0
