@@ -17,6 +17,7 @@ from plr_dspy.compilation.engine import Compilation
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate
 from plr_dspy.optimizer.job import Job, Optimizer, prepare
+from plr_dspy.optimizer.log_lines import PACKAGE
 from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.optimizer.session import Session, session
@@ -31,8 +32,6 @@ from plr_dspy.scoring.objectives import SearchObjective
 logger = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
-
-PACKAGE = __name__.partition(".")[0]
 
 FOUND = {"report", "best_program"}
 """Attributes that hold what a compile has found."""
@@ -111,7 +110,7 @@ class Reorderer(Teleprompter, Optimizer):
         # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
         ours = [kind for kind in type(self).__mro__ if kind.__module__.startswith(f"{PACKAGE}.")]
         known = {name for kind in ours for name in signature(kind).parameters} - NOT_DECIDING
-        return {name: _plain(value) for name, value in vars(self).items() if name in known}
+        return {name: as_plain_data(value) for name, value in vars(self).items() if name in known}
 
     def compile(
         self,
@@ -233,8 +232,8 @@ class Reorderer(Teleprompter, Optimizer):
             logger.info("%s", result(self.report))
 
 
-def _plain(value: Any) -> Any:
+def as_plain_data(value: Any) -> Any:
     """An argument as plain data."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): as_plain_data(part) for key, part in value.items()}
     return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from plr_dspy.compilation.assembly import new_search
 from plr_dspy.compilation.budget import BUDGETS, Plan, make_plan
-from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.optimizer.base import Reorderer, as_plain_data
 from plr_dspy.optimizer.job import Job, Setup, by_metric
 from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.programs.calls import Metric
@@ -137,7 +137,9 @@ class PLReorder(Reorderer):
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
         rule = update_rule(self.update)  # which may have been set since
-        return {**super().arguments(), "update": {"name": rule.name, **_parameters(rule)}}
+        names: list[str] = [field.name for field in fields(rule)] if is_dataclass(rule) else []
+        parameters = {name: getattr(rule, name) for name in names}
+        return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
         """Lay out a compile."""
@@ -181,10 +183,3 @@ def _probability(name: str, value: Any) -> float:
             f"{name} must lie between 0 and 1, such as 0.9 to change only what is sure; got {value!r}"
         )
     return chosen
-
-
-def _parameters(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass as plain data; those of other objects are not known."""
-    plain = (bool, int, float, str, type(None))
-    parameters = {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else {}
-    return {name: v if isinstance(v, plain) else repr(v) for name, v in parameters.items()}

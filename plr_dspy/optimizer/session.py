@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +67,6 @@ def session(
         ) as bar,
         Interrupts() as interrupts,
     ):
-        received: threading.Event = interrupts.received
         evaluator = ProgramEvaluator(
             job.program,
             job.slots,
@@ -78,6 +76,6 @@ def session(
             num_threads=num_threads,
             max_errors=max_errors,
             on_cell=bar.advance,
-            interrupted=received,
+            interrupted=interrupts.received,
         )
         yield Session(CellScorer(evaluator, max_metric_calls=job.plan.call_limit), checkpoint, bar)

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Trial
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
+from plr_dspy.search.loop import Objective
 
 logger = logging.getLogger(__name__)
 
 
-class SearchObjective(Protocol):
+class SearchObjective(Objective, Protocol):
     """Scores orderings for a search, and can go on where another one was stopped.
 
     Attributes:
@@ -21,16 +22,6 @@ class SearchObjective(Protocol):
     """
 
     deadline: float | None
-
-    @property
-    def program_calls(self) -> int:
-        """Program calls that the search has made so far."""
-
-    def cost(self, orderings: Sequence[Ordering]) -> int:
-        """Program calls that scoring these orderings would make, at most."""
-
-    def __call__(self, orderings: Sequence[Ordering]) -> list[Trial]:
-        """Score orderings; the trials come in the same order, fewer of them when the time is up."""
 
     def scores(self) -> Mapping[Ordering, Mapping[int, float]]:
         """Scores by example that a final choice may go by, beside those of the comparison; costs nothing."""
