@@ -107,6 +107,23 @@ def chat_response(text: str, *, prompt_tokens: int = 10, logprobs: Any = None) -
     )
 
 
+def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
+    """Log-probabilities of a chat reply: at each place the likeliest of some tokens was said."""
+
+    def told(token: str, p: float) -> dict[str, Any]:
+        return {"token": token, "logprob": math.log(p) if p > 0 else -9999.0}
+
+    return {
+        "content": [
+            {
+                **told(max(top, key=top.__getitem__), max(top.values())),
+                "top_logprobs": [told(token, p) for token, p in top.items()],
+            }
+            for top in tokens
+        ]
+    }
+
+
 def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
     """Examples ``question -> answer`` with few answers."""
     return [
@@ -225,12 +242,4 @@ class LabelEngine:
             else {label: share for label, share in zip(self.labels, p, strict=True) if share > 0}
             for i, token in enumerate(tokens)
         ]
-        content = [
-            {
-                "token": token,
-                "logprob": math.log(top[token]),
-                "top_logprobs": [{"token": t, "logprob": math.log(share)} for t, share in top.items()],
-            }
-            for token, top in zip(tokens, tops, strict=True)
-        ]
-        return chat_response("".join(tokens), logprobs={"content": content})
+        return chat_response("".join(tokens), logprobs=logprobs_of(tops))

@@ -9,15 +9,15 @@ from typing import Any
 import dspy
 
 from plr_dspy.label_probabilities.servers import (
-    NUM_ALTERNATIVES,
     NoProbabilities,
     TokenServers,
+    asking_for_probabilities,
     refusals_told,
     without_probabilities,
 )
-from plr_dspy.label_probabilities.tokens import Array, Position, from_alternatives, label_position, path
+from plr_dspy.label_probabilities.tokens import Array, masses_in_reply, positions_of
 from plr_dspy.lm.engines import CompletionEngine
-from plr_dspy.lm.finite_outputs import finite_output
+from plr_dspy.lm.finite_outputs import finite_output, label_text
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 
 
@@ -75,17 +75,15 @@ class LabelProbe(dspy.Adapter):
             masses = self._servers.masses(lm, prompt, list(labels))
         else:
             shown, reply = self._reply(lm, lm_kwargs, signature, demos, inputs)
-            positions = _positions(reply)
+            positions = positions_of(reply.get("logprobs") if isinstance(reply, Mapping) else None)
             if not positions:
                 raise without_probabilities(lm, self._purpose)
             try:
                 answer = dict(self._adapter.parse(shown, reply["text"]))
             except Exception:  # A reply that cannot be read may still tell what was likely.
                 answer = {}
-            told = [text for text, value in labels.items() if name in answer and value == answer[name]]
-            start = label_position(positions, list(labels), told[0] if told else None, name=name)
-            follow = path(positions, start)
-            masses = from_alternatives(positions[start].alternatives, list(labels), follow=follow)
+            told = label_text(labels, answer.get(name))
+            masses, _ = masses_in_reply(positions, list(labels), told, name=name)
         if not masses.sum() > 0:
             raise NoLabel(f"none of the labels {list(labels)} is among the likeliest tokens of {lm.model}")
         self.found.append(masses / masses.sum())
@@ -102,22 +100,10 @@ class LabelProbe(dspy.Adapter):
 
         adapter._call_postprocess = postprocess  # No other place sees replies before they are parsed.
         with refusals_told(lm, self._purpose):
-            adapter(lm, {**lm_kwargs, "logprobs": True, "top_logprobs": NUM_ALTERNATIVES}, *call)
+            adapter(lm, asking_for_probabilities(lm, lm_kwargs), *call)
         if not seen:
             raise NoProbabilities(
                 f"{self._purpose} needs an adapter that makes one LM call; {type(self._adapter).__name__} does not: "
                 "use dspy.ChatAdapter, dspy.JSONAdapter or PlainTextAdapter"
             )
         return seen[0]
-
-
-def _positions(reply: Any) -> list[Position]:
-    """Return the positions of a reply in any of DSPy's shapes; an empty list where it has no log-probabilities."""
-    logprobs = reply.get("logprobs") if isinstance(reply, Mapping) else None
-    return [
-        Position(
-            place.token,
-            {place.token: place.logprob, **{top.token: top.logprob for top in place.top_logprobs or ()}},
-        )
-        for place in getattr(logprobs, "content", None) or []
-    ]

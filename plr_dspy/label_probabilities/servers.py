@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import dspy
 from dspy import lm15
-from dspy.utils.exceptions import LMInvalidRequestError, LMUnsupportedFeatureError, LMUnsupportedModelError
+from dspy.utils.exceptions import (
+    AdapterParseError,
+    LMInvalidRequestError,
+    LMUnsupportedFeatureError,
+    LMUnsupportedModelError,
+)
 
 from plr_dspy.label_probabilities.continuations import Continuations
 from plr_dspy.label_probabilities.tokens import Alternatives, Array, Token, from_alternatives
@@ -150,11 +155,28 @@ def refusals_told(lm: Any, purpose: str | None) -> Iterator[None]:
     """
     try:
         yield
-    except (LMInvalidRequestError, LMUnsupportedFeatureError) as error:
-        refused = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        if purpose is None or not refused:
+    except Exception as error:
+        if purpose is None or not is_refusal(error):
             raise
         raise without_probabilities(lm, purpose) from error
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell whether an LM that was asked for log-probabilities refuses to give them.
+
+    Providers say so by errors of many types, and LMs of the user's own may not take the arguments; all name them.
+    """
+    if isinstance(error, AdapterParseError):  # It repeats the reply, which may hold any word.
+        return False
+    return isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+
+
+def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an LM call, and those that ask for the likeliest tokens at each position."""
+    if getattr(lm, "model_type", "chat") == "text":  # Plain completions say it by a number.
+        return {**lm_kwargs, "logprobs": NUM_ALTERNATIVES}
+    wanted = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
+    return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
 
 
 def without_probabilities(lm: Any, purpose: str) -> NoProbabilities:

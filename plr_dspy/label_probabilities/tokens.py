@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,46 @@ class Position(NamedTuple):
 
     token: str
     alternatives: Alternatives
+
+
+def positions_of(logprobs: Any) -> list[Position]:
+    """Return the positions of a reply from its log-probabilities, in the shape of chat or of plain completions.
+
+    Args:
+        logprobs: What DSPy gives as "logprobs"; None and empty ones make an empty list.
+    """
+    content = _part(logprobs, "content")
+    if content is None:
+        tokens, values = _part(logprobs, "tokens") or [], _part(logprobs, "token_logprobs") or []
+        tops = _part(logprobs, "top_logprobs") or [None] * len(tokens)
+        places = [
+            (token, {token: v, **(top or {})}) for token, v, top in zip(tokens, values, tops, strict=False)
+        ]
+    else:
+        places = [
+            (place.token, {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))})
+            for place in content
+        ]
+    return [
+        Position(token, {text: value for text, value in alternatives.items() if value is not None})
+        for token, alternatives in places
+    ]
+
+
+def _part(logprobs: Any, name: str) -> Any:
+    return logprobs.get(name) if isinstance(logprobs, Mapping) else getattr(logprobs, name, None)
+
+
+def masses_in_reply(
+    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
+) -> tuple[Array, Alternatives]:
+    """Return the probabilities ``[L]`` of labels where a reply answers with one, and the likeliest tokens there.
+
+    Takes what `label_position` does, of a reply that has positions.
+    """
+    start = label_position(positions, labels, answered, name=name)
+    alternatives = positions[start].alternatives
+    return from_alternatives(alternatives, labels, follow=path(positions, start)), alternatives
 
 
 def from_alternatives(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from dspy.adapters.utils import annotation_allows_none, get_annotation_name
@@ -30,6 +31,11 @@ def labels_of(annotation: Any) -> dict[str, Any] | None:
     else:
         return None
     return {one_block(str(getattr(value, "value", value))): value for value in values}
+
+
+def label_text(labels: Mapping[str, Any], value: Any) -> str | None:
+    """Return what demos call a value, given all labels as `labels_of` does; None for what is none of them."""
+    return next((text for text, each in labels.items() if type(each) is type(value) and each == value), None)
 
 
 def one_block(text: str) -> str:

@@ -14,6 +14,7 @@ from plr_dspy import PlainTextAdapter
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.label_probabilities.adapter import LabelProbe
+from plr_dspy.label_probabilities.reader import LogprobRequests, reading
 from plr_dspy.label_probabilities.servers import TokenServers
 
 REVIEWS = load_reviews("train")
@@ -81,6 +82,19 @@ def test_chat_replies(server, route):
     """The model does not speak the format; what it says first is read all the same."""
     found, _ = asked(server.lm(route, cache=False, max_tokens=8), Sentiment, PlainTextAdapter())
     assert found.sum() == pytest.approx(1.0)
+
+
+def test_those_of_a_programs_own_call(server):
+    """Greedy answers are the likeliest label, and the probabilities are those of the probe."""
+    lm, adapter = server.lm(cache=False), PlainTextAdapter()
+    labels = {"negative": "negative", "positive": "positive"}
+    reader = reading(adapter, "sentiment", labels, requests=LogprobRequests())
+    with dspy.context(lm=lm, adapter=reader):
+        answer = program()(review=REVIEWS[20].review)
+    (found,) = reader.readings
+    p = np.exp(found.log_probabilities)
+    assert answer.sentiment == found.label == list(labels)[int(p.argmax())]
+    np.testing.assert_allclose(p, asked(lm, Sentiment, adapter)[0], atol=0.02)
 
 
 def test_a_method_that_lives_on_them(server, tmp_path):

@@ -1,0 +1,236 @@
+"""Reads the log-probabilities of labels that come with a program's own calls, which stay as they are."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import dspy
+import numpy as np
+from dspy.utils.exceptions import AdapterParseError
+from scipy.special import log_softmax
+
+from plr_dspy.label_probabilities.servers import asking_for_probabilities, is_refusal
+from plr_dspy.label_probabilities.tokens import Position, masses_in_reply, positions_of
+from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
+
+LEAST = -30.0
+"""The smallest log-probability that is believed: servers write -9999 for what they do not compute."""
+
+
+class Reading(NamedTuple):
+    """What one reply says of labels.
+
+    Attributes:
+        label: The label that was answered, as demos call it.
+        log_probabilities: Of all labels ``[L]``, normalised over them. One that is not among the likeliest tokens
+            has the smallest of these, which is an upper bound.
+    """
+
+    label: str
+    log_probabilities: tuple[float, ...]
+
+
+class LogprobRequests:
+    """Decides whether log-probabilities are asked for: until an endpoint refuses them, or its first reply has none.
+
+    One is shared by all calls of a compile; threads may share it. Until a first reply has come, calls that ask
+    follow one another, so that an endpoint refuses one request at most.
+
+    Attributes:
+        wanted: Whether calls ask; it can be switched off.
+        given: Whether any reply had them.
+        reason: Why they are no longer asked for; empty otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = True
+        self.given = False
+        self.reason = ""
+        self._accepted = False
+        self._lock = threading.RLock()  # Coroutines of one thread pass together.
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Wait until it is known whether to ask, or for the turn to find out; yield whether to ask."""
+        with ExitStack() as stack:
+            if self.wanted and not self._accepted:
+                stack.enter_context(self._lock)
+                if not self.wanted or self._accepted:
+                    stack.close()
+            yield self.wanted
+
+    def note_reply(self, lm: Any, *, given: bool) -> None:
+        """Note that a call that asked was answered."""
+        with self._lock:
+            self._accepted = True
+            self.given = self.given or given
+            if not self.given:
+                self._stop(f"{lm.model} gives no log-probabilities")
+
+    def note_error(self, lm: Any, error: Exception) -> bool:
+        """Note the error of a call that asked; return whether it is to be made again without asking."""
+        with self._lock:
+            if isinstance(error, AdapterParseError):  # of a reply
+                self._accepted = True
+            if self.given or not is_refusal(error):
+                return False
+            self._stop(f"{lm.model} refuses requests for log-probabilities")
+            return True
+
+    def _stop(self, reason: str) -> None:
+        self.wanted = False
+        self.reason = self.reason or reason
+
+
+class _Reader:
+    """Comes before an adapter's own type, and reads what its calls return.
+
+    Attributes:
+        readings: One for each call with the output; None where a reply says nothing of labels.
+    """
+
+    readings: list[Reading | None]
+    _name: str
+    _labels: Mapping[str, Any]
+    _requests: LogprobRequests
+
+    def __call__(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Make the adapter's own call; with the output in the signature, ask for log-probabilities and read them."""
+        make_call: Any = super().__call__  # type: ignore[misc]
+        with self._asking(lm, lm_kwargs, signature) as asking:
+            if asking is not None:
+                try:
+                    return self._read(lm, lm_kwargs, make_call(lm, asking, signature, demos, inputs))
+                except Exception as error:
+                    if not self._requests.note_error(lm, error):
+                        raise
+        values: list[dict[str, Any]] = make_call(lm, lm_kwargs, signature, demos, inputs)
+        return values
+
+    async def acall(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Do what `__call__` does, with the LM's async call."""
+        make_call: Any = super().acall  # type: ignore[misc]
+        with self._asking(lm, lm_kwargs, signature) as asking:
+            if asking is not None:
+                try:
+                    return self._read(lm, lm_kwargs, await make_call(lm, asking, signature, demos, inputs))
+                except Exception as error:
+                    if not self._requests.note_error(lm, error):
+                        raise
+        values: list[dict[str, Any]] = await make_call(lm, lm_kwargs, signature, demos, inputs)
+        return values
+
+    @contextmanager
+    def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
+        """Yield the arguments of an LM call that asks; None for a call that is none of ours."""
+        outputs = signature.output_fields
+        ours = self._name in outputs and "logprobs" not in outputs
+        if not ours or labels_of(without_none(outputs[self._name].annotation)) != self._labels:
+            yield None
+            return
+        with self._requests.turn() as wanted:
+            if not wanted:
+                yield None
+                return
+            with _light_history(keep=_asks_itself(lm, lm_kwargs)):
+                yield asking_for_probabilities(lm, lm_kwargs)
+
+    def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Keep what the first of the returned values says; return the values as they are without asking."""
+        first = values[0] if values else {}
+        positions = positions_of(first.get("logprobs"))
+        self._requests.note_reply(lm, given=any(len(place.alternatives) > 1 for place in positions))
+        label = label_text(self._labels, first.get(self._name))
+        self.readings.append(
+            None if label is None else _reading_of(positions, list(self._labels), label, name=self._name)
+        )
+        if not _asks_itself(lm, lm_kwargs):
+            for value in values:
+                value.pop("logprobs", None)
+        return values
+
+
+def reading(adapter: dspy.Adapter, name: str, labels: Mapping[str, Any], *, requests: LogprobRequests) -> Any:
+    """Return a copy of an adapter that reads the log-probabilities of labels from the replies to its own calls.
+
+    It is of a subclass of the adapter's type, and makes the calls that the adapter makes, but for one that the
+    endpoint refuses.
+
+    Args:
+        adapter: Stays as it is.
+        name: The output field whose calls are read; calls with other signatures pass through.
+        labels: The values of this field by what demos call them, as in `labels_of`.
+        requests: Decides whether log-probabilities are asked for.
+
+    Returns:
+        The copy. Its `readings` hold a `Reading`, or None, for each call that asked.
+    """
+    reader = copy.copy(adapter)
+    reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
+    vars(reader).update(readings=[], _name=name, _labels=dict(labels), _requests=requests)
+    return reader
+
+
+@functools.cache
+def _reading_type(kind: type) -> type:
+    # Errors name the type of the adapter, which is the user's.
+    made = type(kind.__name__, (_Reader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    for name in {"format", "parse"} & vars(made).keys():
+        delattr(made, name)  # DSPy wraps those of a subclass once more, and would call callbacks twice.
+    return made
+
+
+def _reading_of(
+    positions: Sequence[Position], labels: Sequence[str], label: str, *, name: str
+) -> Reading | None:
+    """Return what a reply says of labels; None where none is among the likeliest tokens, or only one token is told."""
+    if not positions:
+        return None
+    masses, alternatives = masses_in_reply(positions, labels, label, name=name)
+    if len(alternatives) < 2 or not masses.any():
+        return None
+    least = np.full(len(labels), min(alternatives.values()))
+    known = np.log(masses, out=least, where=masses > 0)
+    return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()))
+
+
+def _asks_itself(lm: Any, lm_kwargs: Mapping[str, Any]) -> bool:
+    """Whether the program asks for log-probabilities on its own account."""
+    return bool({**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"))
+
+
+@contextmanager
+def _light_history(*, keep: bool) -> Iterator[None]:
+    """Take log-probabilities out of the entries that calls in this context leave in DSPy's histories.
+
+    Thousands of entries with thousands of tokens each would fill the memory.
+
+    Args:
+        keep: Leaves them as they are.
+    """
+    record = SimpleNamespace(history=[])  # DSPy writes each entry to the histories of all that are calling.
+    callers = [] if keep else [record]
+    try:
+        with dspy.context(caller_modules=[*callers, *(dspy.settings.caller_modules or [])]):
+            yield
+    finally:
+        for entry in record.history:
+            entry["response"] = None
+            entry["outputs"] = [_without_logprobs(output) for output in entry["outputs"]]
+
+
+def _without_logprobs(output: Any) -> Any:
+    if not isinstance(output, dict):
+        return output
+    rest = {name: value for name, value in output.items() if name != "logprobs"}
+    return rest["text"] if rest.keys() == {"text"} else rest

@@ -1,0 +1,348 @@
+"""Log-probabilities of labels that come with a program's own calls, which must stay as they would be without."""
+
+import asyncio
+import enum
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Literal
+
+import dspy
+import pytest
+from dspy import lm15
+from dspy.utils.exceptions import AdapterParseError, LMInvalidRequestError
+from fakes import chat_response, logprobs_of
+
+from plr_dspy import PlainTextAdapter
+from plr_dspy.label_probabilities.reader import LEAST, LogprobRequests, reading
+from plr_dspy.lm.finite_outputs import labels_of
+
+SENTIMENT = Literal["negative", "positive"]
+
+
+class Scripted:
+    """Says the same tokens to everyone, with the alternatives of each where it is asked for them.
+
+    Args:
+        *tokens: Each a text, or the probabilities of what might have stood there; the likeliest one is said.
+        refusal: Raised where log-probabilities are asked for.
+        logprobs: Off, replies come without.
+    """
+
+    def __init__(self, *tokens, refusal=None, logprobs=True):
+        self.tokens = [token if isinstance(token, dict) else {token: 0.9, "Hm": 0.01} for token in tokens]
+        self.refusal, self.logprobs = refusal, logprobs
+        self.requests = []
+
+    def complete(self, request):
+        asked = request.config.logprobs
+        self.requests.append(asked)
+        if asked is not None and self.refusal is not None:
+            raise self.refusal
+        text = "".join(max(top, key=top.get) for top in self.tokens)
+        told = asked is not None and self.logprobs
+        return chat_response(text, logprobs=logprobs_of(self.tokens) if told else None)
+
+    def lm(self, **options):
+        return dspy.LM("fake/x", engine=self, async_engine=Async(self), **{"cache": False, **options})
+
+
+class Async:
+    def __init__(self, engine):
+        self.engine = engine
+
+    async def complete(self, request):
+        return self.engine.complete(request)
+
+
+def chat(*answer, name="label"):
+    return Scripted(f"[[ ## {name} ## ]]\n", *answer, "\n\n[[ ## completed ## ]]")
+
+
+REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
+CONFIDENT = {"positive": 0.9, "negative": 0.06, "Positive": 0.02, "the": 0.001}
+
+
+def asked(engine, adapter=None, *, kind=SENTIMENT, program=None, requests=None, lm=None, **inputs):
+    """What a program answers, and what was read on the way."""
+    program = program or dspy.Predict(
+        dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
+    )
+    reader = reading(
+        adapter or dspy.ChatAdapter(), "label", labels_of(kind), requests=requests or LogprobRequests()
+    )
+    with dspy.context(lm=lm or engine.lm(), adapter=reader):
+        return program(**(inputs or {"text": "good"})), reader.readings
+
+
+def probabilities(found):
+    return [math.exp(value) for value in found.log_probabilities]
+
+
+class TestReading:
+    def test_chat(self):
+        engine = chat(CONFIDENT)
+        answer, (found,) = asked(engine)
+        assert answer.toDict() == {"label": "positive"}
+        assert found.label == "positive"
+        assert probabilities(found) == pytest.approx([0.06 / 0.98, 0.92 / 0.98])
+        assert engine.requests == [20]
+
+    def test_the_label_comes_after_the_reasoning(self):
+        engine = Scripted(
+            "[[ ## reasoning ## ]]\n",
+            {"negative": 0.7, "positive": 0.3},
+            " words\n\n[[ ## label ## ]]\n",
+            CONFIDENT,
+        )
+        program = dspy.ChainOfThought(
+            dspy.Signature("text -> label").with_updated_fields("label", type_=SENTIMENT)
+        )
+        answer, (found,) = asked(engine, program=program)
+        assert set(answer.keys()) == {"reasoning", "label"}
+        assert probabilities(found)[1] == pytest.approx(0.92 / 0.98)
+
+    def test_json(self):
+        engine = Scripted('{"', "label", '": "', CONFIDENT, '"}')
+        _, (found,) = asked(engine, dspy.JSONAdapter())
+        assert probabilities(found)[1] == pytest.approx(0.92 / 0.98)
+
+    def test_json_after_chat_could_not_be_read(self):
+        engine = Scripted('{"label": "', CONFIDENT, '"}')
+        answer, (found,) = asked(engine)
+        assert answer.label == found.label == "positive"
+        assert len(engine.requests) == 2  # as many as without
+
+    def test_plain_text(self):
+        engine = Scripted({" positive": 0.6, " negative": 0.4})
+        _, (found,) = asked(engine, PlainTextAdapter())
+        assert probabilities(found) == pytest.approx([0.4, 0.6])
+
+    def test_the_responses_endpoint(self):
+        engine = chat(CONFIDENT)
+        _, (found,) = asked(engine, lm=engine.lm(model_type="responses"))
+        assert probabilities(found)[1] == pytest.approx(0.92 / 0.98)
+
+    def test_a_bool(self):
+        answer, (found,) = asked(chat({"True": 0.8, "False": 0.2}), kind=bool)
+        assert answer.label is True
+        assert (found.label, probabilities(found)) == ("True", pytest.approx([0.8, 0.2]))
+
+    def test_an_enum(self):
+        class Mood(enum.Enum):
+            GOOD = "fine"
+            BAD = "awful"
+
+        answer, (found,) = asked(chat({"awful": 0.75, "fine": 0.25}), kind=Mood)
+        assert answer.label is Mood.BAD
+        assert (found.label, probabilities(found)) == ("awful", pytest.approx([0.25, 0.75]))
+
+    def test_labels_that_share_their_first_token_are_followed(self):
+        engine = chat({"very ": 0.8, "neutral": 0.2}, {"good": 0.75, "bad": 0.25})
+        _, (found,) = asked(engine, kind=Literal["very bad", "very good", "neutral"])
+        assert probabilities(found) == pytest.approx([0.2, 0.6, 0.2])
+
+    def test_an_unlikely_label_has_what_the_unlikeliest_token_has(self):
+        _, (found,) = asked(
+            chat({"positive": 0.9, "negative": 0.09, "the": 0.01}),
+            kind=Literal["negative", "positive", "mixed"],
+        )
+        assert probabilities(found) == pytest.approx([0.09, 0.9, 0.01])
+
+    def test_what_a_server_does_not_compute_is_not_believed(self):
+        _, (found,) = asked(chat({"positive": 1.0, "negative": 0.0}))
+        assert found.log_probabilities == pytest.approx((LEAST, 0.0))
+
+    def test_no_label_among_the_likeliest_tokens(self):
+        tokens = {" ]]\npositive": 0.9, " ]]\nnegative": 0.1}  # None of them begins like a label.
+        answer, readings = asked(Scripted("[[ ## label ##", tokens))
+        assert (answer.label, readings) == ("positive", [None])
+
+    def test_the_first_of_several_completions(self):
+        answer, readings = asked(
+            chat(CONFIDENT), program=dspy.Predict("text -> label: Literal['negative', 'positive']", n=3)
+        )
+        assert len(readings) == 1
+        assert [completion.toDict() for completion in map(answer.completions.__getitem__, range(3))] == [
+            {"label": "positive"}
+        ] * 3
+
+    def test_async(self):
+        engine = chat(CONFIDENT)
+        reader = reading(dspy.ChatAdapter(), "label", labels_of(SENTIMENT), requests=LogprobRequests())
+        program = dspy.Predict("text -> label: Literal['negative', 'positive']")
+
+        async def both():
+            with dspy.context(lm=engine.lm(), adapter=reader):
+                return await asyncio.gather(program.acall(text="a"), program.acall(text="b"))
+
+        assert [answer.toDict() for answer in asyncio.run(both())] == [{"label": "positive"}] * 2
+        assert [found.label for found in reader.readings] == ["positive"] * 2
+        assert engine.requests == [20, 20]
+
+
+class TestTheProgramStaysAsItIs:
+    @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter(), PlainTextAdapter()])
+    def test_the_type(self, adapter):
+        first, second = (
+            reading(adapter, "label", {"a": "a", "b": "b"}, requests=LogprobRequests()) for _ in range(2)
+        )
+        assert isinstance(first, type(adapter))
+        assert type(first) is type(second) is not type(adapter)
+        assert "readings" not in vars(adapter)
+
+    @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter])
+    def test_callbacks_are_called_as_often(self, adapter):
+        class Counting(dspy.utils.BaseCallback):
+            def __init__(self):
+                self.calls = []
+
+            def on_adapter_format_start(self, call_id, instance, inputs):
+                self.calls.append("format")
+
+            def on_adapter_parse_start(self, call_id, instance, inputs):
+                self.calls.append("parse")
+
+        engine = Scripted(
+            *{
+                dspy.ChatAdapter: ("[[ ## label ## ]]\npositive",),
+                dspy.JSONAdapter: ('{"label": "positive"}',),
+                PlainTextAdapter: ("positive",),
+            }[adapter]
+        )
+        without, counted = Counting(), Counting()
+        with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[without])):
+            dspy.Predict("text -> label: Literal['negative', 'positive']")(text="good")
+        asked(engine, adapter(callbacks=[counted]))
+        assert counted.calls == without.calls != []
+
+    def test_other_signatures_pass(self):
+        for signature in ("text -> label", "text -> other: Literal['negative', 'positive']"):
+            name = signature.split()[2].rstrip(":")
+            engine = chat(CONFIDENT, name=name)
+            _, readings = asked(engine, program=dspy.Predict(signature))
+            assert (readings, engine.requests) == ([], [None])
+
+    @pytest.mark.parametrize("where", ["program", "lm"])
+    def test_log_probabilities_that_the_user_asked_for_stay(self, where):
+        engine, wanted = chat(CONFIDENT), {"logprobs": True, "top_logprobs": 30}
+        program = dspy.Predict(
+            "text -> label: Literal['negative', 'positive']", **(wanted if where == "program" else {})
+        )
+        answer, (found,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
+        assert answer.logprobs.content[1].token == "positive"
+        assert found.label == "positive"
+        assert engine.requests == [30]
+
+    def test_an_output_of_this_name_stays(self):
+        engine = Scripted("[[ ## label ## ]]\n", CONFIDENT, "\n\n[[ ## logprobs ## ]]\nmany")
+        program = dspy.Predict("text -> label: Literal['negative', 'positive'], logprobs")
+        answer, readings = asked(engine, program=program)
+        assert (answer.logprobs, readings) == ("many", [])
+
+    def test_an_answer_cached_without_is_not_taken_for_one_with(self):
+        engine = chat(CONFIDENT)
+        lm = engine.lm(cache=True)
+        program = dspy.Predict("text -> label: Literal['negative', 'positive']")
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+            program(text="cached")
+        for _ in range(2):
+            _, (found,) = asked(engine, lm=lm, text="cached")
+            assert found.label == "positive"
+        assert engine.requests == [None, 20]
+
+    def test_histories_tell_what_was_said_without_the_tokens(self, capsys):
+        engine = chat(CONFIDENT)
+        lm = engine.lm()
+        program = dspy.Predict("text -> label: Literal['negative', 'positive']")
+        asked(engine, program=program, lm=lm)
+        (entry,) = lm.history
+        assert program.history == [entry]
+        assert "logprob" not in str(entry["outputs"]) + str(entry["response"])
+        assert entry["outputs"] == ["[[ ## label ## ]]\npositive\n\n[[ ## completed ## ]]"]
+        assert entry["usage"]["completion_tokens"] == 5
+        lm.inspect_history()
+        assert "positive" in capsys.readouterr().out
+
+    def test_replies_that_cannot_be_read_raise_as_ever(self):
+        engine = Scripted("no fields, no logprobs")
+        requests = LogprobRequests()
+        with pytest.raises(AdapterParseError):
+            asked(engine, dspy.ChatAdapter(use_json_adapter_fallback=False), requests=requests)
+        assert engine.requests == [20]
+        assert requests.wanted
+
+
+class TestEndpointsThatGiveNone:
+    @pytest.mark.parametrize("error", [REFUSAL, lm15.UnsupportedFeatureError("no", feature="x")])
+    def test_a_refusal_costs_one_request_in_all(self, error):
+        engine = chat(CONFIDENT)
+        engine.refusal = error
+        requests = LogprobRequests()
+        for _ in range(3):
+            answer, readings = asked(engine, requests=requests)
+            assert (answer.label, readings) == ("positive", [])
+        assert engine.requests == [20, None, None, None]
+        assert (requests.wanted, requests.reason) == (False, "fake/x refuses requests for log-probabilities")
+
+    @pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")
+    def test_an_lm_that_takes_no_such_arguments(self):
+        class Old(dspy.BaseLM):
+            def forward(self, prompt=None, messages=None, temperature=None, max_tokens=None):
+                return chat_reply("[[ ## label ## ]]\npositive")
+
+        requests = LogprobRequests()
+        answer, _ = asked(None, lm=Old("old"), requests=requests)
+        assert answer.label == "positive"
+        assert requests.reason == "old refuses requests for log-probabilities"
+
+    def test_many_threads_are_refused_once(self):
+        engine = chat(CONFIDENT)
+        engine.refusal = REFUSAL
+        requests, together = LogprobRequests(), threading.Barrier(8)
+
+        def call(_):
+            together.wait()
+            return asked(engine, requests=requests)[0].label
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(call, range(8))) == {"positive"}
+        assert engine.requests.count(20) == 1
+        assert engine.requests.count(None) == 8
+
+    def test_replies_without(self):
+        engine = chat(CONFIDENT)
+        engine.logprobs = False
+        requests = LogprobRequests()
+        for _ in range(3):
+            asked(engine, requests=requests)
+        assert engine.requests == [20, None, None]
+        assert requests.reason == "fake/x gives no log-probabilities"
+
+    def test_once_given_errors_are_errors(self):
+        engine, requests = chat(CONFIDENT), LogprobRequests()
+        asked(engine, requests=requests)
+        engine.refusal = REFUSAL
+        with pytest.raises(LMInvalidRequestError):
+            asked(engine, requests=requests)
+        assert requests.wanted
+
+    def test_once_given_a_reply_without_has_no_reading(self):
+        engine, requests = chat(CONFIDENT), LogprobRequests()
+        asked(engine, requests=requests)
+        engine.logprobs = False
+        assert asked(engine, requests=requests)[1] == [None]
+        assert requests.wanted
+
+    def test_other_errors_are_errors(self):
+        engine, requests = chat(CONFIDENT), LogprobRequests()
+        engine.refusal = lm15.InvalidRequestError("the temperature is too high", status=400)
+        with pytest.raises(LMInvalidRequestError):
+            asked(engine, requests=requests)
+        assert engine.requests == [20]
+
+
+def chat_reply(text):
+    choice = SimpleNamespace(message=SimpleNamespace(content=text), finish_reason="stop")
+    return SimpleNamespace(choices=[choice], usage={}, model="old")
