@@ -173,9 +173,7 @@ class MetricWork:
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Return a cell with the metric's score."""
-        shown = self._examples[example]
-        if type(shown) is dspy.Example:
-            shown = shown.copy()  # a program or metric that writes to it must not reach the trainset
+        shown = own_copy(self._examples[example])
         prediction = answer(program, shown)
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
@@ -183,6 +181,11 @@ class MetricWork:
         score = as_score(self._metric(shown, prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
         return Cell(score)
+
+
+def own_copy(example: dspy.Example) -> dspy.Example:
+    """Return an example for a program or metric that may write to it, which must not reach the trainset."""
+    return example.copy() if type(example) is dspy.Example else example
 
 
 def answer(program: dspy.Module, example: dspy.Example) -> Any:
