@@ -173,11 +173,18 @@ class MetricWork:
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Return a cell with the metric's score."""
+        return self._scored(*self._answered(program, example, usage))
+
+    def _answered(self, program: dspy.Module, example: int, usage: Any) -> tuple[dspy.Example, Any]:
+        """Return the example as the program was shown it, and what the program answers."""
         shown = own_copy(self._examples[example])
         prediction = answer(program, shown)
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
             prediction.set_lm_usage(usage.get_total_tokens())
+        return shown, prediction
+
+    def _scored(self, shown: dspy.Example, prediction: Any) -> Cell:
         score = as_score(self._metric(shown, prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
         return Cell(score)

@@ -22,6 +22,7 @@ class Cell:
         error: Class name of the exception.
         message: First line of its message.
         value: JSON data, where the call was not made for a score.
+        label_logprobs: Of all labels that the program might have answered with, where the call told them.
     """
 
     score: float | None
@@ -29,3 +30,4 @@ class Cell:
     error: str = ""
     message: str = ""
     value: Any = None
+    label_logprobs: tuple[float, ...] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -198,7 +199,7 @@ class Ledger:
             key = (sys.intern(fingerprint), int(example))
             score = None if record["score"] is None else 1.0 * record["score"]
             rest = {name: record[name] for name in ("outcome", "error", "message", "value") if name in record}
-            cell = Cell(score, **rest)
+            cell = Cell(score, **rest, label_logprobs=_logprobs(record))
             if key[1] < 0 or (cell.score is None and not cell.outcome and cell.value is None):
                 raise ValueError(f"it says nothing of {key}")
             known = self.cells.get(key)
@@ -212,12 +213,25 @@ class Ledger:
                 unsettled.append(key)
 
 
+def _logprobs(record: dict[str, Any]) -> tuple[float, ...] | None:
+    if "logprobs" not in record:
+        return None
+    values = record["logprobs"]
+    if not isinstance(values, list) or not values or {type(value) for value in values} - {int, float}:
+        raise ValueError(f"logprobs: expected a list of numbers, got {values!r}")
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"logprobs: expected finite numbers, got {values!r}")
+    return tuple(map(float, values))
+
+
 def _cell_record(key: CellKey, cell: Cell, tokens: dict[str, int]) -> dict[str, Any]:
     record: dict[str, Any] = {"cell": key, "score": cell.score}
     if cell.outcome:
         record |= {"outcome": cell.outcome, "error": cell.error, "message": cell.message}
     if cell.value is not None:
         record["value"] = cell.value
+    if cell.label_logprobs is not None:
+        record["logprobs"] = cell.label_logprobs
     if tokens:
         record["tokens"] = tokens
     return record
