@@ -5,6 +5,7 @@ import enum
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Literal
 
@@ -298,18 +299,21 @@ class TestEndpointsThatGiveNone:
         assert requests.reason == "old refuses requests for log-probabilities"
 
     def test_many_threads_are_refused_once(self):
-        engine = chat(CONFIDENT)
-        engine.refusal = REFUSAL
-        requests, together = LogprobRequests(), threading.Barrier(8)
+        engine, meeting = chat(CONFIDENT), threading.Barrier(2)
 
-        def call(_):
-            together.wait()
-            return asked(engine, requests=requests)[0].label
+        class Slow(Scripted):
+            def complete(self, request):
+                if request.config.logprobs is not None:
+                    with suppress(threading.BrokenBarrierError):
+                        meeting.wait(0.2)  # for another that is refused
+                return super().complete(request)
 
+        slow = Slow(*engine.tokens, refusal=REFUSAL)
+        requests = LogprobRequests()
         with ThreadPoolExecutor(8) as pool:
-            assert set(pool.map(call, range(8))) == {"positive"}
-        assert engine.requests.count(20) == 1
-        assert engine.requests.count(None) == 8
+            answers = list(pool.map(lambda _: asked(slow, requests=requests)[0].label, range(8)))
+        assert answers == ["positive"] * 8
+        assert (slow.requests.count(20), slow.requests.count(None)) == (1, 8)
 
     def test_replies_without(self):
         engine = chat(CONFIDENT)
