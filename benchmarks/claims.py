@@ -4,8 +4,9 @@ python benchmarks/claims.py                               # worlds in which no o
 python benchmarks/claims.py --good                        # an original order that is already a good one
 python benchmarks/claims.py --good --recorded FILES       # the same on answers of a real model
 
-In worlds without a common effect either each example prefers an order of its own, or every answer is a coin's: an order
-is "better" (p >= .9) by mistake there. A good original is the best of `--best-of` random orders, by all examples of the
+In worlds without a common effect either each example prefers an order of its own, or every answer is a coin's, or
+orders lean to one of two labels that have nothing to do with the examples: an order is "better" (p >= .9) by mistake
+there. A good original is the best of `--best-of` random orders, by all examples of the
 world, held-out ones included. "Changed" is the share of compiles that replaced the original order, "worse" of those
 that lost more than a point on 1,000 held-out examples (of recorded answers, on the half that is held out), "lost then"
 how much these lost.
@@ -25,6 +26,7 @@ from landscapes import (
     KINDS,
     CoinLandscape,
     Landscape,
+    LeaningLandscape,
     OwnEffectsLandscape,
     RecordedLandscape,
     Renamed,
@@ -36,7 +38,7 @@ from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.report.text import SURE
 from plr_dspy.statistics.comparisons import mean_interval
 
-MODES = ("light", "paper", "top-k")
+MODES = ("light", "logprobs", "paper", "top-k")
 FIRST_SEED = 40_000
 
 
@@ -44,6 +46,8 @@ def compiled(pool: Pool, mode: str, budget: int | None, seed: int) -> Outcome:
     """What a compile in this mode finds."""
     if mode == "top-k":
         return top_k_outcome(pool, seed, budget)
+    if mode == "logprobs":
+        return planned_outcome(pool, pool.plan("light", budget, signal=mode), "mle", seed, mode)
     return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
 
 
@@ -63,7 +67,7 @@ def nothing_to_find(
     seed: int, *, world: str, num_demos: int, num_pool: int, mode: str, budget: int
 ) -> list[float]:
     """A compile in a world without a common effect."""
-    worlds = {"own effects": OwnEffectsLandscape, "coins": CoinLandscape}
+    worlds = {"own effects": OwnEffectsLandscape, "coins": CoinLandscape, "leaning": LeaningLandscape}
     return row(seed, worlds[world](num_demos, seed, num_pool + 1_000), num_pool, mode, budget)
 
 
@@ -114,7 +118,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
-    worlds = (args.recorded or KINDS) if args.good else ("own effects", "coins")
+    worlds = (args.recorded or KINDS) if args.good else ("own effects", "coins", "leaning")
     seeds = range(args.first_seed, args.first_seed + args.compiles)
     shown = "compiles | better, p >= .9 | changed | held-out gain | worse | lost then | calls"
     print(f"| world | demos | examples | mode | {shown} |")

@@ -56,6 +56,8 @@ def methods_for(arguments: argparse.Namespace, num_train: int) -> dict[str, Meth
             methods[f"top-k {budget:,}"] = top_k(budget)
         methods[f"halving {budget:,}"] = halving(budget)
         methods[f"default {budget:,}"] = default(budget)
+        if arguments.logprobs:
+            methods[f"logprobs {budget:,}"] = default(budget, "logprobs")
     return methods
 
 
@@ -198,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[3_640])
     parser.add_argument("--curve", action="store_true", help=f"budgets {CURVE}")
     parser.add_argument("--ablation", action="store_true", help="parts taken out, at the first budget")
+    parser.add_argument("--logprobs", action="store_true", help="the default with log-probabilities as well")
     parser.add_argument("--all-updates", action="store_true", help="the paper's EMA and mixture as well")
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="recorded landscapes instead")
     parser.add_argument("--plot", type=Path, help="where to write a picture")

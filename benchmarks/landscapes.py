@@ -39,11 +39,46 @@ class Landscape(Protocol):
     classes: list[int] | None
     example_classes: list[int] | None
 
+    @property
+    def label_scores(self) -> np.ndarray:
+        """What each label scores on each example, ``[num_examples, L]``."""
+
+    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
+        """Of the labels on each example, ``[num_examples, L]``; the likeliest is the answer."""
+
     def answers(self, order: tuple[int, ...]) -> np.ndarray:
         """Whether each example is answered right: bool ``[num_examples]``."""
 
 
-class SyntheticLandscape:
+class TwoLabels:
+    """The labels of a landscape that is made of the odds of the right answer: of each example one of two is right."""
+
+    num_examples: int
+
+    def odds(self, order: tuple[int, ...]) -> np.ndarray:
+        """Log-odds of the right answer on each example, ``[num_examples]``."""
+        raise NotImplementedError
+
+    @property
+    def right_labels(self) -> np.ndarray:
+        """The right one of each example, ``[num_examples]``."""
+        return np.arange(self.num_examples) % 2
+
+    @property
+    def label_scores(self) -> np.ndarray:
+        return np.eye(2)[self.right_labels]
+
+    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
+        odds = self.odds(order)
+        right = -np.logaddexp(0.0, -odds)
+        table = np.stack([right, right - odds], axis=1)
+        return np.take_along_axis(table, np.stack([self.right_labels, 1 - self.right_labels], axis=1), axis=1)
+
+    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+        return self.odds(order) > 0
+
+
+class SyntheticLandscape(TwoLabels):
     """A random landscape.
 
     Args:
@@ -80,7 +115,11 @@ class SyntheticLandscape:
         self._own = rng.normal(0.0, 0.35, (2, num_examples))
         self._known: dict[tuple[int, ...], np.ndarray] = {}
 
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+    @property
+    def right_labels(self) -> np.ndarray:
+        return (self._label + 1) // 2
+
+    def odds(self, order: tuple[int, ...]) -> np.ndarray:
         if order not in self._known:
             orders = np.array([order])
             leaning, quality = (self._effects[target](orders)[0] for target in ("leaning", "quality"))
@@ -91,7 +130,7 @@ class SyntheticLandscape:
                 + self.QUALITY * (1 + self._own[1]) * quality
                 + self.NOISE * noise.normal(size=self.num_examples)
             )
-            self._known[order] = logits > 0
+            self._known[order] = logits
         return self._known[order]
 
     def _effect(self, kind: str, rng: np.random.Generator):
@@ -143,7 +182,7 @@ class SyntheticLandscape:
         return total
 
 
-class OwnEffectsLandscape:
+class OwnEffectsLandscape(TwoLabels):
     """What demo stands where helps or hurts each example by a table of its own, and all of them by a common one.
 
     Args:
@@ -174,15 +213,15 @@ class OwnEffectsLandscape:
         self._margin = rng.normal(0.35, 0.9, num_examples)
         self._known: dict[tuple[int, ...], np.ndarray] = {}
 
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+    def odds(self, order: tuple[int, ...]) -> np.ndarray:
         if order not in self._known:
             items, places = np.array(order), np.arange(self.num_demos)
             effects = self._common[items, places].sum() + self._own[:, items, places].sum(axis=1)
-            self._known[order] = self._margin + effects > 0
+            self._known[order] = self._margin + effects
         return self._known[order]
 
 
-class CoinLandscape:
+class CoinLandscape(TwoLabels):
     """Every answer is a coin's: right with the same chance under every order on every example.
 
     Args:
@@ -197,11 +236,37 @@ class CoinLandscape:
         self._seed, self._chance = seed, chance
         self._known: dict[tuple[int, ...], np.ndarray] = {}
 
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+    def odds(self, order: tuple[int, ...]) -> np.ndarray:
         if order not in self._known:
             rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
-            self._known[order] = rng.random(self.num_examples) < self._chance
+            self._known[order] = rng.logistic(
+                np.log(self._chance / (1 - self._chance)), size=self.num_examples
+            )
         return self._known[order]
+
+
+class LeaningLandscape(TwoLabels):
+    """Orders lean to a label by what demo stands where, and the model's odds have nothing to do with the right labels.
+
+    Args:
+        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
+        noise: Standard deviation of what order and example decide together, in logits.
+    """
+
+    classes = None
+
+    def __init__(self, num_demos: int, seed: int, num_examples: int = 1_200, *, noise: float = 0.3) -> None:
+        rng = np.random.default_rng([seed, num_demos, 99])
+        self.num_demos, self.num_examples, self._seed, self._noise = num_demos, num_examples, seed, noise
+        self._leanings = rng.normal(size=(num_demos, num_demos)) / np.sqrt(num_demos)
+        self._margin = rng.normal(size=num_examples)
+        self.example_classes = [int(label) for label in self.right_labels]
+
+    def odds(self, order: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
+        leaning = self._leanings[np.array(order), np.arange(self.num_demos)].sum()
+        noise = self._noise * rng.normal(size=self.num_examples)
+        return (2 * self.right_labels - 1) * (self._margin + leaning + noise)
 
 
 class RecordedLandscape:
@@ -215,21 +280,24 @@ class RecordedLandscape:
     def __init__(self, path: Path, seed: int) -> None:
         data = np.load(path)
         shuffled = np.random.default_rng(seed).permutation(len(data["gold"]))
-        right = data["logprobs"].astype(np.float32).argmax(-1) == data["gold"]
         self._known = {
-            tuple(int(item) for item in order): row[shuffled]
-            for order, row in zip(data["orders"], right, strict=True)
+            tuple(int(item) for item in order): table[shuffled]
+            for order, table in zip(data["orders"], data["logprobs"].astype(np.float32), strict=True)
         }
         self.example_classes = [int(answer) for answer in data["gold"][shuffled]]
         self.classes = [int(label) for label in data["demo_labels"]]
+        self.label_scores = np.eye(len(data["labels"]))[self.example_classes]
         self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
 
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
         return self._known[order]
+
+    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+        return self._known[order].argmax(axis=-1) == self.example_classes
 
     def best(self, examples: Sequence[int]) -> float:
         """The highest accuracy of any order on these examples, ``max_o mean_e``."""
-        return max(float(row[list(examples)].mean()) for row in self._known.values())
+        return max(float(self.answers(order)[list(examples)].mean()) for order in self._known)
 
 
 class Renamed:
@@ -240,6 +308,10 @@ class Renamed:
         self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
         self.classes = landscape.classes and [landscape.classes[i] for i in original]
         self.example_classes = landscape.example_classes
+        self.label_scores = landscape.label_scores
+
+    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
+        return self._landscape.log_probabilities(tuple(self._original[i] for i in order))
 
     def answers(self, order: tuple[int, ...]) -> np.ndarray:
         return self._landscape.answers(tuple(self._original[i] for i in order))
@@ -252,6 +324,11 @@ class LandscapePayer:
         self.ledger = Ledger()
         self._landscape = landscape
 
+    def log_probabilities(self, ordering: Ordering, example: int) -> Sequence[float] | None:
+        """Those of the labels, of a call that was paid for."""
+        cell = self.ledger.cells.get((self.fingerprint(ordering), example))
+        return None if cell is None else cell.label_logprobs
+
     def fingerprint(self, ordering: Ordering) -> str:
         return repr(ordering)
 
@@ -259,5 +336,7 @@ class LandscapePayer:
         self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering], *, deadline: float | None
     ) -> None:
         for fingerprint, example in keys:
-            right = self._landscape.answers(orderings[fingerprint][0])[example]
-            self.ledger.add((fingerprint, example), Cell(float(right)), {})
+            order = orderings[fingerprint][0]
+            right, logprobs = self._landscape.answers(order), self._landscape.log_probabilities(order)
+            cell = Cell(float(right[example]), label_logprobs=tuple(map(float, logprobs[example])))
+            self.ledger.add((fingerprint, example), cell, {})

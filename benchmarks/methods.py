@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from landscapes import Landscape, LandscapePayer
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.assembly import new_objective, new_search
-from plr_dspy.compilation.budget import Plan, make_plan
+from plr_dspy.compilation.budget import make_plan
 from plr_dspy.compilation.engine import Compilation
 from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.checkpoint import Checkpoint
@@ -22,6 +24,7 @@ from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.staged_objective import RacingExamples
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.features import FAMILIES
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
 
 
@@ -40,7 +43,7 @@ class Pool:
     def held_out(self, order: tuple[int, ...]) -> float:
         return float(self.landscape.answers(order)[self.num_train + self.num_selection :].mean())
 
-    def plan(self, auto: str, budget: int | None = None, **overrides: int) -> Plan:
+    def plan(self, auto: str, budget: int | None = None, **overrides: Any) -> Plan:
         return make_plan(
             auto,
             max_metric_calls=budget,
@@ -71,9 +74,11 @@ def outcome(
     plan: Plan,
     search: Search,
     objective: Callable[[CellScorer], CommonExamples | RacingExamples] | None = None,
+    payer: LandscapePayer | None = None,
 ) -> Outcome:
     """All that `PLReorder` finds."""
-    scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=plan.call_limit)
+    payer = payer or LandscapePayer(pool.landscape)
+    scorer = CellScorer(payer, max_metric_calls=plan.call_limit)
     with Checkpoint(None, dict) as checkpoint, ProgressBar(0, display=False) as bar:
         return Compilation(
             search,
@@ -93,8 +98,12 @@ def planned(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, 
     return found.ordering[0], found.program_calls["total"]
 
 
-def planned_outcome(pool: Pool, plan: Plan, update: str | UpdateRule, seed: int) -> Outcome:
-    """What the search of a plan finds."""
+def planned_outcome(
+    pool: Pool, plan: Plan, update: str | UpdateRule, seed: int, signal: str = "score"
+) -> Outcome:
+    """What the search of a plan finds, by scores or by log-probabilities as well."""
+    payer = LandscapePayer(pool.landscape)
+    responses = LabelResponses(pool.landscape.label_scores, payer.log_probabilities)
     search = new_search(
         plan,
         pool.space,
@@ -102,8 +111,10 @@ def planned_outcome(pool: Pool, plan: Plan, update: str | UpdateRule, seed: int)
         seed=seed,
         classes=pool.landscape.classes and [pool.landscape.classes],
         example_classes=pool.landscape.example_classes,
+        responses=responses if signal == "logprobs" else None,
     )
-    return outcome(pool, plan, search)
+    objective = partial(new_objective, plan, num_train=pool.num_train, shifted=signal == "logprobs")
+    return outcome(pool, plan, search, objective, payer)
 
 
 def paper(update: str) -> Method:
@@ -184,9 +195,14 @@ def halving(budget: int, num_orders: int = 225, keep: float = 0.4) -> Method:
     return method
 
 
-def default(budget: int) -> Method:
-    """`PLReorder` with ``max_metric_calls``."""
-    return lambda pool, seed: planned(pool, pool.plan("light", budget), "mle", seed)
+def default(budget: int, signal: str = "score") -> Method:
+    """`PLReorder` with ``max_metric_calls`` and ``signal``."""
+
+    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
+        found = planned_outcome(pool, pool.plan("light", budget, signal=signal), "mle", seed, signal)
+        return found.ordering[0], found.program_calls["total"]
+
+    return method
 
 
 class SameExamples(RacingExamples):

@@ -79,6 +79,7 @@ def run(data: Data, args: argparse.Namespace, seed: int) -> Result:
         update=args.update,
         auto=args.auto,
         max_metric_calls=args.max_calls,
+        signal=args.signal,
         num_threads=args.threads,
         seed=seed,
     )
@@ -158,6 +159,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--update", default="mle", choices=["mle", "ema", "mixture"])
     parser.add_argument("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
     parser.add_argument("--max-calls", type=at_least(1), help="program calls at most, instead of --auto's")
+    parser.add_argument("--signal", default="auto", choices=["auto", "score", "logprobs"])
     parser.add_argument(
         "--seeds", type=at_least(0), nargs="+", default=[0], help="one run with fresh demos for each"
     )

@@ -12,7 +12,8 @@ import dspy
 
 from plr_dspy.baselines.objective import Criterion, LabelObjective
 from plr_dspy.baselines.probing import FixedInputs, ProbingWork, WrittenInputs
-from plr_dspy.compilation.budget import MIN_EXAMPLES, Plan
+from plr_dspy.compilation.budget import MIN_EXAMPLES
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.lm.finite_outputs import finite_output
 from plr_dspy.optimizer.base import Common, Reorderer

@@ -16,7 +16,7 @@ from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import LabelReorderer, check_text_inputs
 from plr_dspy.baselines.objective import Criterion, LabelObjective
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs, probed
-from plr_dspy.compilation.budget import Plan
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.label_probabilities.servers import TokenServers
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plr_dspy.compilation.budget import NOTHING_TO_DO, Plan
+from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job, Setup, by_metric
 from plr_dspy.search.enumeration import RandomSearch

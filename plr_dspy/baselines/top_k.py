@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from plr_dspy.compilation.budget import MIN_EXAMPLES, Plan
+from plr_dspy.compilation.budget import MIN_EXAMPLES
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.optimizer.base import Common, Reorderer
 from plr_dspy.optimizer.job import Job, Setup, by_metric

@@ -22,6 +22,7 @@ from plr_dspy.lm.completion import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.local import LocalServer, local_lm
 from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.optimizer.signal import SIGNALS
 from plr_dspy.programs.saving import json_obstacle
 from plr_dspy.report.report import Report
 from plr_dspy.runtime.redaction import Redactor
@@ -121,6 +122,13 @@ def _add_compile(commands: Any) -> None:
         "--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)"
     )
     parser.add_argument("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
+    parser.add_argument(
+        "--signal",
+        choices=SIGNALS,
+        default="auto",
+        help="what the search learns from a call: the metric's score alone, or the log-probabilities of labels as well "
+        "(default: auto, these where they come with the calls)",
+    )
     parser.add_argument("--max-calls", type=int, help="program calls at most, instead of --auto's")
     parser.add_argument("--max-seconds", type=float, help="no call begins later")
     parser.add_argument("--threads", type=int, help="calls under way at once")
@@ -151,6 +159,7 @@ def _compile(args: argparse.Namespace) -> int:
             raise ValueError(f"no folder {path.parent}: make it first")
     optimizer = PLReorder(
         metric,
+        signal=args.signal,
         auto=args.auto,
         update=args.update,
         max_metric_calls=args.max_calls,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plr_dspy.compilation.budget import Plan
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.orderings.space import Ordering, OrderingSpace
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.scoring.objectives import CommonExamples
@@ -13,6 +13,7 @@ from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.staged_objective import RacingExamples
 from plr_dspy.search.cross_entropy import CrossEntropySearch
 from plr_dspy.search.search import Search
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
 
 
@@ -24,8 +25,9 @@ def new_search(
     seed: int,
     classes: Sequence[Sequence[int]] | None = None,
     example_classes: Sequence[int] | None = None,
+    responses: LabelResponses | None = None,
 ) -> Search:
-    """The search that a plan asks for; `classes` and `example_classes` are those of `ThompsonSearch`."""
+    """The search that a plan asks for; `classes`, `example_classes` and `responses` are those of `ThompsonSearch`."""
     shape: dict[str, Any] = {
         "update": update,
         "num_samples": plan.num_samples,
@@ -39,13 +41,19 @@ def new_search(
             num_initial=plan.num_initial,
             classes=classes,
             example_classes=example_classes,
+            responses=responses,
             **shape,
         )
     return CrossEntropySearch(space, **shape)
 
 
 def new_objective(
-    plan: Plan, scorer: CellScorer, *, num_train: int, original: Ordering | None = None
+    plan: Plan,
+    scorer: CellScorer,
+    *,
+    num_train: int,
+    original: Ordering | None = None,
+    shifted: bool = False,
 ) -> CommonExamples | RacingExamples:
     """The objective that a plan asks for.
 
@@ -54,8 +62,16 @@ def new_objective(
         scorer: Of the train split followed by others.
         num_train: Examples of the train split.
         original: The ordering that no other is to beat by the calls that failed.
+        shifted: As in `RacingExamples`; for searches that learn from log-probabilities.
     """
     if plan.racing:
         first, more = plan.num_first_examples, plan.num_more_examples
-        return RacingExamples(scorer, num_train=num_train, num_first=first, num_more=more, favoured=original)
+        return RacingExamples(
+            scorer,
+            num_train=num_train,
+            num_first=first,
+            num_more=more,
+            favoured=original,
+            shifted=shifted,
+        )
     return CommonExamples(scorer, num_examples=plan.num_train_examples, num_train=num_train)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.shortage import paper_shortage, shortage
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
@@ -18,11 +18,14 @@ MIN_EXAMPLES = 2
 MIN_ORDERS = 4
 """Fewest orders that the first round scores."""
 
-MIN_FIRST = 4
-"""Fewest examples that an order is scored on at first."""
+MIN_FIRST = {"score": 4, "logprobs": 2}
+"""Fewest examples that an order is scored on at first, by what a call tells."""
 
 NUM_LOOKS = 360
 """First looks that the search's calls would pay for; larger budgets look more closely, not at more orders."""
+
+ROUNDS = 30
+"""Rounds of first looks that the search's calls would pay for."""
 
 MORE_THAN_FIRST = 2
 """Examples each time that the search comes back to an order, over those of its first look."""
@@ -38,102 +41,6 @@ MANY_ORDERS = 100
 
 MAX_ROUNDS = 1_000
 """A search ends with its calls, not its rounds, unless the user says so."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The shape of one compile.
-
-    Attributes:
-        num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1.
-        num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
-        num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
-        num_selection_examples: Examples of the final comparison.
-        exhaustive: Whether the search scores every distinct ordering on the whole train split.
-        racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
-        max_metric_calls: Hard limit on program calls; None for none.
-        by_criterion: Whether the search's best ordering is chosen whatever it scores on the selection split.
-        with_mode: Whether the most probable ordering joins the final comparison.
-        num_initial: Orderings of the first round.
-        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is
-            asked for again; this and all below of racing plans only.
-        num_entrants: Of the race that ends the search; of an exhaustive plan, all orderings.
-        race_calls: Program calls kept for it.
-    """
-
-    num_iterations: int
-    num_samples: int
-    elite_fraction: float
-    num_final_draws: int
-    num_best_seen: int
-    num_train_examples: int
-    num_selection_examples: int
-    exhaustive: bool
-    racing: bool
-    max_metric_calls: int | None
-    by_criterion: bool = False
-    with_mode: bool = True
-    num_initial: int = 0
-    num_first_examples: int = 0
-    num_more_examples: int = 0
-    num_entrants: int = 0
-    race_calls: int = 0
-
-    @property
-    def num_finalists(self) -> int:
-        """Orderings of the final comparison, at most: the original, the best seen, the mode, the draws.
-
-        In a racing plan the mode and the draws run in the race.
-        """
-        return 1 + self.num_best_seen + (0 if self.racing else self.with_mode + self.num_final_draws)
-
-    @property
-    def final_calls(self) -> int:
-        """Program calls of the final comparison, at most."""
-        return self.num_finalists * self.num_selection_examples
-
-    @property
-    def search_calls(self) -> int:
-        """Program calls of the search before the race, at most."""
-        if self.exhaustive:
-            return self.num_entrants * self.num_train_examples
-        if self.racing and self.max_metric_calls is not None:
-            return self.max_metric_calls - self.final_calls - self.race_calls
-        return self.num_iterations * self.num_samples * self.num_train_examples
-
-    @property
-    def planned_calls(self) -> int:
-        """Program calls of search, race and final comparison, at most."""
-        return self.search_calls + self.race_calls + self.final_calls
-
-    @property
-    def program_calls(self) -> int:
-        """Program calls of the compile, at most."""
-        planned = self.planned_calls
-        return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
-
-    @property
-    def call_limit(self) -> int:
-        """Program calls that are never exceeded, with those that failed and were made again in a later part.
-
-        Without a limit these last come on top of `program_calls`.
-        """
-        return sys.maxsize if self.max_metric_calls is None else self.max_metric_calls
-
-
-NOTHING_TO_DO = Plan(
-    num_iterations=0,
-    num_samples=1,
-    elite_fraction=1.0,
-    num_final_draws=0,
-    num_best_seen=0,
-    num_train_examples=0,
-    num_selection_examples=0,
-    exhaustive=True,
-    racing=False,
-    max_metric_calls=0,
-)
-"""The plan where all orders give the same prompt."""
 
 
 def most_calls(num_usable: int) -> int:
@@ -159,6 +66,7 @@ def make_plan(
     num_samples: int | None = None,
     elite_fraction: float | None = None,
     num_final_draws: int | None = None,
+    signal: str = "score",
 ) -> Plan:
     """Lay out a compile.
 
@@ -168,6 +76,7 @@ def make_plan(
         num_distinct: Distinct prompts in the space.
         max_metric_calls: Budget in program calls; None takes that of `auto`.
         num_iterations, num_samples, elite_fraction, num_final_draws: Win over the plan's own; None leaves them to it.
+        signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.
 
     Raises:
         ValueError: when a budget is too small for what was asked.
@@ -181,7 +90,7 @@ def make_plan(
 
     def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
         shape = fixed if samples is None else {**fixed, "num_samples": samples}
-        return _budget_plan(calls, shape, num_train, num_selection, num_distinct)
+        return _budget_plan(calls, shape, num_train, num_selection, num_distinct, MIN_FIRST[signal])
 
     if auto == "paper":
         shape = fixed if num_samples is None else {**fixed, "num_samples": num_samples}
@@ -199,13 +108,18 @@ def make_plan(
 
 
 def _budget_plan(
-    budget: int, fixed: Mapping[str, Any], num_train: int, num_selection: int, num_distinct: int
+    budget: int,
+    fixed: Mapping[str, Any],
+    num_train: int,
+    num_selection: int,
+    num_distinct: int,
+    min_first: int,
 ) -> Plan | None:
     """The plan for a budget, or None if that is too small."""
     exhaustive = replace(_exhaustive_plan(budget, num_train, num_selection, num_distinct), **fixed)
     if exhaustive.planned_calls <= budget:
         return replace(exhaustive, num_initial=min(fixed.get("num_samples", num_distinct), num_distinct))
-    plan = replace(_racing_plan(budget, num_train, num_selection, num_distinct), **fixed)
+    plan = replace(_racing_plan(budget, num_train, num_selection, num_distinct, min_first), **fixed)
     num_initial = fixed.get("num_samples")
     if num_initial is None:
         affordable = plan.search_calls // (2 * plan.num_first_examples)
@@ -215,16 +129,16 @@ def _budget_plan(
     return plan if plan.search_calls >= plan.num_initial * plan.num_first_examples else None
 
 
-def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: int, min_first: int) -> Plan:
     """Rounds, samples and entrants that a budget affords."""
     num_best_seen = min(2, num_distinct - 1)
     num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
     left = budget - (1 + num_best_seen) * num_compared
     race_calls = max(0, int(RACE_SHARE * left))
-    num_first = min(max((left - race_calls) // NUM_LOOKS, MIN_FIRST), num_train)
+    num_first = min(max((left - race_calls) // NUM_LOOKS, min_first), num_train)
     return Plan(
         num_iterations=MAX_ROUNDS,
-        num_samples=min(max((left - race_calls) // 120, 6), 24),
+        num_samples=min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
         elite_fraction=0.125,
         num_final_draws=0,
         num_best_seen=num_best_seen,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from plr_dspy.compilation.budget import Plan
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.scoring.ledger import Ledger
 
 FIRST_SHARE = 0.25

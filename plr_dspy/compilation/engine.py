@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from plr_dspy.compilation.budget import Plan
 from plr_dspy.compilation.deadlines import Deadlines
 from plr_dspy.compilation.evidence import any_difference, weigh
 from plr_dspy.compilation.final_comparison import (
@@ -22,6 +21,7 @@ from plr_dspy.compilation.final_comparison import (
 )
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.sequential_halving import entrants, race
 from plr_dspy.compilation.spending import Spending
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
@@ -47,7 +47,7 @@ class Compilation:
 
     Args:
         search: Proposes orderings.
-        objective: Scores them for it.
+        objective: Scores them for it; an attribute, too.
         scorer: Of the objective, on the train split followed by the selection split.
         plan: The shape of the compile.
         num_train: Examples of the train split.
@@ -86,7 +86,7 @@ class Compilation:
         self._deadlines = Deadlines(max_seconds, plan, scorer.ledger)
         self._progress = Progress()
         self._searched = False
-        self._objective = objective
+        self.objective = objective
         self._original = search.space.identity if original is None else original
         self._spending = Spending(plan, scorer, num_train=num_train, original=self._original)
         self._min_probability = min_probability
@@ -94,7 +94,6 @@ class Compilation:
         self._cut = False  # whether the time was up before all was done
         if checkpoint.state is not None:
             self._restore(checkpoint.state)
-        bar.advance(checkpoint.ledger.num_resumed)
 
     def run(self) -> Outcome:
         """Search, then choose on the selection split; the original order wins ties."""
@@ -102,10 +101,10 @@ class Compilation:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
             return replace(self._keep_original(), stopped="all orders give the same prompt")
         if not self._searched:
-            self._objective.deadline = self._deadlines.search()
+            self.objective.deadline = self._deadlines.search()
             run(
                 self._search,
-                self._objective,
+                self.objective,
                 num_iterations=self._plan.num_iterations,
                 max_program_calls=self._spending.search_limit,
                 stoppers=self._stoppers,
@@ -150,7 +149,7 @@ class Compilation:
             entry.ordering: dict(zip(examples, row, strict=True))
             for entry, row in zip(entries, rows, strict=False)
         }
-        return self._conclude(entries, rows, merge_scores(self._objective.scores(), compared))
+        return self._conclude(entries, rows, merge_scores(self.objective.scores(), compared))
 
     def _finalists(self, share: float) -> list[Finalist]:
         """The orderings of the final comparison, the original first; the share is that of the plan's calls to use."""
@@ -167,7 +166,7 @@ class Compilation:
 
     def _race(self, num_calls: int) -> list[Ordering]:
         """The winners among the best orderings of the search."""
-        plan, search, objective = self._plan, self._search, self._objective
+        plan, search, objective = self._plan, self._search, self.objective
         assert isinstance(objective, RacingExamples)
         self._phase = "race of the best orders"
         objective.deadline = self._deadlines.race()
@@ -206,6 +205,7 @@ class Compilation:
             candidates=results,
             evidence=None if by_criterion else weigh(known, original, entries[best or promising].ordering),
             stopped=self._stopped(),
+            leaning=fitted.leaning(original, entries[best].ordering),
         )
 
     def _stopped(self) -> str:
@@ -214,7 +214,7 @@ class Compilation:
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
-        if not self._progress.history and (trials := self._objective.salvage()):
+        if not self._progress.history and (trials := self.objective.salvage()):
             self._search.tell(trials)
             self._progress.trials.update({trial.ordering: trial for trial in trials})
         best = self._progress.best(self._search, 1)
@@ -230,11 +230,11 @@ class Compilation:
         extended = "extended" in state
         try:
             # With another budget, only a racing search can go on: others are laid out for one.
-            racing = isinstance(self._objective, RacingExamples) and "asked" in state.get("objective", {})
+            racing = isinstance(self.objective, RacingExamples) and "asked" in state.get("objective", {})
             if "search" in state and (racing or not extended):
                 self._search.load_state_dict(state["search"])
                 self._progress = Progress.from_state(state["progress"])
-                self._objective.load_state_dict(state["objective"])
+                self.objective.load_state_dict(state["objective"])
                 if not extended:
                     self._signs.nothing_found = str(state["nothing_found"])
                     self._progress.stopped, self._searched = state["stopped"], bool(state["searched"])
@@ -274,7 +274,7 @@ class Compilation:
             {
                 "search": self._search.state_dict(),
                 "progress": self._progress.state_dict(),
-                "objective": self._objective.state_dict(),
+                "objective": self.objective.state_dict(),
                 "stopped": self._progress.stopped,
                 "searched": searched,
                 "nothing_found": self._signs.nothing_found,
@@ -286,7 +286,7 @@ class Compilation:
 
     def _on_iteration(self, iteration: Iteration) -> None:
         self._save(searched=False)
-        self._objective.deadline = self._deadlines.search()
+        self.objective.deadline = self._deadlines.search()
         self._bar.show(f"estimated best={iteration.best_score_so_far:.3f}")
         logger.info(
             "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, estimated best so far %.3f; %d program calls",

@@ -8,7 +8,7 @@ from plr_dspy.compilation.final_comparison import Result
 from plr_dspy.orderings.plackett_luce import OrderingDistribution
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration
-from plr_dspy.report.schema import Comparison, Evidence
+from plr_dspy.report.schema import Comparison, Evidence, Leaning
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Outcome:
         history: Rounds of the search.
         program_calls: Program calls by phase, as in `Report`.
         stopped: Why the search ended.
+        leaning: How often the original order and the chosen one answer each label; None where it is not known.
     """
 
     ordering: Ordering
@@ -34,3 +35,4 @@ class Outcome:
     history: list[Iteration]
     program_calls: dict[str, int]
     stopped: str
+    leaning: Leaning | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plr_dspy.compilation.budget import Plan
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.orderings.space import OrderingSpace
 from plr_dspy.search.enumeration import RandomSearch
 

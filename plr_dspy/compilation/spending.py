@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from plr_dspy.compilation.budget import FINAL_SHARE, RACE_SHARE, Plan
+from plr_dspy.compilation.budget import FINAL_SHARE, RACE_SHARE
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.scorer import CellScorer

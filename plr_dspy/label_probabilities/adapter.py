@@ -8,6 +8,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.label_probabilities.light_memory import light_memory
 from plr_dspy.label_probabilities.servers import (
     NoProbabilities,
     TokenServers,
@@ -99,7 +100,7 @@ class LabelProbe(dspy.Adapter):
             return [{}]
 
         adapter._call_postprocess = postprocess  # No other place sees replies before they are parsed.
-        with refusals_told(lm, self._purpose):
+        with light_memory(), refusals_told(lm, self._purpose):
             adapter(lm, asking_for_probabilities(lm, lm_kwargs), *call)
         if not seen:
             raise NoProbabilities(

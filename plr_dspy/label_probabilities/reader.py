@@ -6,8 +6,7 @@ import copy
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import dspy
@@ -15,6 +14,7 @@ import numpy as np
 from dspy.utils.exceptions import AdapterParseError
 from scipy.special import log_softmax
 
+from plr_dspy.label_probabilities.light_memory import light_memory
 from plr_dspy.label_probabilities.servers import asking_for_probabilities, is_refusal
 from plr_dspy.label_probabilities.tokens import Position, masses_in_reply, positions_of
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
@@ -142,7 +142,7 @@ class _Reader:
             if not wanted:
                 yield None
                 return
-            with _light_history(keep=_asks_itself(lm, lm_kwargs)):
+            with nullcontext() if _asks_itself(lm, lm_kwargs) else light_memory():
                 yield asking_for_probabilities(lm, lm_kwargs)
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -207,30 +207,3 @@ def _reading_of(
 def _asks_itself(lm: Any, lm_kwargs: Mapping[str, Any]) -> bool:
     """Whether the program asks for log-probabilities on its own account."""
     return bool({**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"))
-
-
-@contextmanager
-def _light_history(*, keep: bool) -> Iterator[None]:
-    """Take log-probabilities out of the entries that calls in this context leave in DSPy's histories.
-
-    Thousands of entries with thousands of tokens each would fill the memory.
-
-    Args:
-        keep: Leaves them as they are.
-    """
-    record = SimpleNamespace(history=[])  # DSPy writes each entry to the histories of all that are calling.
-    callers = [] if keep else [record]
-    try:
-        with dspy.context(caller_modules=[*callers, *(dspy.settings.caller_modules or [])]):
-            yield
-    finally:
-        for entry in record.history:
-            entry["response"] = None
-            entry["outputs"] = [_without_logprobs(output) for output in entry["outputs"]]
-
-
-def _without_logprobs(output: Any) -> Any:
-    if not isinstance(output, dict):
-        return output
-    rest = {name: value for name, value in output.items() if name != "logprobs"}
-    return rest["text"] if rest.keys() == {"text"} else rest

@@ -144,29 +144,36 @@ class Reorderer(Teleprompter, Optimizer):
         self.report = self.best_program = None
         job = prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed))
         with self._session(job, at_end=self._say_result) as opened:
-            objective = job.setup.objective(opened.scorer)
             ledger = opened.checkpoint.ledger
-            compilation = Compilation(
-                job.setup.search,
-                objective,
-                opened.scorer,
-                plan=job.plan,
-                num_train=len(job.setup.names),
-                original=job.original,
-                sample=lambda: job.setup.work.sample,
-                min_probability=self.min_probability,
-                stoppers=self.stoppers,
-                max_seconds=self.max_seconds,
-                checkpoint=opened.checkpoint,
-                bar=opened.bar,
-            )
+            deadline = None if self.max_seconds is None else time.monotonic() + self.max_seconds
+            compilation = self._compilation(job, opened, deadline)
             try:
+                listened = self.listened(job, opened.scorer, deadline=deadline)
+                if listened is not job:
+                    job, compilation = listened, self._compilation(listened, opened, deadline)
                 outcome = compilation.run()
             except BaseException as error:
                 ledger.close()  # calls that are still under way come too late
-                self._keep(job, compilation.unfinished(error), objective, ledger, started=started)
+                self._keep(job, compilation.unfinished(error), compilation.objective, ledger, started=started)
                 raise
-            return self._keep(job, outcome, objective, ledger, started=started)
+            return self._keep(job, outcome, compilation.objective, ledger, started=started)
+
+    def _compilation(self, job: Job, opened: Session, deadline: float | None) -> Compilation:
+        """Make the compile of a job, which is to end at a deadline by `time.monotonic`."""
+        return Compilation(
+            job.setup.search,
+            job.setup.objective(opened.scorer),
+            opened.scorer,
+            plan=job.plan,
+            num_train=len(job.setup.names),
+            original=job.original,
+            sample=lambda: job.setup.work.sample,
+            min_probability=self.min_probability,
+            stoppers=self.stoppers,
+            max_seconds=None if deadline is None else deadline - time.monotonic(),
+            checkpoint=opened.checkpoint,
+            bar=opened.bar,
+        )
 
     def estimate(
         self,

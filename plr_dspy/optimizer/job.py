@@ -6,14 +6,14 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import dspy
 
 from plr_dspy.compilation.assembly import new_objective
-from plr_dspy.compilation.budget import NOTHING_TO_DO, Plan
+from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
@@ -26,6 +26,7 @@ from plr_dspy.programs.validation import (
     check_language_model,
     check_student,
 )
+from plr_dspy.report.schema import Signal
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
@@ -82,6 +83,16 @@ class Optimizer(ABC):
         """
         return
 
+    def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
+        """Return the job as it is done after a first call, for optimizers that decide by one.
+
+        Args:
+            job: As it was laid out.
+            scorer: Makes the call.
+            deadline: By `time.monotonic`, when no further call may begin.
+        """
+        return job
+
     def finished(self, job: Job, compiled: dspy.Module, objective: SearchObjective) -> dspy.Module:
         """Return what a compile returns, from the program in the order chosen."""
         return compiled
@@ -96,12 +107,14 @@ class Setup:
         objective: Makes, of the scorer, what scores orderings for the search.
         work: Makes one program call, on the examples of the search or on those of the selection split.
         names: What messages call the examples of the search.
+        signal: What the search learns from a call, as far as is known; None where the metric does not choose.
     """
 
     search: Search
     objective: Callable[[CellScorer], SearchObjective]
     work: Work
     names: list[str]
+    signal: Signal | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,12 @@ class Job:
     def setup(self) -> Setup:
         """What the compile is made of; one search, which learns."""
         return self.optimizer.setup(self)
+
+    def laid_out(self, plan: Plan, setup: Setup) -> Job:
+        """Return the job with another plan, and with this setup."""
+        job = replace(self, plan=plan)
+        vars(job)["setup"] = setup
+        return job
 
     @property
     def names(self) -> list[str]:
@@ -160,14 +179,22 @@ class Job:
         }
 
 
-def by_metric(job: Job, search: Search) -> Setup:
-    """Return the setup of a search whose orderings the metric scores on the train split."""
+def by_metric(job: Job, search: Search, *, work: Work | None = None, signal: Signal | None = None) -> Setup:
+    """Return the setup of a search whose orderings the metric scores on the train split.
+
+    Args:
+        job: What is set up.
+        search: Proposes orderings.
+        work: Makes a call; None takes one that learns the metric's score.
+        signal: What the search learns from a call.
+    """
     splits = job.splits
     return Setup(
         search,
         objective=partial(new_objective, job.plan, num_train=len(splits.train), original=job.original),
-        work=MetricWork(job.optimizer.metric, [*splits.train, *splits.selection]),
+        work=work or MetricWork(job.optimizer.metric, [*splits.train, *splits.selection]),
         names=splits.names[: len(splits.train)],
+        signal=signal,
     )
 
 
@@ -220,7 +247,7 @@ def prepare(
 
 def _check_hooks(optimizer: Optimizer) -> None:
     """Raise where a user's subclass keeps something under the name of a method that a compile calls."""
-    for hook in ("arguments", "plan", "setup", "check", "finished"):
+    for hook in ("arguments", "plan", "setup", "check", "listened", "finished"):
         if not callable(getattr(optimizer, hook)):
             raise TypeError(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"

@@ -37,6 +37,8 @@ def track(report: Report) -> None:
 
 def _log(mlflow: ModuleType, report: Report) -> None:
     scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
+    if report.signal is not None:
+        scalars["signal_used"] = report.signal.used
     mlflow.log_params({f"{PREFIX}.{name}": value for name, value in scalars.items()})
     run = mlflow.active_run()
     mlflow.MlflowClient().log_batch(run.info.run_id, metrics=_metrics(mlflow, report))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from plr_dspy.compilation.assembly import new_search
-from plr_dspy.compilation.budget import BUDGETS, Plan, make_plan
+from plr_dspy.compilation.budget import BUDGETS, make_plan
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.optimizer.base import Reorderer, as_plain_data
 from plr_dspy.optimizer.job import Job, Setup, by_metric
+from plr_dspy.optimizer.signal import SIGNALS, listened, work_of
 from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.validation import fraction, number, whole_number
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Converged, Patience, Stopper, TargetScore
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 
 
 class PLReorder(Reorderer):
@@ -26,6 +32,12 @@ class PLReorder(Reorderer):
         metric: ``metric(example, prediction)``; larger is better. Bools, numbers and
             ``Prediction(score=...)`` count. Further parameters, such as ``trace``, get their defaults,
             or None.
+        signal: What the search learns from a call. "score" is the metric's score alone; "logprobs" the
+            log-probabilities of labels as well, which tell the same with a fraction of the calls; "auto" takes them
+            where they come with the calls that are made anyway, and says in the report why it did not. They do where
+            exactly one output of the program is a Literal, an enum or a bool, the metric needs nothing but its
+            value, and the endpoint gives them (OpenAI's chat models, vLLM, llama.cpp). The metric is asked once for
+            each example and label, before any call.
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
             runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at
@@ -72,6 +84,7 @@ class PLReorder(Reorderer):
         self,
         metric: Metric,
         *,
+        signal: str = "auto",
         update: str | UpdateRule = "mle",
         auto: str = "light",
         max_metric_calls: int | None = None,
@@ -106,6 +119,9 @@ class PLReorder(Reorderer):
         )
         if auto not in (*BUDGETS, "paper"):
             raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']}; got {auto!r}")
+        if signal not in SIGNALS:
+            raise ValueError(f"signal must be one of {list(SIGNALS)}; got {signal!r}")
+        self.signal = signal
         self.update = update_rule(update)
         self.auto = auto
         self.stop_at_score = number("stop_at_score", stop_at_score)
@@ -141,7 +157,7 @@ class PLReorder(Reorderer):
         parameters = {name: getattr(rule, name) for name in names}
         return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out a compile."""
         return make_plan(
             self.auto,
@@ -153,20 +169,38 @@ class PLReorder(Reorderer):
             num_train=num_train,
             num_selection=num_selection,
             num_distinct=num_distinct,
+            signal=signal,
         )
 
     def setup(self, job: Job) -> Setup:
         """Make the search that the plan asks for, of orders that the metric scores."""
-        return by_metric(
-            job,
-            new_search(
-                job.plan,
-                job.slots.space,
-                update=self.update,
-                seed=job.seed,
-                classes=job.slots.classes,
-                example_classes=job.splits.classes,
-            ),
+        work, signal = work_of(self.metric, job, self.signal)
+        return by_metric(job, self._search(job, job.plan), work=work, signal=signal)
+
+    def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
+        """Return the job of a search that learns from log-probabilities, if the first call has brought some."""
+        signal, splits = job.setup.signal, job.splits
+        if signal is None or signal.used == "score":
+            return job
+        plan = self.plan(
+            num_train=len(splits.train),
+            num_selection=len(splits.selection),
+            num_distinct=job.slots.space.num_distinct,
+            signal=signal.used,
+        )
+        search = partial(self._search, job)
+        return listened(job, scorer, signal=self.signal, plan=plan, search=search, deadline=deadline)
+
+    def _search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
+        """Make the search of a plan."""
+        return new_search(
+            plan,
+            job.slots.space,
+            update=self.update,
+            seed=job.seed,
+            classes=job.slots.classes,
+            example_classes=job.splits.classes,
+            responses=responses,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import dspy
@@ -46,6 +47,7 @@ def build_report(
             for result in outcome.candidates
         ],
         evidence=outcome.evidence,
+        signal=job.setup.signal and replace(job.setup.signal, leaning=outcome.leaning),
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=ledger.tokens,

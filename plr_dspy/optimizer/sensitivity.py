@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import dspy
 import numpy as np
 
-from plr_dspy.compilation.budget import Plan
 from plr_dspy.compilation.first_signs import ENOUGH_SCORES, FirstSigns
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.optimizer.base import Common, Reorderer
 from plr_dspy.optimizer.job import Job, Setup, by_metric, prepare

@@ -67,6 +67,7 @@ def session(
         ) as bar,
         Interrupts() as interrupts,
     ):
+        bar.advance(checkpoint.ledger.num_resumed)
         evaluator = ProgramEvaluator(
             job.program,
             job.slots,

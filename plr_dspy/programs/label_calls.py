@@ -29,6 +29,9 @@ class LabelWork(MetricWork):
         metric, examples: As in `MetricWork`.
         output: The program's output whose labels are read.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
+
+    Attributes:
+        scores: The same.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class LabelWork(MetricWork):
     ) -> None:
         super().__init__(metric, examples)
         self._output = output
-        self._scores = scores
+        self.scores = scores
         self._requests = LogprobRequests()
 
     @property
@@ -69,6 +72,6 @@ class LabelWork(MetricWork):
         found = adapter.readings[0] if len(adapter.readings) == 1 else None  # The answer may be that of any.
         if found is None or found.label != label_text(labels, value):
             return cell
-        if cell.score != self._scores[example, list(labels).index(found.label)]:
+        if cell.score != self.scores[example, list(labels).index(found.label)]:
             return cell
         return replace(cell, label_logprobs=tuple(round(each, DECIMALS) for each in found.log_probabilities))

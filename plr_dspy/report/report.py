@@ -11,13 +11,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report import html, text
-from plr_dspy.report.schema import Candidate, Comparison, ErrorCount, Evidence, SlotReport
+from plr_dspy.report.schema import Candidate, Comparison, ErrorCount, Evidence, Signal, SlotReport
 from plr_dspy.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version of the JSON format."""
 
 
@@ -31,6 +31,7 @@ class Report:
         comparison: Chosen against original order; None if there was nothing to order, or no time for it.
         candidates: Orderings of the final comparison.
         evidence: What there was to tell orders apart by; None where the metric did not score them.
+        signal: What the search learnt from a call; None where the metric did not score orders.
         history: Rounds of the search.
         program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
             comparison ("final") beside those of the "original" order there, and in "total"; and those of
@@ -48,6 +49,7 @@ class Report:
     comparison: Comparison | None
     candidates: list[Candidate]
     evidence: Evidence | None
+    signal: Signal | None
     history: list[Iteration]
     program_calls: dict[str, int]
     tokens: dict[str, dict[str, int]]

@@ -112,3 +112,34 @@ class ErrorCount:
     count: int
     message: str
     examples: list[str]
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """How often orders answer each label, over the examples that were looked at.
+
+    Attributes:
+        right: Share of the examples on which a label scores best, ``[L]``; where several do, each has its part.
+        original, chosen: Share of the examples on which the order is expected to answer the label, ``[L]``.
+    """
+
+    right: list[float]
+    original: list[float]
+    chosen: list[float]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What the search learnt from a call.
+
+    Attributes:
+        used: "score", or "logprobs" where it was the log-probabilities of labels as well.
+        reason: Why it was scores alone; empty where that was asked for.
+        labels: Those of the log-probabilities.
+        leaning: How often the original order and the chosen one answer each of them; None where it is not known.
+    """
+
+    used: str
+    reason: str
+    labels: list[str]
+    leaning: Leaning | None = None

@@ -125,7 +125,7 @@ def summary(report: Report) -> str:
     lines = []
     if calls := calls_by_phase(report):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
-    lines += verdict(report)
+    lines += [*verdict(report), *learnt(report)]
     lines += [f"{slot.predictor}: demos in the order {slot.ordering}" for slot in report.slots]
     lines += [
         f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
@@ -136,6 +136,25 @@ def summary(report: Report) -> str:
         for error in report.errors
     ]
     return "\n  ".join([overview(report), *lines])
+
+
+def learnt(report: Report) -> list[str]:
+    """Say what the search learnt from, if that was to be found out, and how far the orders lean to a label."""
+    signal = report.signal
+    if signal is None or not report.history:  # What an endpoint gives is known after the first call.
+        return []
+    if signal.used == "score":
+        return [f"learnt from scores alone: {signal.reason}"] if signal.reason else []
+    lines = ["learnt from the log-probabilities of labels that came with the calls"]
+    if (leaning := signal.leaning) is None:
+        return lines
+    furthest = max(range(len(signal.labels)), key=lambda i: leaning.original[i] - leaning.right[i])
+    said = f"answers {signal.labels[furthest]!r} on {100 * leaning.original[furthest]:.0f} % of the examples"
+    chosen = "" if original_stays(report) else f", the chosen order on {100 * leaning.chosen[furthest]:.0f} %"
+    return [
+        *lines,
+        f"the {original_name(report)} {said}{chosen}; it is right on {100 * leaning.right[furthest]:.0f} %",
+    ]
 
 
 def _claim(report: Report, comparison: Comparison) -> list[str]:

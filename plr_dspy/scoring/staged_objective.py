@@ -34,6 +34,8 @@ class RacingExamples:
         num_train: Examples of the split.
         num_first, num_more: Examples of an ordering's first score, and of each further one.
         favoured: An ordering whose failed calls count for nothing; those of others are wrong answers.
+        shifted: Whether orderings begin an example later each time that the split has been gone through: then no
+            two groups of examples are met by two separate groups of orderings, whose effects nobody could tell apart.
 
     Attributes:
         deadline: When to stop, by `time.monotonic`.
@@ -48,6 +50,7 @@ class RacingExamples:
         num_first: int,
         num_more: int,
         favoured: Ordering | None = None,
+        shifted: bool = False,
     ) -> None:
         self.deadline: float | None = None
         self.max_program_calls: int | None = None
@@ -56,6 +59,8 @@ class RacingExamples:
         self._num_first = num_first
         self._num_more = num_more
         self._favoured = favoured
+        # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
+        self._shifted = shifted and num_train % num_first == 0
         self._asked: dict[Ordering, list[int]] = {}
         self._wanted: Mapping[Ordering, Sequence[int]] = {}
         self._given_up: set[int] = set()
@@ -131,7 +136,9 @@ class RacingExamples:
         standing, num_seen = [], len(self._asked)
         for ordering in dict.fromkeys(orderings):
             asked = self._asked.get(ordering, [])
-            standing.append((ordering, asked, asked[0] if asked else num_seen * self._num_first))
+            start = num_seen * self._num_first
+            start += start // len(self._train) if self._shifted else 0
+            standing.append((ordering, asked, asked[0] if asked else start))
             num_seen += not asked
         return standing
 

@@ -17,6 +17,7 @@ from plr_dspy.search.cross_entropy import MAX_REDRAWS
 from plr_dspy.search.hill_climbing import climb, moved
 from plr_dspy.search.search import Search, as_ordering, num_elites
 from plr_dspy.search.surrogate.features import FAMILIES
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.surrogate.model import FittedModel, OrderingModel
 
 NUM_CANDIDATES = 300
@@ -51,6 +52,7 @@ class ThompsonSearch(Search):
         elite_fraction: Share of the orderings known that the distributions are fitted to.
         families: Of features (`features.FAMILIES`).
         propose_known: Off, no ordering is asked for twice.
+        responses: The log-probabilities of labels of what has been scored; None for none.
         seed: Of everything random.
 
     Raises:
@@ -70,6 +72,7 @@ class ThompsonSearch(Search):
         elite_fraction: float = 0.125,
         families: Sequence[str] = FAMILIES,
         propose_known: bool = True,
+        responses: LabelResponses | None = None,
         seed: int = 0,
     ) -> None:
         for name, value, least in (
@@ -88,7 +91,13 @@ class ThompsonSearch(Search):
             update=update,
             num_samples=num_samples,
             elite_fraction=elite_fraction,
-            model=OrderingModel(space, classes=classes, example_classes=example_classes, families=families),
+            model=OrderingModel(
+                space,
+                classes=classes,
+                example_classes=example_classes,
+                families=families,
+                responses=responses,
+            ),
             seed=seed,
         )
         self._num_classed = None if example_classes is None else len(example_classes)

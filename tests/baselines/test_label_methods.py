@@ -587,3 +587,21 @@ class TestDEmO:
         with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
             assert PerInputOrder(table.program())(text="text 0").label in table.labels
         assert table.engine.requests == 1
+
+
+def test_log_probabilities_are_not_kept_in_memory():
+    """One reply of 150 tokens takes 3 MB in DSPy's memory cache, and as much in its histories."""
+    table, before = Table(), set(dspy.cache.memory_cache)
+    lm = dspy.LM("fake/memory of label methods", engine=table.engine)
+    requests = []
+    with dspy.context(lm=lm):
+        for _ in range(2):
+            quiet(PDO, num_candidates=4, max_metric_calls=None).compile(
+                table.program(), trainset=table.examples
+            )
+            requests.append(table.engine.requests)
+    assert requests[0] == requests[1]  # the second time, they come from the disk
+    assert lm.history
+    assert not [entry for entry in lm.history if entry["response"] is not None and "logprob" in str(entry)]
+    kept = [dspy.cache.memory_cache[key] for key in set(dspy.cache.memory_cache) - before]
+    assert "top_logprobs" not in str(kept)

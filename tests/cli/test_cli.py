@@ -47,6 +47,10 @@ def accuracy(example, prediction, trace=None):
     return example.sentiment == prediction.sentiment
 
 
+def picky(example, prediction, trace=None):
+    return accuracy(example, prediction) and len(prediction.keys()) == 1
+
+
 number = 3
 """
 
@@ -117,6 +121,13 @@ def test_estimate_makes_no_call(folder, capsys):
         (
             compile_arguments("--adapter", "chat", "--lm", "openai/x", "--api-key-env", "NO_SUCH_KEY"),
             "NO_SUCH_KEY",
+        ),
+        (
+            compile_arguments(
+                *("--adapter", "chat", "--lm", "openai/x", "--signal", "logprobs"),
+                metric="reviews_app.py:picky",
+            ),
+            "signal='logprobs' is not possible",
         ),
         (["report", "none.json"], "no file none.json"),
         (["report", "train.jsonl"], "no plr_dspy report"),

@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from landscapes import CoinLandscape, OwnEffectsLandscape, Renamed
+from landscapes import CoinLandscape, LeaningLandscape, OwnEffectsLandscape, Renamed
 from methods import Pool, planned_outcome, top_k_outcome
 
 from plr_dspy.report.text import SURE
@@ -22,6 +22,8 @@ def pool_of(landscape, num_pool):
 def compiled(pool, *, mode="light", budget=1_000, seed=0):
     if mode == "top-k":
         return top_k_outcome(pool, seed, budget)
+    if mode == "logprobs":
+        return planned_outcome(pool, pool.plan("light", budget // 2, signal=mode), "mle", seed, mode)
     return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
 
 
@@ -41,6 +43,10 @@ class TestNothingToFind:
             (CoinLandscape, 8, 20, "top-k"),
             (OwnEffectsLandscape, 4, 20, "top-k"),
             (OwnEffectsLandscape, 4, 20, "paper"),
+            (OwnEffectsLandscape, 8, 20, "logprobs"),
+            (OwnEffectsLandscape, 3, 40, "logprobs"),
+            (CoinLandscape, 8, 40, "logprobs"),
+            (LeaningLandscape, 8, 40, "logprobs"),
         ],
     )
     def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
@@ -61,18 +67,19 @@ class TestNothingToFind:
 
 
 class TestSomethingToFind:
-    def test_a_gain_is_claimed_and_is_there(self):
+    @pytest.mark.parametrize("mode", ["light", "logprobs"])
+    def test_a_gain_is_claimed_and_is_there(self, mode):
         outcomes, gains = [], []
         for seed in range(6):
             pool = pool_of(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)
-            outcomes.append(compiled(pool, seed=seed))
+            outcomes.append(compiled(pool, mode=mode, seed=seed))
             gains.append(pool.held_out(outcomes[-1].ordering[0]) - pool.held_out(pool.space.identity[0]))
         assert sum(map(claimed, outcomes)) >= 4
         assert np.mean(gains) > 0.1
         expected = [outcome.comparison.expected_gain for outcome in outcomes]
         assert np.mean(expected) == pytest.approx(np.mean(gains), abs=0.06)
 
-    @pytest.mark.parametrize("mode", ["light", "top-k"])
+    @pytest.mark.parametrize("mode", ["light", "logprobs", "top-k"])
     def test_an_original_that_is_best_by_far_stays(self, mode):
         """Three demos: all six orders are scored, and the selection split alone would take another in one of six."""
         kept = 0

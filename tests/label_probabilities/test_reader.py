@@ -266,6 +266,25 @@ class TestTheProgramStaysAsItIs:
         lm.inspect_history()
         assert "positive" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_replies_are_cached_on_the_disk_alone(self, asynchronous):
+        before, engine = set(dspy.cache.memory_cache), chat(CONFIDENT)
+        lm, text = engine.lm(cache=True), f"on the disk {asynchronous}"
+        reader = reading(dspy.ChatAdapter(), "label", labels_of(SENTIMENT), requests=LogprobRequests())
+        program = dspy.Predict("text -> label: Literal['negative', 'positive']")
+        with dspy.context(lm=lm, adapter=reader):
+            for _ in range(2):
+                _ = asyncio.run(program.acall(text=text)) if asynchronous else program(text=text)
+        first, second = reader.readings
+        assert first == second is not None
+        assert engine.requests == [20]
+        assert set(dspy.cache.memory_cache) == before
+
+    def test_a_program_that_asks_itself_keeps_its_replies_in_memory(self):
+        before, engine = set(dspy.cache.memory_cache), chat(CONFIDENT)
+        asked(engine, lm=engine.lm(cache=True, logprobs=True), text="kept in memory")
+        assert len(set(dspy.cache.memory_cache) - before) == 1
+
     def test_replies_that_cannot_be_read_raise_as_ever(self):
         engine = Scripted("no fields, no logprobs")
         requests = LogprobRequests()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import dspy
 import pytest
+from dspy.clients.cache import Cache
 from fakes import logprobs_of
 
 from plr_dspy import PlainTextAdapter
@@ -93,10 +94,10 @@ def lm_of(provider, route, **options):
     return dspy.LM(f"openai/{route}", api_base=address, api_key="k", **means, **options)
 
 
-def asked(lm, requests=None):
+def asked(lm, requests=None, *, text="good"):
     reader = reading(PlainTextAdapter(), "label", LABELS, requests=requests or LogprobRequests())
     with dspy.context(lm=lm, adapter=reader):
-        answer = dspy.Predict("text -> label: Literal['negative', 'positive']")(text="good")
+        answer = dspy.Predict("text -> label: Literal['negative', 'positive']")(text=text)
     assert answer.toDict() == {"label": "positive"}
     return reader.readings
 
@@ -120,6 +121,29 @@ def test_are_read_from_the_cache(route):
         dspy.cache.reset_memory_cache()
         assert asked(lm) == asked(lm)
     assert len(provider.bodies) == 1
+
+
+@ROUTES
+def test_stay_in_the_cache_on_the_disk_alone(route):
+    """In memory one reply of 150 tokens takes 3 MB."""
+    before = set(dspy.cache.memory_cache)
+    with serving() as provider:
+        lm = lm_of(provider, route, cache=True)
+        first = asked(lm, text="kept")
+        assert set(dspy.cache.memory_cache) == before
+        assert asked(lm, text="kept") == first
+        assert set(dspy.cache.memory_cache) == before
+        assert len(provider.bodies) == 1
+
+
+@ROUTES
+def test_stay_in_memory_where_there_is_no_disk_cache(route, monkeypatch):
+    memory = Cache(enable_disk_cache=False, enable_memory_cache=True, disk_cache_dir=None)
+    monkeypatch.setattr(dspy, "cache", memory)
+    with serving() as provider:
+        lm = lm_of(provider, route, cache=True)
+        assert asked(lm, text="kept") == asked(lm, text="kept")
+        assert len(provider.bodies) == 1
 
 
 @ROUTES

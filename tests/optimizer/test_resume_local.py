@@ -24,6 +24,7 @@ def compile_locally(model, api_base, log_dir, result):
         max_metric_calls=80,  # 54 are made: those that fail beside them do not cut it short
         num_iterations=2,
         num_samples=3,
+        signal="score",
         num_threads=NUM_THREADS,
         max_errors=2,
         log_dir=log_dir,

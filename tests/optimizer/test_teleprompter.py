@@ -600,6 +600,7 @@ def by_hand(chosen, *, others, gain=0.1, evidence=None, num_usable=40):
         comparison=Comparison(0.5, 0.5 + gain, gain, (-0.1, 0.3), 0.95, 8, len(candidates), *expected),
         candidates=candidates,
         evidence=evidence,
+        signal=None,
         history=[],
         program_calls={"total": 100},
         tokens={},

@@ -52,6 +52,8 @@ def test_autolog_records_a_compile(store):
     run, report = mlflow.last_active_run(), optimizer.report
     assert run.data.params["reorder.seed"] == "3"
     assert run.data.params["reorder.method"] == "PLReorder"
+    assert run.data.params["reorder.signal"] == "auto"
+    assert run.data.params["reorder.signal_used"] == "score"
     assert run.data.metrics["reorder.program_calls"] == report.program_calls["total"]
     history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "reorder.best_score")
     assert [(m.step, m.value) for m in history] == [
@@ -78,6 +80,7 @@ def test_a_run_of_ones_own_is_logged_to(store):
         _, optimizer = compiled(TopKOrder)
     logged = mlflow.get_run(run.info.run_id)
     assert logged.data.params["reorder.method"] == "TopKOrder"
+    assert "reorder.signal_used" not in logged.data.params
     assert logged.data.metrics["reorder.chosen"] == optimizer.report.comparison.chosen
     assert set(artifacts(logged)) == {"reorder_report.json", "reorder_report.html"}
 

@@ -85,6 +85,7 @@ PRESUPPOSED = {
     },
     "docs/index.md": of_questions,
     "docs/how-it-works.md": lambda: {"acc": exact_match},
+    "docs/signals.md": lambda: {"acc": exact_match},
     "docs/budget.md": of_questions,
     "docs/report.md": of_questions,
     "docs/chains.md": lambda: {

@@ -56,6 +56,18 @@ class TestRacingExamples:
         used = np.bincount([example for trial in trials for example in examples_of(trial)])
         assert set(used) == {6}
 
+    @pytest.mark.parametrize("num_examples", [6, 8, 9])
+    def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
+        """From each example to each other one by orderings that met two of them."""
+        objective = racing(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
+        met = [set(examples_of(trial)) for trial in objective(ORDERINGS[:10])]
+        reached = met[0]
+        for _ in met:
+            reached = reached.union(*(pair for pair in met if pair & reached))
+        assert reached == set(range(num_examples))
+        used = np.bincount([example for pair in met for example in pair])
+        assert max(used) - min(used) <= 2
+
     def test_it_is_so_where_a_round_has_old_and_new_orderings(self):
         objective = racing(TablePayer(table()))
         objective(ORDERINGS[:2])

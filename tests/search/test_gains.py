@@ -42,7 +42,9 @@ def by_conditioning(means, covariance, apart, noise, reference):
 
 def found(means, covariance, noise, *, apart=None, reference=0):
     apart = np.zeros(len(means)) if apart is None else apart
-    return expected_gains(means, covariance=covariance, apart=apart, noise=noise, reference=reference)
+    return expected_gains(
+        means, covariance=covariance, apart=apart, noise=noise, reference=reference
+    ).summary()
 
 
 class TestConditioning:

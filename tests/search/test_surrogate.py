@@ -192,7 +192,7 @@ class TestApart:
         scores[0] += 3.0
         surrogate = Surrogate()
         surrogate.fit(features, scores, apart=np.arange(40) == 0)
-        gains, _ = surrogate.gains(1)
+        gains, _ = surrogate.gains(1).summary()
         assert gains[0] == pytest.approx(3.0 * num_examples / (num_examples + 1), rel=0.02)
 
 

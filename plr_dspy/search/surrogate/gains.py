@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
@@ -11,27 +13,88 @@ Array = NDArray[np.float64]
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
 """What the variance of orderings may be, over its estimate."""
 
+PRIOR_SPREAD = 0.005
+"""Prior mean of the variance of orderings' mean scores."""
+
+PRIOR_NOTHING_SHARED = 0.9
+"""Prior probability of the first scale where errors are of few dimensions: estimates of few hardly tell it apart."""
+
 PRIOR_NOTHING = 0.5
 """Prior probability of the first: that all orderings score the same on new examples."""
 
 
-def expected_gains(
-    means: Array, *, covariance: Array, apart: Array, noise: Array, reference: int
-) -> tuple[Array, Array]:
-    """What orderings score above one of them, and the probability that they are better, ``[m]`` each.
+@dataclass(frozen=True)
+class Gains:
+    """Gains over one ordering, for each of several scales that the variance of orderings may have.
 
-    The variance of orderings is an estimate, and takes chance for an effect where there is none. So both are means over
-    what it may be, by the likelihood of the scores: from none to more than the estimate.
+    Attributes:
+        shares: Posterior probability of each scale, ``[S]``.
+        means, variances: Of the gains, ``[S, m]``.
+        possible: Whether there can be a gain at that scale, ``[S, m]``.
+    """
+
+    shares: Array
+    means: Array
+    variances: Array
+    possible: NDArray[np.bool_]
+
+    def __add__(self, other: Gains) -> Gains:
+        """The sum of two gains that are independent of one another, at each pair of scales."""
+        size = len(self.shares) * len(other.shares)
+
+        def paired(left: Array, right: Array) -> Array:
+            return np.asarray(left[:, None] + right[None]).reshape(size, -1)
+
+        return Gains(
+            np.outer(self.shares, other.shares).ravel(),
+            paired(self.means, other.means),
+            paired(self.variances, other.variances),
+            (self.possible[:, None] | other.possible[None]).reshape(size, -1),
+        )
+
+    @staticmethod
+    def none(number: int) -> Gains:
+        """The gains of orderings of which nothing is known."""
+        nothing = np.zeros((1, number))
+        return Gains(np.ones(1), nothing, nothing, nothing > 0.0)
+
+    def among(self, chosen: NDArray[np.bool_]) -> Gains:
+        """The gains of more orderings, of which those chosen have these, and of the others nothing is known."""
+
+        means, variances = np.zeros((2, len(self.shares), len(chosen)))
+        possible = np.zeros(means.shape, dtype=np.bool_)
+        means[:, chosen], variances[:, chosen], possible[:, chosen] = (
+            self.means,
+            self.variances,
+            self.possible,
+        )
+        return Gains(self.shares, means, variances, possible)
+
+    def scaled(self, unit: float) -> Gains:
+        """The gains in another unit of scores."""
+        return Gains(self.shares, unit * self.means, unit**2 * self.variances, self.possible)
+
+    def summary(self) -> tuple[Array, Array]:
+        """The expected gains, and the probability that they are above 0, ``[m]`` each."""
+        deviations = np.sqrt(np.where(self.possible, np.maximum(self.variances, 1e-18), 1.0))
+        chances = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
+        return self.shares @ self.means, self.shares @ chances
+
+
+def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Array, reference: int) -> Gains:
+    """What orderings score above one of them.
+
+    The variance of orderings is an estimate, and takes chance for an effect where there is none. So it is one of
+    several, by the likelihood of the scores: from none to more than the estimate.
 
     Args:
-        means: Mean scores of the orderings less the effects of their examples, in units of the standard deviation of a
-            single score, ``[m]``.
-        covariance: Of their true scores as estimated, ``[m, m]``; all variances are over that of a single score.
+        means: Mean scores of the orderings less the effects of their examples, ``[m]``.
+        covariance: Of their true scores as estimated, ``[m, m]``.
         apart: Further variances of those that are not of the same kind as the others, whatever these are, ``[m]``.
         noise: Covariance of what the means have beside the true scores, ``[m, m]``.
         reference: The number of the ordering that the others are held against.
     """
-    logs, gains, chances = [], [], []
+    logs, gains, variances, possible = [], [], [], []
     for scale in SCALES:
         prior = scale * covariance + np.diag(apart)
         inverse = np.asarray(np.linalg.inv(prior + noise), dtype=np.float64)
@@ -45,15 +108,53 @@ def expected_gains(
         before = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
         weights = contrasts @ inverse
         of_mean = weights.sum(axis=1) ** 2 / inverse.sum()
-        after = np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0)
-        differ = before > 1e-12
-        chance = special.ndtr(gains[-1] / np.sqrt(np.where(differ, np.maximum(after, 1e-18), 1.0)))
-        chances.append(np.where(differ, chance, 0.0))
+        variances.append(np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0))
+        possible.append(before > 1e-12)
+    shares = _shares(np.array(logs), PRIOR_NOTHING)
+    return Gains(shares, np.array(gains), np.array(variances), np.array(possible))
+
+
+def independent_gains(means: Array, noise: Array, *, apart: Array, reference: int) -> Gains:
+    """What orderings score above one of them, where the errors of all are of few dimensions.
+
+    Errors that come from few examples move many orderings together, so that many orderings are hardly more evidence
+    than one: the spread of the means counts as many degrees of freedom as their errors have.
+
+    Args:
+        means: Mean scores of the orderings, ``[m]``.
+        noise: Covariance of their errors on new examples, ``[m, m]``.
+        apart: Further variances of those that are not of the same kind as the others, ``[m]``.
+        reference: The number of the ordering that the others are held against.
+    """
+    errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
+    weights = (apart == 0.0) / (np.diag(errors) + PRIOR_SPREAD)
+    weights /= weights.sum()
+    spread = float(weights @ (means - weights @ means) ** 2)
+    error = float(weights @ np.diag(errors)) + 1e-12
+    half = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
+    estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
+    doubts = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
+    logs, gains, variances = [], [], []
+    for scale in SCALES:
+        total = error + scale * estimate
+        logs.append(-half * (np.log(total) + spread / total))
+        before = 2.0 * scale * estimate + apart + apart[reference]
+        before[reference] = 0.0
+        share = before / (before + 2.0 * error)
+        gains.append(share * (means - means[reference]))
+        variances.append(share * doubts)
+    possible = np.array([[scale > 0.0] * len(means) for scale in SCALES]) | (apart + apart[reference] > 0.0)
+    possible[:, reference] = False
+    shares = _shares(np.array(logs), PRIOR_NOTHING_SHARED)
+    return Gains(shares, np.array(gains), np.array(variances), possible)
+
+
+def _shares(logs: Array, prior_nothing: float) -> Array:
+    """Posterior probability of each scale, from the logarithms of their likelihoods."""
     nothing = np.array(SCALES) == 0.0
-    shares = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
-    shares *= np.exp(np.array(logs) - max(logs))
-    shares /= shares.sum()
-    return shares @ np.array(gains), shares @ np.array(chances)
+    shares = np.where(nothing, prior_nothing / nothing.sum(), (1 - prior_nothing) / (~nothing).sum())
+    shares *= np.exp(logs - logs.max())
+    return np.asarray(shares / shares.sum(), dtype=np.float64)
 
 
 def generalised_mean(values: Array, inverse: Array) -> float:

@@ -24,7 +24,7 @@ from plr_dspy.search.surrogate.crossed_effects import (
     parameters_used,
     shrunk_means,
 )
-from plr_dspy.search.surrogate.gains import expected_gains, generalised_mean
+from plr_dspy.search.surrogate.gains import Gains, expected_gains, generalised_mean
 from plr_dspy.search.surrogate.interactions import covariance_of_means
 from plr_dspy.search.surrogate.variance_components import begin, posterior, stepped
 
@@ -49,7 +49,8 @@ class Surrogate:
     def __init__(
         self, references: Sequence[Array] | None = None, *, earlier: Mapping[str, Any] | None = None
     ) -> None:
-        state = {name: None if v is None else np.array(v) for name, v in (earlier or {}).items()}
+        known = {name: (earlier or {}).get(name) for name in ("variances", "leaning")}
+        state = {name: None if v is None else np.array(v) for name, v in known.items()}
         self.variances: Array | None = state.get("variances")
         self._leaning_variances: Array | None = state.get("leaning")
         self._references = references
@@ -68,6 +69,7 @@ class Surrogate:
         classes: NDArray[np.int64] | None = None,
         *,
         apart: NDArray[np.bool_] | None = None,
+        doubts: Array | None = None,
     ) -> None:
         """Learn from orderings' scores on examples.
 
@@ -76,11 +78,13 @@ class Surrogate:
             scores: ``[m, E]``, NaN where there is none; each row has one at least.
             classes: Of the examples, numbers from 0 without gaps, ``[E]``; None for none.
             apart: Whether a row is no ordering of the others' kind, ``[m]``; None for none.
+            doubts: Prior variances of the rows' effects, beside those that are estimated, ``[m]``; None for none.
         """
         self._unit = float(np.nanmax(np.abs(scores))) or 1.0
         scores = scores / self._unit
         kernels = [family @ family.T for family in features]
         self._apart = APART * np.asarray(np.zeros(len(scores)) if apart is None else apart, dtype=np.float64)
+        self._doubts = np.zeros(len(scores)) if doubts is None else doubts / self._unit**2
         own = np.diag((self._apart == 0.0).astype(np.float64))
         effects = shrunk_means(scores)
         self._leaning = None
@@ -105,8 +109,10 @@ class Surrogate:
         known = ~np.isnan(scores)
         variances, num_steps = begin(self.variances, len(kernels))
         self._shrinkage = example_shrinkage(scores)
+        noise = max(float(np.nanvar(scores)), 1e-12)
         for step in range(num_steps + 1):
-            covariance, inverse = posterior(variances, kernels, unexplained, fixed=self._apart)
+            self._fixed = self._apart + self._doubts / noise
+            covariance, inverse = posterior(variances, kernels, unexplained, fixed=self._fixed)
             means = ordering_effects(scores, effects, self._shrinkage)
             centre = generalised_mean(means, inverse)
             effects = covariance @ (inverse @ (means - centre)) + centre
@@ -142,26 +148,32 @@ class Surrogate:
         mean: Array = sum((family @ weights for family, weights in pairs), np.zeros(1)) + self._level
         return self._unit * mean
 
-    def gains(self, reference: int) -> tuple[Array, Array]:
-        """What the orderings fitted score on new examples above one of them, and the probability that they are better.
-
-        Args:
-            reference: The number of that ordering.
-
-        Returns:
-            Two of shape ``[m]``.
-        """
-        gains, probabilities = expected_gains(
+    def gains(self, reference: int) -> Gains:
+        """What the orderings fitted score on new examples above one of them, which is the ordering of this number."""
+        gains = expected_gains(
             self._means / self._deviation,
-            covariance=self._covariance - np.diag(self._apart),
+            covariance=self._covariance - np.diag(self._fixed),
             apart=self._apart,
             noise=self._unexplained,
             reference=reference,
         )
-        return self._unit * self._deviation * gains, probabilities
+        return gains.scaled(self._unit * self._deviation)
 
-    def sample(self, features: Sequence[Array], num_draws: int, rng: np.random.Generator) -> Array:
+    def sample(
+        self,
+        features: Sequence[Array],
+        num_draws: int,
+        rng: np.random.Generator,
+        *,
+        doubts: Array | float = 0.0,
+    ) -> Array:
         """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``.
+
+        Args:
+            features: Of the others, ``[c, d]`` for each family.
+            num_draws: How many.
+            rng: Decides the draws.
+            doubts: Prior variances of the others' effects, beside those that were estimated, ``[c]``.
 
         By Matheron's rule: draws from the prior, corrected by what they miss of the scores (J. T. Wilson et al.,
         "Efficiently sampling functions from Gaussian process posteriors", ICML 2020).
@@ -174,7 +186,10 @@ class Surrogate:
             np.sqrt(v) * rng.normal(size=(family.shape[1], num_draws))
             for v, family in zip(self.variances[:-1], families, strict=True)
         ]
-        drawn = np.sqrt(own_variance) * rng.normal(size=(len(families[0]), num_draws))
+        fixed = np.zeros(len(families[0]))
+        fixed[:num_known] = self._fixed
+        fixed[num_known:] = doubts / (self._unit * self._deviation) ** 2
+        drawn = np.sqrt(own_variance + fixed)[:, None] * rng.normal(size=(len(fixed), num_draws))
         noise = np.linalg.cholesky(self._unexplained) @ rng.normal(size=(num_known, num_draws))
         seen = sum(
             (f[:num_known] @ w for f, w in zip(families, slopes, strict=True)), drawn[:num_known] + noise
@@ -182,7 +197,7 @@ class Surrogate:
         missed = self._solved[:, None] / self._deviation - self._inverse @ seen
         for v, family, slope in zip(self.variances[:-1], families, slopes, strict=True):
             drawn += family @ (slope + v * (family[:num_known].T @ missed))
-        drawn[:num_known] += own_variance * missed
+        drawn[:num_known] += (own_variance + self._fixed)[:, None] * missed
         sampled: Array = self._unit * (self._level + self._deviation * drawn.T)
         return sampled
 

@@ -11,16 +11,22 @@ from numpy.typing import NDArray
 
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 from plr_dspy.orderings.trials import ScoreEstimate
+from plr_dspy.report.schema import Leaning
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.surrogate.crossed_effects import score_table, shrunk_means
 from plr_dspy.search.surrogate.features import FAMILIES, NUM_REFERENCES, OrderingFeatures, random_orderings
 from plr_dspy.search.surrogate.gaussian_process import Array, Surrogate
+from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.search.surrogate.response_model import ResponseModel
 
 Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
 """Scores by example of each ordering."""
 
 MAX_MODELLED = 256
 """Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
+
+LEAST_SHARE = 0.5
+"""Of the calls must have brought log-probabilities along: where they seldom come, scores tell more."""
 
 MOST_SCORED = 32
 """As many of them are those with the most scores, whatever these are: the finalists are among them."""
@@ -59,7 +65,9 @@ class FittedModel:
         *,
         features: Any,
         earlier: Mapping[str, Any],
+        responses: ResponseModel | None = None,
     ) -> None:
+        self._responses = responses
         self.orderings = list(orderings)
         self.earlier = earlier
         self._surrogate = surrogate
@@ -68,11 +76,12 @@ class FittedModel:
     @property
     def variances(self) -> dict[str, Any]:
         """What the next fit may go on from."""
-        return self._surrogate.state_dict()
+        responses = None if self._responses is None else self._responses.components
+        return {**self._surrogate.state_dict(), "responses": responses}
 
     def estimates(self) -> list[ScoreEstimate]:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
-        means: Sequence[float] = self._surrogate.mean.tolist() if self.orderings else []
+        means: Sequence[float] = (self._expected() + self._surrogate.mean).tolist() if self.orderings else []
         estimates = map(ScoreEstimate, self.orderings, means)
         return sorted(estimates, key=lambda estimate: -estimate.score)
 
@@ -83,21 +92,45 @@ class FittedModel:
             ValueError: when the reference was not fitted.
         """
         with one_thread():
-            expected, probabilities = self._surrogate.gains(self.orderings.index(reference))
+            number = self.orderings.index(reference)
+            gains = self._surrogate.gains(number)
+            if self._responses is not None:
+                gains += self._responses.gains(number)
+            expected, probabilities = gains.summary()
         return {
             # Rounded to what arithmetic gives again on another day.
             ordering: Gain(round(float(gain), 9), round(float(probability), 6))
             for ordering, gain, probability in zip(self.orderings, expected, probabilities, strict=True)
         }
 
+    def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:
+        """How often two of the orderings fitted answer each label; None without log-probabilities."""
+        if self._responses is None:
+            return None
+        shares = [self._responses.answers(self.orderings.index(ordering)) for ordering in (original, chosen)]
+        right, *answered = (np.round(share, 6).tolist() for share in (self._responses.right(), *shares))
+        return Leaning(right, *answered)
+
     def predict(self, orderings: Sequence[Ordering]) -> Array:
         """What the process expects of orderings, ``[m]``."""
-        return self._surrogate.predict(self._features(orderings))
+        features = self._features(orderings)
+        known = 0.0 if self._responses is None else self._responses.predict_means(features)
+        return self._surrogate.predict(features) + known
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
         features = self._features(others or self.orderings[:1])
-        return self._surrogate.sample([family[: len(others)] for family in features], num_draws, rng)
+        features = [family[: len(others)] for family in features]
+        if self._responses is None:
+            return self._surrogate.sample(features, num_draws, rng)
+        means, doubts = self._responses.predict(features)
+        return np.concatenate([self._expected(), means]) + self._surrogate.sample(
+            features, num_draws, rng, doubts=doubts
+        )
+
+    def _expected(self) -> Array | float:
+        """What log-probabilities let one expect of the orderings fitted, ``[m]``; 0 without any."""
+        return 0.0 if self._responses is None else self._responses.means
 
 
 class OrderingModel:
@@ -117,7 +150,9 @@ class OrderingModel:
         classes: Sequence[Sequence[int]] | None = None,
         example_classes: Sequence[int] | None = None,
         families: Sequence[str] = FAMILIES,
+        responses: LabelResponses | None = None,
     ) -> None:
+        self._responses = responses
         self._space = space
         self._families = OrderingFeatures(space, classes=classes, families=families) if families else None
         self._references = self._features(random_orderings(space, NUM_REFERENCES)) if families else None
@@ -133,30 +168,63 @@ class OrderingModel:
             earlier: Variances of an earlier fit, which this one goes on from in fewer steps.
             kept: Orderings that are fitted whatever their scores, where they have any.
         """
-        orderings = list(scores)
-        if len(orderings) > MAX_MODELLED:
-            means = shrunk_means(_table(scores, orderings))
-            counts = [len(scores[ordering]) for ordering in orderings]
-            means[np.argsort(counts, kind="stable")[-MOST_SCORED:]] = np.inf
-            means[[ordering in kept for ordering in orderings]] = np.inf
-            best = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED])
-            orderings = [orderings[index] for index in best]
+        orderings = self._promising(scores, kept)
         earlier = earlier or {}
         surrogate = Surrogate(self._references, earlier=earlier)
+        responses = None
         if orderings:
             with one_thread():
-                surrogate.fit(
-                    self._features(orderings),
-                    _table(scores, orderings),
-                    self._classes_of(scores, orderings),
-                    apart=np.array([ordering == WITHOUT_DEMOS for ordering in orderings]),
+                features, table = self._features(orderings), _table(scores, orderings)
+                apart = np.array([ordering == WITHOUT_DEMOS for ordering in orderings])
+                classes = self._classes_of(scores, orderings)
+                responses = self._respond(
+                    scores, orderings, apart, features=features, earlier=earlier.get("responses")
                 )
+                if responses is not None:
+                    table, classes = table - responses.expected, None
+                doubts = None if responses is None else responses.doubts
+                surrogate.fit(features, table, classes, apart=apart, doubts=doubts)
         return FittedModel(
             orderings,
             surrogate,
             features=self._features,
             earlier=earlier,
+            responses=responses,
         )
+
+    def _promising(self, scores: Scores, kept: Sequence[Ordering]) -> list[Ordering]:
+        """The orderings that the process is fitted to."""
+        orderings = list(scores)
+        if len(orderings) <= MAX_MODELLED:
+            return orderings
+        apart = np.array([ordering == WITHOUT_DEMOS for ordering in orderings])
+        responses = self._respond(scores, orderings, apart)
+        means = shrunk_means(_table(scores, orderings)) if responses is None else responses.means
+        counts = [len(scores[ordering]) for ordering in orderings]
+        means[np.argsort(counts, kind="stable")[-MOST_SCORED:]] = np.inf
+        means[[ordering in kept for ordering in orderings]] = np.inf
+        best = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED])
+        return [orderings[index] for index in best]
+
+    def _respond(
+        self,
+        scores: Scores,
+        orderings: Sequence[Ordering],
+        apart: NDArray[np.bool_],
+        *,
+        features: Sequence[Array] | None = None,
+        earlier: Sequence[Sequence[float]] | None = None,
+    ) -> ResponseModel | None:
+        """What log-probabilities say; None where most of the calls brought none."""
+        if self._responses is None:
+            return None
+        examples = sorted({example for ordering in orderings for example in scores[ordering]})
+        table = self._responses.table({o: scores[o].keys() for o in orderings}, examples)
+        known = int((~np.isnan(table[..., 0])).sum())
+        if known <= LEAST_SHARE * sum(len(scores[ordering]) for ordering in orderings):
+            return None
+        label_scores = self._responses.scores[examples]
+        return ResponseModel(features, table, label_scores, apart=apart, earlier=earlier)
 
     def _features(self, orderings: Sequence[Ordering]) -> list[Array]:
         """Features ``[m, d]`` of each family; all 0 for `WITHOUT_DEMOS`, as of a mean ordering."""

@@ -26,15 +26,16 @@ NUM_FIRST_STEPS = 15
 """Steps of the first."""
 
 
-def begin(earlier: Array | None, number: int) -> tuple[Array, int]:
+def begin(earlier: Array | None, number: int, *, total: float = PRIOR_VARIANCE) -> tuple[Array, int]:
     """The variances that a fit begins with, and its number of steps.
 
     Args:
         earlier: Of the fit before; None, or of another number of components, for none.
         number: Of components.
+        total: Prior mean of their sum, which they begin with.
     """
     if earlier is None or len(earlier) != number:
-        return np.full(number, PRIOR_VARIANCE / number), NUM_FIRST_STEPS
+        return np.full(number, total / number), NUM_FIRST_STEPS
     return earlier, NUM_STEPS
 
 
@@ -54,16 +55,25 @@ def posterior(
     return covariance, np.asarray(inverse, dtype=np.float64)
 
 
-def stepped(variances: Array, kernels: Sequence[Array], inverse: Array, solved: Array) -> Array:
+def stepped(
+    variances: Array,
+    kernels: Sequence[Array],
+    inverse: Array,
+    solved: Array,
+    *,
+    total: float = PRIOR_VARIANCE,
+) -> Array:
     """The variances after one step.
 
     Args:
         variances, kernels: As in `posterior`.
         inverse: What `posterior` gave.
-        solved: It times the centred observations, in units of the noise's standard deviation.
+        solved: It times the centred observations, in units of the noise's standard deviation, ``[m]``; of several
+            outputs with the same components ``[m, k]``, over the square root of k.
+        total: Prior mean of their sum.
     """
-    prior = PRIOR_VARIANCE / len(variances)
-    explained = np.array([solved @ kernel @ solved for kernel in kernels])
+    prior = total / len(variances)
+    explained = np.array([np.vdot(solved, kernel @ solved) for kernel in kernels])
     traces = np.array([np.vdot(inverse, kernel) for kernel in kernels])
     after: Array = (0.5 * variances * explained + PRIOR_SHAPE) / (0.5 * traces + PRIOR_SHAPE / prior)
     return np.maximum(after, 1e-9)

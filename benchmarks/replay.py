@@ -1,0 +1,96 @@
+"""A language model that answers from a landscape, so that compiles on one go the whole way through DSPy."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import dspy
+import numpy as np
+from dspy import lm15
+from landscapes import Landscape
+
+NAMES = re.compile(r"^(demo|example) (\d+)$", re.MULTILINE)
+"""The texts of demos and examples in a prompt: their numbers in the landscape stand for them."""
+
+
+class ReplayEngine:
+    """Answers in the format of DSPy's `ChatAdapter`, with log-probabilities of the label where a request asks for them.
+
+    A label is one token, and those of other labels are the likeliest in its place; the rest of a reply is certain.
+
+    Args:
+        landscape: Knows the log-probabilities of the labels for each order of demos and each example.
+        labels: Their names.
+
+    Attributes:
+        calls: Requests answered.
+        told: Those of them that were told log-probabilities.
+    """
+
+    def __init__(self, landscape: Landscape, labels: Sequence[str]) -> None:
+        self._landscape, self._labels = landscape, list(labels)
+        self.calls = self.told = 0
+        self._lock = threading.Lock()
+
+    def complete(self, request: Any) -> Any:
+        """Answer a request."""
+        names = [name for message in request.messages for name in NAMES.findall(message.text or "")]
+        *demos, (kind, example) = names
+        assert kind == "example" and all(kind == "demo" for kind, _ in demos), names
+        order = tuple(int(number) for _, number in demos)
+        values = self._landscape.log_probabilities(order)[int(example)]
+        likeliest = np.argsort(-values, kind="stable")
+        head, label, tail = "[[ ## label ## ]]\n", self._labels[likeliest[0]], "\n\n[[ ## completed ## ]]"
+        choice: dict[str, Any] = {"message": {"role": "assistant", "content": head + label + tail}}
+        most = request.config.logprobs
+        if most is not None:
+            tops = [(self._labels[i], float(values[i])) for i in likeliest[:most]]
+            places = ([(head, 0.0)], tops, [(tail, 0.0)])
+            choice["logprobs"] = {"content": [_place(tops) for tops in places]}
+        with self._lock:
+            self.calls += 1
+            self.told += most is not None
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        reply = {"id": "replay", "model": "replay", "choices": [choice | {"finish_reason": "stop"}]}
+        return lm15.response_from_openai_chat(reply | {"usage": usage}, model=request.model)
+
+    def stream(self, request: Any) -> Iterator[Any]:
+        """Answer a request in events."""
+        yield from lm15.response_to_events(self.complete(request))
+
+    def close(self) -> None:
+        """Hold nothing that needs closing."""
+
+
+def _place(tops: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """One token of a reply and the likeliest in its place, as OpenAI writes them."""
+    told = [{"token": token, "logprob": value} for token, value in tops]
+    return {**told[0], "top_logprobs": told}
+
+
+def replayed_program(landscape: Landscape, labels: Sequence[str]) -> dspy.Predict:
+    """A program of one label, whose demos are those of a landscape in their original order."""
+    if landscape.classes is None:
+        raise ValueError("the landscape's demos must have labels: its classes are None")
+    output = (Literal[tuple(labels)], dspy.OutputField())
+    program = dspy.Predict(dspy.Signature({"text": (str, dspy.InputField()), "label": output}))
+    program.demos = [
+        dspy.Example(text=f"demo {i}", label=labels[kind]) for i, kind in enumerate(landscape.classes)
+    ]
+    return program
+
+
+def replayed_examples(landscape: Landscape, labels: Sequence[str]) -> list[dspy.Example]:
+    """The examples of a landscape with their right labels."""
+    return [
+        dspy.Example(text=f"example {i}", label=labels[right]).with_inputs("text")
+        for i, right in enumerate(landscape.label_scores.argmax(axis=1))
+    ]
+
+
+def shown_order(program: dspy.Predict) -> tuple[int, ...]:
+    """The order in which such a program shows the demos of the landscape."""
+    return tuple(int(demo["text"].removeprefix("demo ")) for demo in program.demos)

@@ -1,0 +1,110 @@
+"""What the search learns from a call: the metric's score alone, or how likely each label was as well.
+
+Log-probabilities are taken where they come with the calls that are made anyway. Whether the program and the metric
+allow for them is known before any call; whether the endpoint gives them, after the first one, which the search makes
+whatever it learns from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from plr_dspy.compilation.assembly import new_objective
+from plr_dspy.compilation.plan import Plan
+from plr_dspy.label_probabilities.servers import NoProbabilities
+from plr_dspy.optimizer.job import Job
+from plr_dspy.orderings.space import Ordering
+from plr_dspy.programs.calls import Metric, MetricWork
+from plr_dspy.programs.label_calls import LabelWork
+from plr_dspy.programs.label_scores import label_output, label_scores
+from plr_dspy.report.schema import Signal
+from plr_dspy.scoring.cells import FAILED
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.search import Search
+from plr_dspy.search.surrogate.label_responses import LabelResponses
+
+SIGNALS = ("auto", "score", "logprobs")
+
+FIRST_CALLS = 2
+"""Examples of the first look of either kind of search: where the first call fails, the next one tells."""
+
+
+def work_of(metric: Metric, job: Job, signal: str) -> tuple[MetricWork, Signal]:
+    """The work of a job, and what its search learns from as far as is known before any call.
+
+    The signal is "logprobs" where the program and the metric allow for it; the work is then a `LabelWork`.
+
+    Raises:
+        ValueError: when they must be the signal, and the program, the metric or the plan does not allow for it.
+    """
+    examples = [*job.splits.train, *job.splits.selection]
+    if signal == "score" or job.slots.space.num_distinct < 2:
+        return MetricWork(metric, examples), Signal("score", "", [])
+    reason = "" if job.plan.racing else "auto='paper' scores orders as the paper does"
+    if not reason:
+        output = label_output(job.program)
+        scores = output if isinstance(output, str) else label_scores(metric, examples, output)
+        if not isinstance(output, str) and not isinstance(scores, str):
+            work = LabelWork(metric, examples, output=output, scores=scores)
+            return work, Signal("logprobs", "", list(output.labels))
+        reason = str(scores)
+    if signal == "logprobs":
+        raise ValueError(
+            f"signal='logprobs' is not possible: {reason}. Pass signal='auto', which takes scores in this case"
+        )
+    return MetricWork(metric, examples), Signal("score", reason, [])
+
+
+def listened(
+    job: Job,
+    scorer: CellScorer,
+    *,
+    signal: str,
+    plan: Plan,
+    search: Callable[[Plan, LabelResponses], Search],
+    deadline: float | None = None,
+) -> Job:
+    """The job as it is done after the first call has shown whether the endpoint gives log-probabilities.
+
+    Args:
+        job: Its work is a `LabelWork`.
+        scorer: Makes the first call, unless it has been paid.
+        signal: As in `PLReorder`.
+        plan: Of a search that learns from log-probabilities.
+        search: Makes that search.
+        deadline: By `time.monotonic`, when no further call may begin.
+
+    Raises:
+        NoProbabilities: when they must be the signal, and there are none.
+        Exception: of the program or the metric.
+    """
+    setup, work = job.setup, job.setup.work
+    assert isinstance(work, LabelWork)
+    original = job.slots.space.identity
+    for example in range(min(FIRST_CALLS, job.plan.num_first_examples, plan.num_first_examples)):
+        cell = scorer.cells_each({original: [example]})[0][example]
+        late = deadline is not None and time.monotonic() >= deadline
+        if cell.label_logprobs is not None or work.reason or late:
+            break
+    if cell.label_logprobs is None:
+        work.reading = False
+        failed = "the first calls failed" if cell.outcome == FAILED else "the first answers came without any"
+        reason = work.reason or failed
+        if signal == "logprobs":
+            raise NoProbabilities(
+                f"signal='logprobs' needs the log-probabilities of labels, and there are none: {reason}. Pass "
+                "signal='auto' to go on with scores"
+            )
+        return job.laid_out(job.plan, replace(setup, signal=Signal("score", reason, [])))
+
+    def log_probabilities(ordering: Ordering, example: int) -> Sequence[float] | None:
+        paid = scorer.is_paid(ordering, example)
+        return scorer.cell(ordering, example).label_logprobs if paid else None
+
+    responses = LabelResponses(work.scores, log_probabilities)
+    num_train = len(job.splits.train)
+    objective = partial(new_objective, plan, num_train=num_train, original=job.original, shifted=True)
+    return job.laid_out(plan, replace(setup, search=search(plan, responses), objective=objective))

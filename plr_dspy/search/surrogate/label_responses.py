@@ -1,0 +1,44 @@
+"""The log-probabilities of labels that calls have brought along, as a table for the model of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plr_dspy.orderings.space import Ordering
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LabelResponses:
+    """Where the log-probabilities of labels are found, and what the labels score.
+
+    Attributes:
+        scores: What the metric gives for each label on each example, ``[E, L]``.
+        log_probabilities: Of the labels, by ordering and example; None where they are not known.
+    """
+
+    scores: Array
+    log_probabilities: Callable[[Ordering, int], Sequence[float] | None]
+
+    def table(self, rows: Mapping[Ordering, Collection[int]], examples: Sequence[int]) -> Array:
+        """The log-probabilities of labels, of each ordering on its examples.
+
+        Args:
+            rows: The examples of each ordering.
+            examples: The columns, which hold all of them.
+
+        Returns:
+            Numbers ``[m, E, L]``, NaN where they are not known.
+        """
+        columns = {example: i for i, example in enumerate(examples)}
+        table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
+        for row, (ordering, asked) in zip(table, rows.items(), strict=True):
+            for example in asked:
+                if (found := self.log_probabilities(ordering, example)) is not None:
+                    row[columns[example]] = found
+        return table

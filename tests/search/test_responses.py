@@ -1,0 +1,365 @@
+"""The model of label log-probabilities, on worlds that are made as it believes them to be."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import helmert
+
+from plr_dspy import OrderingSpace
+from plr_dspy.orderings.space import WITHOUT_DEMOS
+from plr_dspy.search.surrogate.effect_process import EffectProcess
+from plr_dspy.search.surrogate.features import OrderingFeatures
+from plr_dspy.search.surrogate.gains import Gains, independent_gains
+from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.search.surrogate.model import OrderingModel
+from plr_dspy.search.surrogate.response_effects import ResponseEffects
+from plr_dspy.search.surrogate.response_model import ResponseModel
+
+SPACE = OrderingSpace.of_sizes(6)
+FEATURES = OrderingFeatures(SPACE)
+
+
+class World:
+    """Orderings that lean towards labels by what item stands where; examples whose labels are known.
+
+    Args:
+        looks: Examples that each ordering is looked at on, in turn.
+        scale, slope: Standard deviations of t and q.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_labels=2,
+        num_orderings=40,
+        num_examples=30,
+        looks=2,
+        leaning=1.0,
+        noise=0.2,
+        scale=0.0,
+        slope=0.0,
+        separation=1.0,
+        seed=0,
+    ):
+        rng = np.random.default_rng(seed)
+        num_new = 2_000
+        self.orderings = _orderings(rng, num_orderings)
+        features = FEATURES(self.orderings)
+        position = features[FEATURES.names.index("position")]
+        basis = helmert(num_labels)
+        gold = rng.integers(num_labels, size=num_examples + num_new)
+        directions = np.eye(num_labels)[gold] @ basis.T
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        own = rng.normal(size=(len(gold), num_labels - 1)) + separation * directions
+        b = position @ rng.normal(size=(position.shape[1], num_labels - 1))
+        self.leanings = leaning * b / b.std()
+        t, q = scale * rng.normal(size=num_orderings), slope * rng.normal(size=num_orderings)
+        z = (1 + t)[:, None, None] * own + self.leanings[:, None] + q[:, None, None] * directions
+        z = z + noise * rng.normal(size=z.shape)
+        right = (z @ basis).argmax(axis=-1) == gold
+        self.slopes, self.directions = np.stack([t, q], axis=1), directions[:num_examples]
+        self.contrasts, self.scores = z[:, :num_examples], np.eye(num_labels)[gold[:num_examples]]
+        self.right, self.truth = right[:, :num_examples], right[:, num_examples:].mean(axis=1)
+        self.known = np.zeros(self.right.shape, dtype=bool)
+        for i in range(num_orderings):
+            start = looks * i + looks * i // num_examples  # As the search does, see `RacingExamples`.
+            self.known[i, (start + np.arange(looks)) % num_examples] = True
+        self.seen = np.where(self.known[..., None], self.contrasts, np.nan)
+        self.features = features
+        self.log_probabilities = self.seen @ basis
+
+    def effects(self):
+        return ResponseEffects(self.seen, self.directions, apart=np.zeros(len(self.seen), dtype=bool))
+
+    def model(self, **settings):
+        apart = np.zeros(len(self.seen), dtype=bool)
+        return ResponseModel(
+            self.features,
+            self.log_probabilities,
+            self.scores,
+            **{"apart": apart, "earlier": None, **settings},
+        )
+
+
+def _orderings(rng, count):
+    found = {}
+    while len(found) < count:
+        found[(tuple(rng.permutation(6).tolist()),)] = None
+    return list(found)
+
+
+def correlation(first, second):
+    return np.corrcoef(np.ravel(first), np.ravel(second))[0, 1]
+
+
+class TestEffects:
+    @settings(deadline=None, max_examples=10)
+    @given(st.integers(0, 999), st.integers(2, 5))
+    def test_two_examples_tell_how_far_an_ordering_leans(self, seed, num_labels):
+        world = World(seed=seed, num_labels=num_labels, num_orderings=60)
+        assert correlation(world.effects().leanings, world.leanings) > 0.9
+
+    @settings(deadline=None, max_examples=10)
+    @given(st.integers(0, 999))
+    def test_all_cells_without_noise_tell_it_exactly(self, seed):
+        world = World(seed=seed, looks=30, noise=1e-3)
+        effects = world.effects()
+        differences = effects.leanings - world.leanings
+        np.testing.assert_allclose(
+            differences, np.broadcast_to(differences.mean(), differences.shape), atol=0.02
+        )
+        np.testing.assert_allclose(effects.fitted(), world.contrasts, atol=0.05)
+
+    def test_scales_and_slopes_are_found_where_there_are_many_cells(self):
+        world = World(looks=30, scale=0.2, slope=0.4, num_examples=60)
+        slopes = world.effects().slopes
+        assert correlation(slopes[:, 0], world.slopes[:, 0]) > 0.8
+        assert correlation(slopes[:, 1], world.slopes[:, 1]) > 0.8
+
+    def test_variances_say_how_far_off_leanings_are(self):
+        standardised = []
+        for seed in range(30):
+            world = World(seed=seed, looks=3)
+            effects = world.effects()
+            missed = effects.leanings[:, 0] - world.leanings[:, 0]
+            missed -= missed.mean()
+            standardised.append(missed**2 / effects.leaning_variances)
+        assert 0.6 < np.mean(standardised) < 2.0
+
+    def test_the_noise_is_found(self):
+        noises = [World(seed=seed, looks=10, noise=0.5).effects().noise for seed in range(10)]
+        assert np.mean(noises) == pytest.approx(0.25, rel=0.2)
+
+    def test_an_example_met_by_one_ordering_says_little_of_it(self):
+        """Then nobody knows whether the ordering leans, or the example does."""
+        alone, shared = World(num_examples=80, looks=2), World(num_examples=8, looks=2)
+        assert (alone.effects().weights < 0.5).all()
+        assert (shared.effects().weights > 1.5).all()
+
+    def test_without_any_cell_an_ordering_is_a_usual_one(self):
+        world = World()
+        world.seen[3] = np.nan
+        effects = world.effects()
+        np.testing.assert_allclose(effects.leanings[3], effects.mean, atol=0.05)
+        assert effects.leaning_variances[3] == pytest.approx(effects.leaning_variance, rel=0.1)
+
+
+class TestProcess:
+    @settings(deadline=None, max_examples=20)
+    @given(st.integers(0, 999), st.integers(1, 3))
+    def test_is_gaussian_conditioning(self, seed, outputs):
+        rng = np.random.default_rng(seed)
+        features = [rng.normal(size=(12, 4)) / 2, rng.normal(size=(12, 3)) / 2]
+        kernels = [family @ family.T for family in features]
+        variances = rng.uniform(0.1, 0.4, size=12)
+        process = EffectProcess(
+            kernels,
+            means=rng.normal(size=(12, outputs)),
+            variances=variances,
+            prior_mean=np.zeros(outputs),
+            prior_variances=np.ones(12),
+            unit=0.5,
+            earlier=None,
+        )
+        prior = 0.5 * (
+            np.tensordot(process.components[:-1], kernels, axes=1) + process.components[-1] * np.eye(12)
+        )
+        noise = np.diag(1.0 / (1.0 / variances - 1.0))
+        gain = prior @ np.linalg.inv(prior + noise)
+        np.testing.assert_allclose(process.variances, np.diag(prior - gain @ prior), rtol=1e-6)
+        others = [rng.normal(size=(5, 4)) / 2, rng.normal(size=(5, 3)) / 2]
+        across = [other @ known.T for other, known in zip(others, features, strict=True)]
+        squares = np.stack([(other**2).sum(axis=1) for other in others], axis=1)
+        means, spread = process.predict(across, squares)
+        cross = 0.5 * np.tensordot(process.components[:-1], across, axes=1)
+        before = 0.5 * (squares @ process.components[:-1] + process.components[-1])
+        after = before - np.einsum("cm,mn,cn->c", cross, np.linalg.inv(prior + noise), cross)
+        np.testing.assert_allclose(spread, after, rtol=1e-6)
+        assert means.shape == (5, outputs)
+
+
+class TestModel:
+    @pytest.mark.parametrize("num_labels", [2, 4])
+    def test_tells_scores_from_few_looks(self, num_labels):
+        """Better than the share of right answers on three times as many examples."""
+        found, counted = [], []
+        for seed in range(5):
+            world = World(seed=seed, num_labels=num_labels, num_orderings=60, num_examples=40)
+            found.append(correlation(world.model().means, world.truth))
+            counted.append(correlation(world.right[:, :6].mean(axis=1), world.truth))
+        assert np.mean(found) > 0.6
+        assert np.mean(found) > np.mean(counted) + 0.1
+
+    def test_expects_what_comes(self):
+        world = World(looks=10, num_examples=60)
+        assert world.model().means == pytest.approx(world.truth, abs=0.12)
+
+    def test_tells_scores_of_orderings_not_looked_at(self):
+        world = World(num_orderings=120, looks=4)
+        features = [family[60:] for family in world.features]
+        model = ResponseModel(
+            [family[:60] for family in world.features],
+            world.log_probabilities[:60],
+            world.scores,
+            apart=np.zeros(60, dtype=bool),
+            earlier=None,
+        )
+        means, doubts = model.predict(features)
+        assert correlation(means, world.truth[60:]) > 0.6
+        assert (doubts > 0).all()
+        np.testing.assert_allclose(model.predict_means(features), means, atol=0.08)
+
+    def test_says_how_orderings_lean(self):
+        world = World(leaning=3.0, num_orderings=60, looks=5)
+        model = world.model()
+        leaning = np.array([model.answers(number) for number in range(60)])
+        np.testing.assert_allclose(leaning.sum(axis=1), 1.0)
+        assert correlation(leaning[:, 1], world.leanings[:, 0] * helmert(2)[0, 1]) > 0.9
+        np.testing.assert_allclose(model.right(), world.scores.mean(axis=0))
+
+    def test_goes_on_from_an_earlier_fit(self):
+        world = World()
+        first = world.model()
+        again = world.model(earlier=first.components)
+        np.testing.assert_allclose(again.means, first.means, atol=0.02)
+
+    def test_labels_that_score_alike_on_every_example_make_no_difference(self):
+        world = World()
+        world.scores[:] = 0.5
+        np.testing.assert_allclose(world.model().means, 0.5)
+
+
+class TestGains:
+    def test_are_not_claimed_where_there_are_none(self):
+        """Orderings lean, and it costs as much on one label as it brings on the other: nothing is separated."""
+        claims = 0
+        for seed in range(40):
+            world = World(seed=seed, separation=0.0, num_orderings=20, looks=6)
+            chances = world.model().gains(0).summary()[1]
+            claims += bool((chances >= 0.9).any())
+        assert claims <= 6
+
+    def test_are_claimed_where_they_are(self):
+        claims, missed = 0, []
+        for seed in range(10):
+            world = World(seed=seed, leaning=2.0, separation=2.0, looks=8, num_examples=60)
+            worst = int(world.truth.argmin())
+            gains, chances = world.model().gains(worst).summary()
+            best = int(gains.argmax())
+            claims += chances[best] >= 0.9
+            missed.append(gains[best] - (world.truth[best] - world.truth[worst]))
+        assert claims >= 9
+        assert abs(np.mean(missed)) < 0.1
+
+    def test_of_an_ordering_itself_is_nothing(self):
+        gains, chances = World().model().gains(3).summary()
+        assert gains[3] == chances[3] == 0.0
+
+    @settings(deadline=None, max_examples=20)
+    @given(st.integers(0, 999))
+    def test_of_two_sources_add_up(self, seed):
+        rng = np.random.default_rng(seed)
+
+        def some(scales):
+            shares = rng.dirichlet(np.ones(scales))
+            means, variances = rng.normal(size=(scales, 3)), rng.uniform(0.1, 1.0, size=(scales, 3))
+            return Gains(shares, means, variances, np.ones((scales, 3), dtype=bool))
+
+        first, second = some(3), some(4)
+        expected = [
+            sum(
+                first.shares[i] * second.shares[j] * (first.means[i] + second.means[j])
+                for i in range(3)
+                for j in range(4)
+            ),
+            (first + second).summary()[1],
+        ]
+        np.testing.assert_allclose((first + second).summary()[0], expected[0])
+        np.testing.assert_allclose((first + second).shares.sum(), 1.0)
+        draws = 20_000
+        one = rng.choice(3, size=draws, p=first.shares)
+        two = rng.choice(4, size=draws, p=second.shares)
+        sums = first.means[one] + second.means[two]
+        sums = sums + np.sqrt(first.variances[one] + second.variances[two]) * rng.normal(size=(draws, 3))
+        np.testing.assert_allclose((sums > 0).mean(axis=0), expected[1], atol=0.02)
+
+    def test_many_orderings_are_not_more_evidence_than_their_errors_have_dimensions(self):
+        """The same spread, of two orderings and of a hundred whose errors are all one."""
+        error = np.linspace(-1.0, 1.0, 100)
+        noise, ends = 0.01 * np.outer(error, error), [0, 99]
+        many = independent_gains(0.1 * error, noise, apart=np.zeros(100), reference=0)
+        few = independent_gains(0.1 * error[ends], noise[np.ix_(ends, ends)], apart=np.zeros(2), reference=0)
+        assert many.summary()[1][99] == pytest.approx(few.summary()[1][1], abs=0.15)
+        assert many.summary()[1][99] < 0.9
+
+
+class TestOrderingModel:
+    def scores_of(self, world):
+        return {
+            ordering: {int(e): float(world.right[i, e]) for e in np.flatnonzero(world.known[i])}
+            for i, ordering in enumerate(world.orderings)
+        }
+
+    def responses(self, world, share=1.0):
+        rows = {ordering: i for i, ordering in enumerate(world.orderings)}
+        told = np.random.default_rng(0).random(world.known.shape) < share
+
+        def look(ordering, example):
+            i = rows.get(ordering)
+            return None if i is None or not told[i, example] else world.log_probabilities[i, example]
+
+        return LabelResponses(world.scores, look)
+
+    def test_estimates_come_nearer_with_log_probabilities(self):
+        by_score, by_both = [], []
+        for seed in range(4):
+            world = World(seed=seed, num_orderings=50, leaning=2.0)
+            scores = self.scores_of(world)
+            truths = dict(zip(world.orderings, world.truth, strict=True))
+            for found, responses in ((by_score, None), (by_both, self.responses(world))):
+                estimates = OrderingModel(SPACE, responses=responses).fit(scores).estimates()
+                found.append(
+                    correlation([e.score for e in estimates], [truths[e.ordering] for e in estimates])
+                )
+        assert np.mean(by_both) > np.mean(by_score) + 0.1
+
+    def test_of_very_many_orderings_those_are_modelled_that_log_probabilities_promise_most_of(self):
+        world = World(num_orderings=400, leaning=2.0)
+        fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(self.scores_of(world))
+        best = [world.orderings[i] for i in np.argsort(-world.truth)[:40]]
+        assert len(fitted.orderings) < 300
+        assert np.mean([ordering in fitted.orderings for ordering in best]) > 0.9
+
+    def test_where_most_calls_bring_none_scores_alone_count(self):
+        world = World()
+        scores = self.scores_of(world)
+        alone = OrderingModel(SPACE).fit(scores).estimates()
+        assert (
+            OrderingModel(SPACE, responses=self.responses(world, share=0.2)).fit(scores).estimates() == alone
+        )
+        assert OrderingModel(SPACE, responses=self.responses(world)).fit(scores).estimates() != alone
+
+    def test_some_calls_without_are_no_harm(self):
+        world = World(looks=4)
+        fitted = OrderingModel(SPACE, responses=self.responses(world, share=0.7)).fit(self.scores_of(world))
+        assert all(0.0 < estimate.score < 1.2 for estimate in fitted.estimates())
+
+    def test_a_student_without_demos_may_be_told_too(self):
+        world = World(looks=6)
+        world.orderings[0] = WITHOUT_DEMOS
+        fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(self.scores_of(world))
+        gains = fitted.gains(WITHOUT_DEMOS)
+        assert all(np.isfinite([gain.expected, gain.probability]).all() for gain in gains.values())
+
+    def test_goes_on_from_its_variances(self):
+        world = World()
+        model, scores = OrderingModel(SPACE, responses=self.responses(world)), self.scores_of(world)
+        fitted = model.fit(scores)
+        again = model.fit(scores, earlier=fitted.variances)
+        for one, other in zip(
+            sorted(fitted.estimates(), key=lambda e: e.ordering),
+            sorted(again.estimates(), key=lambda e: e.ordering),
+            strict=True,
+        ):
+            assert one.score == pytest.approx(other.score, abs=0.05)
