@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
-from landscapes import RecordedLandscape
+from recorded import RecordedLandscape
 
 from plr_dspy import OrderingSpace
 from plr_dspy.orderings.space import Ordering

@@ -28,11 +28,10 @@ from landscapes import (
     Landscape,
     LeaningLandscape,
     OwnEffectsLandscape,
-    RecordedLandscape,
-    Renamed,
     SyntheticLandscape,
 )
 from methods import Pool, planned_outcome, top_k_outcome
+from recorded import RecordedLandscape, Renamed
 
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.report.text import SURE

@@ -24,17 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from landscapes import (
-    KINDS,
-    OWN,
-    TRIPLES,
-    Landscape,
-    OwnEffectsLandscape,
-    RecordedLandscape,
-    Renamed,
-    SyntheticLandscape,
-)
+from landscapes import KINDS, OWN, TRIPLES, Landscape, OwnEffectsLandscape, SyntheticLandscape
 from methods import Method, Pool, ablation, default, halving, paper, paper_within, top_k
+from recorded import RecordedLandscape, Renamed
 
 from plr_dspy.statistics.comparisons import mean_interval
 

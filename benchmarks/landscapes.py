@@ -10,8 +10,8 @@ is correlated by -.89 to -.99 with the accuracy of the order, so it is what coun
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -50,14 +50,14 @@ class Landscape(Protocol):
         """Whether each example is answered right: bool ``[num_examples]``."""
 
 
-class TwoLabels:
+class TwoLabels(ABC):
     """The labels of a landscape that is made of the odds of the right answer: of each example one of two is right."""
 
     num_examples: int
 
+    @abstractmethod
     def odds(self, order: tuple[int, ...]) -> np.ndarray:
         """Log-odds of the right answer on each example, ``[num_examples]``."""
-        raise NotImplementedError
 
     @property
     def right_labels(self) -> np.ndarray:
@@ -267,54 +267,6 @@ class LeaningLandscape(TwoLabels):
         leaning = self._leanings[np.array(order), np.arange(self.num_demos)].sum()
         noise = self._noise * rng.normal(size=self.num_examples)
         return (2 * self.right_labels - 1) * (self._margin + leaning + noise)
-
-
-class RecordedLandscape:
-    """What a real model answered under every order; examples in an order that the seed decides.
-
-    Args:
-        path: An .npz file with ``orders`` [R, k], ``logprobs`` [R, N, L] and ``gold`` [N].
-        seed: Of the order of the examples.
-    """
-
-    def __init__(self, path: Path, seed: int) -> None:
-        data = np.load(path)
-        shuffled = np.random.default_rng(seed).permutation(len(data["gold"]))
-        self._known = {
-            tuple(int(item) for item in order): table[shuffled]
-            for order, table in zip(data["orders"], data["logprobs"].astype(np.float32), strict=True)
-        }
-        self.example_classes = [int(answer) for answer in data["gold"][shuffled]]
-        self.classes = [int(label) for label in data["demo_labels"]]
-        self.label_scores = np.eye(len(data["labels"]))[self.example_classes]
-        self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
-
-    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
-        return self._known[order]
-
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
-        return self._known[order].argmax(axis=-1) == self.example_classes
-
-    def best(self, examples: Sequence[int]) -> float:
-        """The highest accuracy of any order on these examples, ``max_o mean_e``."""
-        return max(float(self.answers(order)[list(examples)].mean()) for order in self._known)
-
-
-class Renamed:
-    """A landscape with its demos in another original order."""
-
-    def __init__(self, landscape: Landscape, original: Sequence[int]) -> None:
-        self._landscape, self._original = landscape, tuple(original)
-        self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
-        self.classes = landscape.classes and [landscape.classes[i] for i in original]
-        self.example_classes = landscape.example_classes
-        self.label_scores = landscape.label_scores
-
-    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
-        return self._landscape.log_probabilities(tuple(self._original[i] for i in order))
-
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
-        return self._landscape.answers(tuple(self._original[i] for i in order))
 
 
 class LandscapePayer:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from landscapes import RecordedLandscape, Renamed
 from methods import Pool, planned_outcome
+from recorded import RecordedLandscape, Renamed
 
 from plr_dspy import MixtureEM
 from plr_dspy.experiments.analysis.figures import draw_ranking

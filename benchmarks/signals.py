@@ -24,7 +24,7 @@ import dspy
 import numpy as np
 import torch
 from choosing import chosen
-from landscapes import RecordedLandscape, Renamed
+from recorded import RecordedLandscape, Renamed
 from replay import ReplayEngine, replayed_examples, replayed_program, shown_order
 
 from plr_dspy import PLReorder

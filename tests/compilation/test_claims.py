@@ -8,8 +8,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from landscapes import CoinLandscape, LeaningLandscape, OwnEffectsLandscape, Renamed
+from landscapes import CoinLandscape, LeaningLandscape, OwnEffectsLandscape
 from methods import Pool, planned_outcome, top_k_outcome
+from recorded import Renamed
 
 from plr_dspy.report.text import SURE
 

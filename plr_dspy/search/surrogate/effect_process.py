@@ -58,7 +58,7 @@ class EffectProcess:
         self.components = components
         self._gain, self._precisions = covariance @ inverse, precisions
         self.means: Array = covariance @ solved + prior_mean
-        after = np.diag(covariance) - ((covariance @ inverse) * covariance).sum(axis=1)
+        after = np.diag(covariance) - (self._gain * covariance).sum(axis=1)
         self.variances: Array = unit * np.maximum(after, 1e-9)
         self._solved, self._inverse, self._unit, self._level = solved, inverse, unit, prior_mean
 
@@ -81,7 +81,7 @@ class EffectProcess:
             across: Products of the others' features with those of the orderings fitted, ``[c, m]`` for each family.
             squares: Squared lengths of the others' features in each family, ``[c, families]``.
         """
-        covariance = np.tensordot(self.components[:-1], across, axes=1) if across else 0.0 * self._inverse[:1]
+        covariance = np.tensordot(self.components[:-1], across, axes=1)
         before = squares @ self.components[:-1] + self.components[-1]
         after = before - ((covariance @ self._inverse) * covariance).sum(axis=1)
         means: Array = covariance @ self._solved + self._level

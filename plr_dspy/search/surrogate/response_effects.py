@@ -42,8 +42,7 @@ class ResponseEffects:
         slope_covariances: Of their posterior, ``[m, 2, 2]``.
         leverage: Share of a cell's noise that its own fit explains, ``[m, E]``.
         residuals: Of the cells known; 0 for others, ``[m, E, d]``.
-        counts: Cells known of each ordering, ``[m]``.
-        weights: Cells that these are worth where some examples are known from no other ordering, ``[m]``.
+        weights: Cells known of each ordering, ``[m]``; one counts less where its example is known from no other.
         noise: Variance of a contrast.
         mean, leaning_variance: Of b among orderings, ``[d]`` and a number.
         slope_variances: Of t and q, ``[2]``.
@@ -67,7 +66,6 @@ class ResponseEffects:
         self.noise, self._example_variance = 0.5, 2.0
         self.leaning_variance, self.slope_variances = 1.0, np.full(2, PRIOR_SLOPES)
         self.mean = np.zeros(num_contrasts)
-        self.counts = self._shown.sum(axis=1)
         for sweep in range(NUM_SWEEPS):
             self._fit_examples(first=sweep == 0)
             self._fit_orderings()

@@ -135,7 +135,7 @@ class ResponseModel:
     def predict_means(self, features: Sequence[Array]) -> Array:
         """Expected mean scores of other orderings, about as `predict` says but in less time, ``[c]``."""
         leanings, variances, slopes, _ = self._predicted(features)
-        table = self._expected(leanings, slopes, self._shown, further=variances)
+        table = self._expected(leanings, slopes, self._shown, variances)
         means: Array = table.mean(axis=1)
         return means
 
@@ -217,25 +217,15 @@ class ResponseModel:
         return table
 
     def _expected(
-        self,
-        leanings: Array,
-        slopes: Array,
-        examples: NDArray[np.int64],
-        *,
-        further: Array | float = 0.0,
+        self, leanings: Array, slopes: Array, examples: NDArray[np.int64], further: Array | float = 0.0
     ) -> Array:
         """Expected scores of orderings on examples, ``[m, E]``; `further` is a variance of the leanings, ``[m]``."""
-        answers = self._answers(leanings, slopes, examples, further=further)
+        answers = self._answers(leanings, slopes, examples, further)
         table: Array = np.einsum("mel,el->me", answers, self._scores[examples])
         return table
 
     def _answers(
-        self,
-        leanings: Array,
-        slopes: Array,
-        examples: NDArray[np.int64],
-        *,
-        further: Array | float = 0.0,
+        self, leanings: Array, slopes: Array, examples: NDArray[np.int64], further: Array | float = 0.0
     ) -> Array:
         """Probability that orderings answer each label on examples, ``[m, E, L]``; arguments as in `_expected`."""
         effects, scale = self._effects, 1.0 + slopes[:, :1]
