@@ -6,6 +6,8 @@ Method: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:
 """
 
 from plr_dspy._version import __version__
+from plr_dspy.calibration.optimizer import BatchCalibration
+from plr_dspy.calibration.program import CalibratedProgram, Calibration
 from plr_dspy.lm.completion import completion_lm
 from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
@@ -25,6 +27,9 @@ from plr_dspy.search.thompson import ThompsonSearch
 
 __all__ = [
     "AsyncCompletionEngine",
+    "BatchCalibration",
+    "CalibratedProgram",
+    "Calibration",
     "CompletionEngine",
     "CrossEntropySearch",
     "Estimate",

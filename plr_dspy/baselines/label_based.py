@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -123,17 +123,3 @@ class LabelReorderer(Reorderer):
                 for i in range(inputs.most)
             ],
         )
-
-
-def check_text_inputs(purpose: str, inputs: Mapping[str, Any]) -> None:
-    """Raise unless all inputs are text.
-
-    Raises:
-        ValueError: that names the first one that is not.
-    """
-    for name, value in inputs.items():
-        if not isinstance(value, str):
-            raise ValueError(
-                f"{purpose} makes inputs of its own, which must be text; input {name!r} is a {type(value).__name__}: "
-                "use PLReorder or TopKOrder"
-            )

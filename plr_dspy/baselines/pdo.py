@@ -14,12 +14,13 @@ import dspy
 import numpy as np
 
 from plr_dspy.baselines import criteria
-from plr_dspy.baselines.label_based import LabelReorderer, check_text_inputs
+from plr_dspy.baselines.label_based import LabelReorderer
 from plr_dspy.baselines.objective import Criterion
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.content_free import check_text_inputs
 from plr_dspy.programs.validation import number
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dspy
 
 from plr_dspy.baselines import criteria
-from plr_dspy.baselines.label_based import LabelReorderer, check_text_inputs
+from plr_dspy.baselines.label_based import LabelReorderer
 from plr_dspy.baselines.objective import Criterion, LabelObjective
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs, probed
 from plr_dspy.compilation.plan import Plan
@@ -21,6 +21,7 @@ from plr_dspy.label_probabilities.servers import TokenServers
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import Metric, WrongAnswer
+from plr_dspy.programs.content_free import CONTENT_FREE, check_text_inputs
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.validation import whole_number
 from plr_dspy.scoring.objectives import SearchObjective
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
-
-CONTENT_FREE = ("[N/A]", "", "[MASK]")
 
 _SERVERS = TokenServers("DEmO")
 

@@ -1,13 +1,13 @@
-"""Reads the log-probabilities of labels that come with a program's own calls, which stay as they are."""
+"""Reads the log-probabilities of labels that come with a program's own calls, and may decide by them."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
@@ -27,13 +27,19 @@ class Reading(NamedTuple):
     """What one reply says of labels.
 
     Attributes:
-        label: The label that was answered, as demos call it.
+        label: The label that was answered, as demos call it; None where the adapter could not read one.
         log_probabilities: Of all labels ``[L]``, normalised over them. One that is not among the likeliest tokens
             has the smallest of these, which is an upper bound.
+        unseen: Numbers of the labels that were not among the likeliest tokens.
     """
 
-    label: str
+    label: str | None
     log_probabilities: tuple[float, ...]
+    unseen: tuple[int, ...] = ()
+
+
+Decision: TypeAlias = Callable[[Reading], Reading]
+"""Gives, for what a reply says of labels, the label that is the answer and its probabilities."""
 
 
 class LogprobRequests:
@@ -42,13 +48,17 @@ class LogprobRequests:
     One is shared by all calls of a compile; threads may share it. Until a first reply has come, calls that ask
     follow one another, so that an endpoint refuses one request at most.
 
+    Args:
+        required: A call that is refused is not made again without asking.
+
     Attributes:
         wanted: Whether calls ask; it can be switched off.
         given: Whether any reply had them.
         reason: Why they are no longer asked for; empty otherwise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, required: bool = False) -> None:
+        self._required = required
         self.wanted = True
         self.given = False
         self.reason = ""
@@ -81,7 +91,7 @@ class LogprobRequests:
             if self.given or not is_refusal(error):
                 return False
             self._stop(f"{lm.model} refuses requests for log-probabilities")
-            return True
+            return not self._required
 
     def _stop(self, reason: str) -> None:
         self.wanted = False
@@ -93,12 +103,17 @@ class _Reader:
 
     Attributes:
         readings: One for each call with the output; None where a reply says nothing of labels.
+        unparsed: What replies say that the adapter could not read, and that were not decided by this.
     """
 
     readings: list[Reading | None]
+    unparsed: list[Reading]
     _name: str
     _labels: Mapping[str, Any]
     _requests: LogprobRequests
+    _decision: Decision | None
+    _predictor: Any
+    _outer: _Reader | None
 
     def __call__(
         self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
@@ -130,12 +145,45 @@ class _Reader:
         values: list[dict[str, Any]] = await make_call(lm, lm_kwargs, signature, demos, inputs)
         return values
 
+    def _call_postprocess(
+        self, processed_signature: Any, original_signature: Any, outputs: list[Any], lm: Any, lm_kwargs: Any
+    ) -> list[dict[str, Any]]:
+        """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""
+        postprocess: Any = super()._call_postprocess  # type: ignore[misc]
+        try:
+            values: list[dict[str, Any]] = postprocess(
+                processed_signature, original_signature, outputs, lm, lm_kwargs
+            )
+            return values
+        except AdapterParseError:
+            first = outputs[0] if len(outputs) == 1 else None
+            if not self._is_ours(original_signature) or not isinstance(first, Mapping):
+                raise
+            positions = positions_of(first.get("logprobs"))
+            found = _reading_of(positions, list(self._labels), None, name=self._name)
+            if found is None:
+                raise
+            if self._decision is None or len(original_signature.output_fields) > 1:
+                self.unparsed.append(found)
+                raise
+            return [{self._name: None, "logprobs": first.get("logprobs")}]
+
+    def _is_ours(self, signature: Any) -> bool:
+        """Whether a call with this signature is one that is read."""
+        outputs = signature.output_fields
+        if self._name not in outputs or "logprobs" in outputs:
+            return False
+        if (
+            self._predictor is not None
+            and (dspy.settings.caller_modules or [None])[-1] is not self._predictor
+        ):
+            return False
+        return labels_of(without_none(outputs[self._name].annotation)) == self._labels
+
     @contextmanager
     def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
         """Yield the arguments of an LM call that asks; None for a call that is none of ours."""
-        outputs = signature.output_fields
-        ours = self._name in outputs and "logprobs" not in outputs
-        if not ours or labels_of(without_none(outputs[self._name].annotation)) != self._labels:
+        if not self._is_ours(signature):
             yield None
             return
         with self._requests.turn() as wanted:
@@ -147,20 +195,40 @@ class _Reader:
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
-        first = values[0] if values else {}
-        positions = positions_of(first.get("logprobs"))
-        self._requests.note_reply(lm, given=any(len(place.alternatives) > 1 for place in positions))
-        label = label_text(self._labels, first.get(self._name))
-        self.readings.append(
-            None if label is None else _reading_of(positions, list(self._labels), label, name=self._name)
-        )
+        for i, value in enumerate(values or [{}]):
+            positions = positions_of(value.get("logprobs"))
+            label = label_text(self._labels, value.get(self._name))
+            found = None
+            if label is not None or self._decision is not None:
+                found = _reading_of(positions, list(self._labels), label, name=self._name)
+            if found is not None and self._decision is not None:
+                found = self._decision(found)
+                value[self._name] = self._labels[str(found.label)]
+            if i == 0:
+                self._requests.note_reply(lm, given=any(len(place.alternatives) > 1 for place in positions))
+                self._keep(found)
         if not _asks_itself(lm, lm_kwargs):
             for value in values:
                 value.pop("logprobs", None)
         return values
 
+    def _keep(self, found: Reading | None) -> None:
+        """Keep a reading, here and where the same is read from outside."""
+        self.readings.append(found)
+        outer = self._outer
+        if outer is not None and (outer._name, outer._labels) == (self._name, self._labels):
+            outer._keep(found)
 
-def reading(adapter: dspy.Adapter, name: str, labels: Mapping[str, Any], *, requests: LogprobRequests) -> Any:
+
+def reading(
+    adapter: dspy.Adapter,
+    name: str,
+    labels: Mapping[str, Any],
+    *,
+    requests: LogprobRequests,
+    decision: Decision | None = None,
+    predictor: dspy.Predict | None = None,
+) -> Any:
     """Return a copy of an adapter that reads the log-probabilities of labels from the replies to its own calls.
 
     It is of a subclass of the adapter's type, and makes the calls that the adapter makes, but for one that the
@@ -171,18 +239,33 @@ def reading(adapter: dspy.Adapter, name: str, labels: Mapping[str, Any], *, requ
         name: The output field whose calls are read; calls with other signatures pass through.
         labels: The values of this field by what demos call them, as in `labels_of`.
         requests: Decides whether log-probabilities are asked for.
+        decision: Gives the answer, whatever label the reply says; it is asked where the adapter could not read the
+            reply, too, if the output is the only one. None leaves the answer as it is.
+        predictor: Whose calls are read; None for all with such an output.
 
     Returns:
         The copy. Its `readings` hold a `Reading`, or None, for each call that asked.
     """
     reader = copy.copy(adapter)
+    outer = adapter if isinstance(adapter, _Reader) else None
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
-    vars(reader).update(readings=[], _name=name, _labels=dict(labels), _requests=requests)
+    vars(reader).update(
+        readings=[],
+        unparsed=[],
+        _name=name,
+        _labels=dict(labels),
+        _requests=requests,
+        _decision=decision,
+        _predictor=predictor,
+        _outer=outer,
+    )
     return reader
 
 
 @functools.cache
 def _reading_type(kind: type) -> type:
+    if issubclass(kind, _Reader):  # It is read from outside as well: one reader asks for both.
+        return kind
     # Errors name the type of the adapter, which is the user's.
     made = type(kind.__name__, (_Reader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     for name in {"format", "parse"} & vars(made).keys():
@@ -191,7 +274,7 @@ def _reading_type(kind: type) -> type:
 
 
 def _reading_of(
-    positions: Sequence[Position], labels: Sequence[str], label: str, *, name: str
+    positions: Sequence[Position], labels: Sequence[str], label: str | None, *, name: str
 ) -> Reading | None:
     """Return what a reply says of labels; None where none is among the likeliest tokens, or only one token is told."""
     if not positions:
@@ -201,7 +284,8 @@ def _reading_of(
         return None
     least = np.full(len(labels), min(alternatives.values()))
     known = np.log(masses, out=least, where=masses > 0)
-    return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()))
+    unseen = tuple(np.flatnonzero(masses == 0).tolist())
+    return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()), unseen)
 
 
 def _asks_itself(lm: Any, lm_kwargs: Mapping[str, Any]) -> bool:

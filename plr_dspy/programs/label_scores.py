@@ -37,11 +37,17 @@ class LabelOutput:
     labels: Mapping[str, Any]
 
 
-def label_output(program: dspy.Module) -> LabelOutput | str:
-    """Find the only output with few possible values among all predictors; a text is the reason why there is none."""
+def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
+    """Find the only output with few possible values; a text is the reason why there is none.
+
+    Args:
+        program: Its predictors have the output.
+        only: Name of the predictor that is looked at; None for all.
+    """
     found = [
         LabelOutput(predictor, name, labels)
         for predictor, module in named_predictors(program)
+        if only in (None, predictor)
         for name, field in module.signature.output_fields.items()
         if (labels := labels_of(without_none(field.annotation))) is not None
     ]

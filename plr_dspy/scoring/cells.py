@@ -23,6 +23,7 @@ class Cell:
         message: First line of its message.
         value: JSON data, where the call was not made for a score.
         label_logprobs: Of all labels that the program might have answered with, where the call told them.
+        unseen_labels: Numbers of those of them that are known to be small, and no more.
     """
 
     score: float | None
@@ -31,3 +32,4 @@ class Cell:
     message: str = ""
     value: Any = None
     label_logprobs: tuple[float, ...] | None = None
+    unseen_labels: tuple[int, ...] = ()

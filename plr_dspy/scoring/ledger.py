@@ -199,7 +199,8 @@ class Ledger:
             key = (sys.intern(fingerprint), int(example))
             score = None if record["score"] is None else 1.0 * record["score"]
             rest = {name: record[name] for name in ("outcome", "error", "message", "value") if name in record}
-            cell = Cell(score, **rest, label_logprobs=_logprobs(record))
+            unseen = tuple(map(int, record.get("unseen", ())))
+            cell = Cell(score, **rest, label_logprobs=_logprobs(record), unseen_labels=unseen)
             if key[1] < 0 or (cell.score is None and not cell.outcome and cell.value is None):
                 raise ValueError(f"it says nothing of {key}")
             known = self.cells.get(key)
@@ -232,6 +233,8 @@ def _cell_record(key: CellKey, cell: Cell, tokens: dict[str, int]) -> dict[str, 
         record["value"] = cell.value
     if cell.label_logprobs is not None:
         record["logprobs"] = cell.label_logprobs
+    if cell.unseen_labels:
+        record["unseen"] = cell.unseen_labels
     if tokens:
         record["tokens"] = tokens
     return record

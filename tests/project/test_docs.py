@@ -95,6 +95,7 @@ PRESUPPOSED = {
     },
     "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
     "docs/baselines.md": labelled,
+    "docs/calibration.md": labelled,
     "docs/citing.md": lambda: {"report": report()},
 }
 """What the code of a page takes for granted."""
@@ -119,7 +120,7 @@ def blocks(page):
 @pytest.fixture
 def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
-    of_reviews = page in ("docs/baselines.md", "docs/quickstart.md")
+    of_reviews = page in ("docs/baselines.md", "docs/calibration.md", "docs/quickstart.md")
     engine = LabelEngine(LABELS, label_shares) if of_reviews else OrderSensitiveEngine(ANSWERS)
 
     class FakeLM(dspy.LM):

@@ -1,0 +1,113 @@
+"""What a program's replies say of labels, by one program call for each input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dspy
+
+from plr_dspy.calibration.program import PURPOSE
+from plr_dspy.label_probabilities.reader import LogprobRequests, Reading, reading
+from plr_dspy.label_probabilities.servers import without_probabilities
+from plr_dspy.programs.calls import WrongAnswer, answer, own_copy
+from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.label_scores import LabelOutput
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.scoring.cells import Cell
+from plr_dspy.scoring.scorer import CellScorer
+
+
+def readings(
+    program: dspy.Module,
+    examples: Sequence[dspy.Example],
+    output: LabelOutput,
+    *,
+    num_threads: int | None,
+    max_errors: int | None,
+    display_progress: bool,
+) -> list[Reading | None]:
+    """Run a program on the inputs of examples; return what each reply says of labels, None where it says nothing.
+
+    Args:
+        program: It has the output.
+        examples: Only their inputs are used.
+        output: The output whose labels are read.
+        num_threads, max_errors, display_progress: As in `BatchCalibration`.
+
+    Raises:
+        NoProbabilities: when the LM gives no log-probabilities.
+        Exception: of the program, see `max_errors`.
+    """
+    slots = ProgramSlots(program)
+    with (
+        ProgressBar(len(examples), display=display_progress, title="BatchCalibration") as bar,
+        Interrupts() as interrupts,
+    ):
+        evaluator = ProgramEvaluator(
+            program,
+            slots,
+            ReadingWork(examples, output),
+            names=[f"calibration input {i}" for i in range(len(examples))],
+            num_threads=num_threads,
+            max_errors=max_errors,
+            on_cell=bar.advance,
+            interrupted=interrupts.received,
+        )
+        cells = CellScorer(evaluator).cells_each({slots.space.identity: range(len(examples))})[0]
+    return [
+        None if cell.label_logprobs is None else Reading(None, cell.label_logprobs, cell.unseen_labels)
+        for cell in cells.values()
+    ]
+
+
+class ReadingWork:
+    """Makes program calls for what their replies say of labels.
+
+    Args:
+        examples: What cells name by index.
+        output: The output whose labels are read.
+    """
+
+    sample = ""
+    models: Sequence[dspy.BaseLM] = ()
+
+    def __init__(self, examples: Sequence[dspy.Example], output: LabelOutput) -> None:
+        self._examples = examples
+        self._output = output
+        self._requests = LogprobRequests(required=True)
+
+    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+        """Return a cell with log-probabilities, if the reply has any; answers that cannot be read may have some.
+
+        Raises:
+            NoProbabilities: when the LM gives none.
+            Exception: of the program.
+        """
+        name, labels = self._output.name, self._output.labels
+        predictor = dict(named_predictors(program))[self._output.predictor]
+        reader = reading(
+            dspy.settings.adapter or dspy.ChatAdapter(),
+            name,
+            labels,
+            requests=self._requests,
+            predictor=predictor,
+        )
+        try:
+            with dspy.context(adapter=reader):
+                answer(program, own_copy(self._examples[example]))
+        except WrongAnswer:
+            pass
+        except Exception as error:
+            if not self._requests.reason:
+                raise
+            raise without_probabilities(predictor.lm or dspy.settings.lm, PURPOSE) from error
+        if self._requests.reason:
+            raise without_probabilities(predictor.lm or dspy.settings.lm, PURPOSE)
+        found = [each for each in (*reader.readings, *reader.unparsed) if each is not None]
+        if not found:
+            return Cell(0.0)
+        return Cell(0.0, label_logprobs=found[-1].log_probabilities, unseen_labels=found[-1].unseen)

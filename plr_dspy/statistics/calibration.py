@@ -1,0 +1,137 @@
+"""Calibration of the probabilities of labels, and how well probabilities hold.
+
+Calibrated log-probabilities are ``scales * log p + offsets``, normalised. Batch calibration needs no labelled example.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_softmax, logsumexp
+
+Array = NDArray[np.float64]
+
+NUM_BINS = 10
+"""Of confidence, as in C. Guo et al., "On calibration of modern neural networks", ICML 2017."""
+
+
+def batch_offsets(
+    log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike | None = None
+) -> Array:
+    """The offsets of batch calibration: the log of each label's share, less the log of its mean probability.
+
+    Source: H. Zhou et al., "Batch calibration", arXiv:2309.17249, Eq. 3.
+
+    Args:
+        log_probabilities: Of labels on a batch of inputs, normalised over the labels, ``[N, L]``.
+        prior: Share of the inputs that each label is right for, ``[L]``; None for the same share each.
+        unseen: Where a label was not among the likeliest tokens, so that its probability is only known to be
+            small, ``[N, L]``. A label that never was gets the smallest offset of the others.
+
+    Returns:
+        Offsets ``[L]``, 0 on the mean.
+    """
+    known = np.asarray(log_probabilities, dtype=np.float64)
+    hidden = np.zeros(known.shape, dtype=bool) if unseen is None else np.asarray(unseen, dtype=bool)
+    means = logsumexp(np.where(hidden, -np.inf, known), axis=0) - np.log(len(known))
+    shares = (
+        np.full(known.shape[1], 1.0 / known.shape[1]) if prior is None else np.asarray(prior, dtype=float)
+    )
+    said = np.isfinite(means) & (shares > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        offsets = np.log(shares) - means
+    offsets[~said] = offsets[said].min(initial=0.0 if not said.any() else np.inf)
+    centred: Array = offsets - offsets.mean()
+    return centred
+
+
+def calibrated(
+    log_probabilities: ArrayLike,
+    offsets: ArrayLike,
+    *,
+    scales: ArrayLike = 1.0,
+    unseen: ArrayLike | None = None,
+) -> Array:
+    """Calibrated log-probabilities.
+
+    Args:
+        log_probabilities: Of labels, ``[..., L]``.
+        offsets, scales: Of the labels, ``[L]``.
+        unseen: Where a label was not among the likeliest tokens, ``[..., L]``: it cannot become the likeliest.
+
+    Returns:
+        Log-probabilities ``[..., L]``, normalised.
+    """
+    known = np.asarray(log_probabilities, dtype=np.float64)
+    moved: Array = log_softmax(known * np.asarray(scales) + np.asarray(offsets), axis=-1)
+    if unseen is not None and (hidden := np.asarray(unseen, dtype=bool)).any():
+        # No calibration makes of "not among the likeliest" more than it was.
+        seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True)
+        moved = log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1)
+    return moved
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Answers that were given with about the same probability.
+
+    Attributes:
+        count: How many.
+        confidence: Mean probability of these answers.
+        accuracy: Share of them that is right.
+    """
+
+    count: int
+    confidence: float
+    accuracy: float
+
+
+def reliability(log_probabilities: ArrayLike, right: ArrayLike) -> list[Bin]:
+    """Compare how probable answers are with how often they are right, in bins of equal width.
+
+    Args:
+        log_probabilities: Of labels, ``[N, L]``; the likeliest is the answer.
+        right: Whether each label is right, ``[N, L]``.
+
+    Returns:
+        The bins that hold answers, those of small probability first.
+    """
+    probabilities = np.exp(np.asarray(log_probabilities, dtype=np.float64))
+    answers = probabilities.argmax(axis=1)
+    rows = np.arange(len(answers))
+    confidence = probabilities[rows, answers]
+    correct = np.asarray(right, dtype=bool)[rows, answers]
+    numbers = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
+    return [
+        Bin(int(held.sum()), float(confidence[held].mean()), float(correct[held].mean()))
+        for number in range(NUM_BINS)
+        if (held := numbers == number).any()
+    ]
+
+
+def expected_calibration_error(log_probabilities: ArrayLike, right: ArrayLike) -> float:
+    """Mean distance between how probable answers are and how often they are right, over `reliability`'s bins.
+
+    Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
+    """
+    bins = reliability(log_probabilities, right)
+    total = sum(each.count for each in bins)
+    return sum(each.count * abs(each.confidence - each.accuracy) for each in bins) / total
+
+
+def brier_score(log_probabilities: ArrayLike, right: ArrayLike) -> float:
+    """Mean squared distance between probabilities and what is right, 0 (best) to 2.
+
+    Source: G. W. Brier, "Verification of forecasts expressed in terms of probability", Monthly Weather Review 78
+    (1950).
+
+    Args:
+        log_probabilities: Of labels, ``[N, L]``.
+        right: Whether each label is right, ``[N, L]``; where several are, they share 1.
+    """
+    probabilities = np.exp(np.asarray(log_probabilities, dtype=np.float64))
+    wanted = np.asarray(right, dtype=np.float64)
+    wanted = wanted / np.maximum(wanted.sum(axis=1, keepdims=True), 1.0)
+    return float(((probabilities - wanted) ** 2).sum(axis=1).mean())
