@@ -3,6 +3,8 @@
 python benchmarks/live.py --tasks mr subj --data-dir DATA --sides original PLReorder@250 scores@250 scores@1000
 python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 ...
 
+The sides: the program in its original order; `PLReorder` as it is, learning from scores alone, and with
+`calibrate=True`; Top-K, and Top-K by calibrated answers; the original order calibrated (64 calls without a number).
 A side is a name of the list below and, after @, its program calls. All sides of a draw begin with the same labelled
 examples and demos, and meet the same held-out examples. What is done is kept in `--out`, so that what was stopped
 goes on; the tables come from there.
@@ -18,27 +20,110 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import dspy
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from quickstart import Data, load_data, mean
 
-from plr_dspy import PLReorder
+from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLReorder
 from plr_dspy.baselines import StaticOrder, TopKOrder
+from plr_dspy.calibration.program import finite_output_of
+from plr_dspy.calibration.readings import readings
 from plr_dspy.experiments.runs.held_out import HeldOut
 from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
 from plr_dspy.experiments.tasks.tasks import CLASSIFICATION
 from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.statistics.calibration import batch_offsets, calibrated
 from plr_dspy.statistics.comparisons import mean_interval
 
-SIDES: Mapping[str, Callable[..., Reorderer]] = {
-    "original": StaticOrder,
-    "PLReorder": PLReorder,
-    "scores": partial(PLReorder, signal="score"),
-    "TopKOrder": TopKOrder,
+Side = Callable[..., tuple[dspy.Module, int]]
+"""Compiles a program on a trainset, with a metric, a number of calls, a seed and threads; gives it and its calls."""
+
+ORDERS = 10
+"""Of Top-K: each on a tenth of the calls."""
+
+
+def by(kind: Callable[..., Reorderer], **options: Any) -> Side:
+    """The side of an optimizer of orders."""
+
+    def compiled(
+        program: dspy.Module, trainset: list[dspy.Example], *, metric: Any, calls: int | None, **common: Any
+    ) -> tuple[dspy.Module, int]:
+        budget = {} if calls is None else {"max_metric_calls": calls}
+        optimizer = kind(metric, display_progress=False, **options, **budget, **common)
+        made = optimizer.compile(program, trainset=trainset)
+        return made, optimizer.report.program_calls["total"]
+
+    return compiled
+
+
+def calibrated_alone(
+    program: dspy.Module,
+    trainset: list[dspy.Example],
+    *,
+    metric: Any,
+    calls: int | None,
+    seed: int,
+    num_threads: int,
+) -> tuple[dspy.Module, int]:
+    """The program in its own order, calibrated."""
+    optimizer = BatchCalibration(
+        num_inputs=calls or 64, num_threads=num_threads, seed=seed, display_progress=False
+    )
+    made = optimizer.compile(program, trainset=trainset)
+    return made, made.calibration.num_inputs
+
+
+def top_k_calibrated(
+    program: dspy.Module,
+    trainset: list[dspy.Example],
+    *,
+    metric: Any,
+    calls: int | None,
+    seed: int,
+    num_threads: int,
+) -> tuple[dspy.Module, int]:
+    """The best of random orders by calibrated answers, each calibrated on the inputs that it is scored on."""
+    rng = random.Random(seed)
+    output = finite_output_of(program, None)
+    demos = program.predictors()[0].demos
+    pool = [example for example in trainset if not any(example.toDict() == dict(demo) for demo in demos)]
+    examples = rng.sample(pool, min(len(pool), (calls or 250) // ORDERS))
+    right = np.array([list(output.labels).index(example[output.name]) for example in examples])
+    best, found = -1.0, program
+    for number in range(ORDERS):
+        order = list(demos) if not number else rng.sample(list(demos), len(demos))
+        ordered = program.deepcopy()
+        ordered.predictors()[0].demos = order
+        told = readings(
+            ordered, examples, output, num_threads=num_threads, max_errors=1, display_progress=False
+        )
+        seen = [i for i, each in enumerate(told) if each is not None]
+        table = np.array([told[i].log_probabilities for i in seen])
+        unseen = np.array([np.isin(np.arange(table.shape[1]), told[i].unseen) for i in seen])
+        offsets = batch_offsets(table, unseen=unseen)
+        correct = calibrated(table, offsets, unseen=unseen).argmax(axis=1) == right[seen]
+        if correct.sum() / len(examples) > best:
+            best = correct.sum() / len(examples)
+            kept = Calibration(
+                "batch", tuple(output.labels), tuple(offsets), (1.0,) * len(offsets), len(examples)
+            )
+            found = CalibratedProgram(ordered, kept)
+    return found, ORDERS * len(examples)
+
+
+SIDES: Mapping[str, Side] = {
+    "original": by(StaticOrder),
+    "PLReorder": by(PLReorder),
+    "scores": by(PLReorder, signal="score"),
+    "TopKOrder": by(TopKOrder),
+    "calibrated": calibrated_alone,
+    "calibrate": by(PLReorder, calibrate=True),
+    "TopK calibrated": top_k_calibrated,
 }
 
 
@@ -89,14 +174,19 @@ def run(
 ) -> Result:
     """Compile the program, and score it on the held-out examples."""
     name, _, calls = side.partition("@")
-    budget = {"max_metric_calls": int(calls)} if calls else {}
     metric = data.task.metric()
-    optimizer = SIDES[name](metric, num_threads=args.threads, seed=seed, display_progress=False, **budget)
     began = time.perf_counter()
-    compiled = optimizer.compile(program, trainset=trainset)
+    compiled, num_calls = SIDES[name](
+        program,
+        trainset,
+        metric=metric,
+        calls=int(calls) if calls else None,
+        seed=seed,
+        num_threads=args.threads,
+    )
     seconds = time.perf_counter() - began
     held_out = HeldOut(compiled, metric=metric, examples=test, num_threads=args.threads)
-    return Result(held_out.scores(), optimizer.report.program_calls["total"], seconds)
+    return Result(held_out.scores(), num_calls, seconds)
 
 
 def table(draws: list[dict[str, Result]]) -> str:

@@ -16,6 +16,7 @@ from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import LabelReorderer
 from plr_dspy.baselines.objective import Criterion, LabelObjective
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs, probed
+from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.label_probabilities.servers import TokenServers
 from plr_dspy.optimizer.base import Common
@@ -168,7 +169,9 @@ class DEmO(LabelReorderer):
         first = [dict(example.inputs().items()) for example in job.splits.train[:1]]
         return FixedInputs([dict.fromkeys(names, text) for names in first for text in CONTENT_FREE])
 
-    def finished(self, job: Job, compiled: dspy.Module, objective: SearchObjective) -> dspy.Module:
+    def finished(
+        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
+    ) -> dspy.Module:
         """The program that orders its demos for each input."""
         assert isinstance(objective, LabelObjective)
         means = sorted(objective.means.items(), key=lambda known: -float(criteria.entropy(known[1])))

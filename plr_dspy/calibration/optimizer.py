@@ -201,12 +201,15 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         return random.Random(seed).sample(examples, min(self.num_inputs, len(examples)))
 
 
-def prior_shares(prior: Mapping[Any, float], output: LabelOutput) -> NDArray[np.float64]:
+def prior_shares(
+    prior: Mapping[Any, float], output: LabelOutput, *, name: str = "prior"
+) -> NDArray[np.float64]:
     """The shares of labels in the order of an output's labels.
 
     Args:
         prior: Shares by label, either its value or what demos call it.
         output: The labels.
+        name: What users call the shares.
 
     Raises:
         ValueError: unless each label has a share above 0, and they sum to 1.
@@ -214,12 +217,12 @@ def prior_shares(prior: Mapping[Any, float], output: LabelOutput) -> NDArray[np.
     texts = {text: prior.get(value, prior.get(text)) for text, value in output.labels.items()}
     missing = [text for text, share in texts.items() if share is None]
     if missing or len(prior) != len(texts):
-        raise ValueError(f"prior must have a share for each of the labels {list(texts)}; got {dict(prior)}")
+        raise ValueError(f"{name} must have a share for each of the labels {list(texts)}; got {dict(prior)}")
     shares = np.array(list(texts.values()), dtype=np.float64)
     if not (np.isfinite(shares).all() and (shares > 0).all()):
-        raise ValueError(f"prior must have a share above 0 for each label; got {dict(prior)}")
+        raise ValueError(f"{name} must have a share above 0 for each label; got {dict(prior)}")
     if abs(shares.sum() - 1.0) > 1e-3:
-        raise ValueError(f"prior must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
+        raise ValueError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
     normalised: NDArray[np.float64] = shares / shares.sum()
     return normalised
 

@@ -129,6 +129,11 @@ def _add_compile(commands: Any) -> None:
         help="what the search learns from a call: the metric's score alone, or the log-probabilities of labels as well "
         "(default: auto, these where they come with the calls)",
     )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="score orders by calibrated answers, and save a calibrated program (see docs/calibration.md)",
+    )
     parser.add_argument("--max-calls", type=int, help="program calls at most, instead of --auto's")
     parser.add_argument("--max-seconds", type=float, help="no call begins later")
     parser.add_argument("--threads", type=int, help="calls under way at once")
@@ -160,6 +165,7 @@ def _compile(args: argparse.Namespace) -> int:
     optimizer = PLReorder(
         metric,
         signal=args.signal,
+        calibrate=args.calibrate,
         auto=args.auto,
         update=args.update,
         max_metric_calls=args.max_calls,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plr_dspy.compilation.calibration_effect import calibration_effect, effect_without_comparison
 from plr_dspy.compilation.deadlines import Deadlines
 from plr_dspy.compilation.evidence import any_difference, weigh
 from plr_dspy.compilation.final_comparison import (
@@ -34,7 +35,7 @@ from plr_dspy.scoring.staged_objective import RacingExamples
 from plr_dspy.search.loop import TIME_LIMIT, Progress, run
 from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Stopper
-from plr_dspy.search.surrogate.model import Scores
+from plr_dspy.search.surrogate.fitted_model import Scores
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class Compilation:
         self._search = search
         self._scorer = scorer
         self._plan = plan
-        self._signs = FirstSigns(scorer.ledger, num_train=num_train, sample=sample)
+        by_scores = not search.model.calibrating  # Calibrated answers may differ where others do not.
+        self._signs = FirstSigns(scorer.ledger, num_train=num_train, sample=sample, by_scores=by_scores)
         self._stoppers: list[Stopper] = [*stoppers] if plan.by_criterion else [self._signs, *stoppers]
         self._checkpoint = checkpoint
         self._bar = bar
@@ -114,7 +116,7 @@ class Compilation:
             self._spending.note_search(self._progress.stopped)
             if self._progress.stopped != TIME_LIMIT:
                 self._save(searched=True)
-        outcome = self._end()
+        outcome = self._calibrated(self._end())
         self._note_end()
         return outcome
 
@@ -149,7 +151,7 @@ class Compilation:
             entry.ordering: dict(zip(examples, row, strict=True))
             for entry, row in zip(entries, rows, strict=False)
         }
-        return self._conclude(entries, rows, merge_scores(self.objective.scores(), compared))
+        return self._conclude(entries, compared, merge_scores(self.objective.scores(), compared))
 
     def _finalists(self, share: float) -> list[Finalist]:
         """The orderings of the final comparison, the original first; the share is that of the plan's calls to use."""
@@ -186,12 +188,12 @@ class Compilation:
         self._phase = "final comparison"
         return winners
 
-    def _conclude(
-        self, entries: Sequence[Finalist], rows: Sequence[Sequence[float]], known: Scores
-    ) -> Outcome:
+    def _conclude(self, entries: Sequence[Finalist], compared: Scores, known: Scores) -> Outcome:
         """The outcome of a final comparison, by what all scores known let one expect on new examples."""
         by_criterion, original = self._plan.by_criterion, self._original
         fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
+        known = fitted.counted(known)
+        rows = [[known[ordering][example] for example in row] for ordering, row in compared.items()]
         results = make_results(entries, rows, fitted.gains(original))
         chosen = choose(results, min_probability=self._min_probability) if any_difference(known) else 0
         best = len(rows) - 1 if by_criterion else chosen
@@ -206,7 +208,16 @@ class Compilation:
             evidence=None if by_criterion else weigh(known, original, entries[best or promising].ordering),
             stopped=self._stopped(),
             leaning=fitted.leaning(original, entries[best].ordering),
+            calibration=calibration_effect(fitted, original, entries[best].ordering),
         )
+
+    def _calibrated(self, outcome: Outcome) -> Outcome:
+        """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
+        model, scores = self._search.model, self.objective.scores()
+        if outcome.calibration is None and model.calibrating:
+            effect = effect_without_comparison(model, scores, self._original, outcome.ordering)
+            outcome = replace(outcome, calibration=effect)
+        return outcome
 
     def _stopped(self) -> str:
         """What ended the search, or the time that ended what followed it."""
@@ -220,11 +231,9 @@ class Compilation:
         best = self._progress.best(self._search, 1)
         searching = self._progress.stopped == "interrupted"
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
-        return replace(
-            self._keep_original(),
-            ordering=best[0].ordering if best else self._original,
-            stopped=ended if searching else f"{ended} in the {self._phase}",
-        )
+        stopped = ended if searching else f"{ended} in the {self._phase}"
+        ordering = best[0].ordering if best else self._original
+        return self._calibrated(replace(self._keep_original(), ordering=ordering, stopped=stopped))
 
     def _restore(self, state: dict[str, Any]) -> None:
         extended = "extended" in state
@@ -288,13 +297,4 @@ class Compilation:
         self._save(searched=False)
         self.objective.deadline = self._deadlines.search()
         self._bar.show(f"estimated best={iteration.best_score_so_far:.3f}")
-        logger.info(
-            "iteration %d: %d orders, %d new; mean score %.3f, best %.3f, estimated best so far %.3f; %d program calls",
-            iteration.index + 1,
-            iteration.num_samples,
-            iteration.num_new,
-            iteration.mean_score,
-            iteration.best_score,
-            iteration.best_score_so_far,
-            iteration.program_calls,
-        )
+        logger.info("%s", iteration)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.report.schema import Evidence
-from plr_dspy.search.surrogate.model import Scores
+from plr_dspy.search.surrogate.fitted_model import Scores
 
 
 def any_difference(scores: Scores) -> bool:

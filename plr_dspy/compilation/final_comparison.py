@@ -14,7 +14,7 @@ from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
-from plr_dspy.search.surrogate.model import Gain, Scores
+from plr_dspy.search.surrogate.fitted_model import Gain, Scores
 from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)

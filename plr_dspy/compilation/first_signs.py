@@ -33,12 +33,21 @@ class FirstSigns:
         ledger: Of the calls.
         num_train: Examples of the train split, the first ones.
         sample: Says one of the program's answers, for messages.
+        by_scores: Whether scores that are all the same say that there is nothing to find.
 
     Attributes:
         nothing_found: Why the search was ended by this; empty if it was not.
     """
 
-    def __init__(self, ledger: Ledger, *, num_train: int, sample: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        num_train: int,
+        sample: Callable[[], str] = str,
+        by_scores: bool = True,
+    ) -> None:
+        self._by_scores = by_scores
         self.nothing_found = ""
         self._ledger = ledger
         self._num_train = num_train
@@ -61,6 +70,8 @@ class FirstSigns:
         """
         by_example = self._by_example()
         self._check_answers([cell for cells in by_example.values() for cell in cells])
+        if not self._by_scores:
+            return ""
         self.nothing_found = self._equal_scores(
             [[cell.score or 0.0 for cell in cells] for cells in by_example.values()]
         )
@@ -79,7 +90,7 @@ class FirstSigns:
         return by_example
 
     def _check_answers(self, cells: Sequence[Cell]) -> None:
-        unparsed = [cell for cell in cells if cell.outcome == WRONG]
+        unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
         if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):
             return
         said = (

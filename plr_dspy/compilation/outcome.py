@@ -8,7 +8,7 @@ from plr_dspy.compilation.final_comparison import Result
 from plr_dspy.orderings.plackett_luce import OrderingDistribution
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration
-from plr_dspy.report.schema import Comparison, Evidence, Leaning
+from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Leaning
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Outcome:
         program_calls: Program calls by phase, as in `Report`.
         stopped: Why the search ended.
         leaning: How often the original order and the chosen one answer each label; None where it is not known.
+        calibration: What calibration does to both; None where it is not known.
     """
 
     ordering: Ordering
@@ -36,3 +37,4 @@ class Outcome:
     program_calls: dict[str, int]
     stopped: str
     leaning: Leaning | None = None
+    calibration: CalibrationEffect | None = None

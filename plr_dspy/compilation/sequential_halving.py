@@ -10,7 +10,7 @@ from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.scoring.staged_objective import RacingExamples
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.crossed_effects import adjusted_means, score_table
-from plr_dspy.search.surrogate.model import Scores
+from plr_dspy.search.surrogate.fitted_model import Scores
 
 KEPT_SHARE = 0.4
 """Share of the orderings that go on to the next heat."""

@@ -142,8 +142,8 @@ def label_position(
         positions: The positions of the reply.
         labels: What may stand there.
         answered: The label that the adapter read from the reply: its last occurrence is the answer, as what was
-            thought aloud comes before. None where it read none: the first occurrence of any label, or the
-            beginning.
+            thought aloud comes before. None where it read none: the first occurrence of any label, or what
+            follows the field's header, or the beginning.
         name: The name of the field: where an occurrence comes right after it, others do not count.
     """
     tokens = [position.token for position in positions]
@@ -154,7 +154,10 @@ def label_position(
         if found:
             begin = found[-1 if answered is not None else 0].start("label")
             return bisect_right(list(accumulate(map(len, tokens))), begin)
-    return 0
+    # Something else stands in the place of a label: after the field's header, as in chat, or at the beginning.
+    header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", "".join(tokens))
+    begin = 0 if header is None else header.end()
+    return min(bisect_right(list(accumulate(map(len, tokens))), begin), len(tokens) - 1)
 
 
 def path(positions: Sequence[Position], start: int) -> Follow:

@@ -221,7 +221,7 @@ class Reorderer(Teleprompter, Optimizer):
         seconds = time.monotonic() - started
         self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
         compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
-        compiled = self.finished(job, compiled, objective)
+        compiled = self.finished(job, compiled, outcome=outcome, objective=objective)
         compiled.reorder_report = self.report.to_dict()
         compiled._compiled = True
         self.best_program = compiled

@@ -13,6 +13,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.compilation.assembly import new_objective
+from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
@@ -93,7 +94,13 @@ class Optimizer(ABC):
         """
         return job
 
-    def finished(self, job: Job, compiled: dspy.Module, objective: SearchObjective) -> dspy.Module:
+    def bare(self, student: Any) -> Any:
+        """Return what is compiled of a student."""
+        return student
+
+    def finished(
+        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
+    ) -> dspy.Module:
         """Return what a compile returns, from the program in the order chosen."""
         return compiled
 
@@ -213,6 +220,7 @@ def prepare(
     """
     valset = [] if valset is None else valset
     _check_hooks(optimizer)
+    student = optimizer.bare(student)
     check_student(student)
     check_examples("trainset", trainset)
     check_examples("valset", valset)
@@ -247,7 +255,7 @@ def prepare(
 
 def _check_hooks(optimizer: Optimizer) -> None:
     """Raise where a user's subclass keeps something under the name of a method that a compile calls."""
-    for hook in ("arguments", "plan", "setup", "check", "listened", "finished"):
+    for hook in ("arguments", "bare", "plan", "setup", "check", "listened", "finished"):
         if not callable(getattr(optimizer, hook)):
             raise TypeError(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"

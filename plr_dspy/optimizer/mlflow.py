@@ -64,4 +64,7 @@ def _metrics(mlflow: ModuleType, report: Report) -> list[Metric]:
     if report.comparison is not None:
         for name in ("original", "chosen", "gain"):
             found.append(metric(name, getattr(report.comparison, name), 0))
+    if report.calibration is not None:
+        for name in ("original", "original_calibrated", "chosen", "chosen_calibrated"):
+            found.append(metric(f"expected_{name}", getattr(report.calibration, name), 0))
     return found

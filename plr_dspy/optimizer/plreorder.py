@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dspy
+
+from plr_dspy.calibration.program import CalibratedProgram, Calibration
 from plr_dspy.compilation.assembly import new_search
 from plr_dspy.compilation.budget import BUDGETS, make_plan
+from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.optimizer.base import Reorderer, as_plain_data
 from plr_dspy.optimizer.job import Job, Setup, by_metric
-from plr_dspy.optimizer.signal import SIGNALS, listened, work_of
+from plr_dspy.optimizer.signal import SIGNALS, label_shares, listened, work_of
 from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.label_calls import LabelWork
 from plr_dspy.programs.validation import fraction, number, whole_number
+from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Converged, Patience, Stopper, TargetScore
 from plr_dspy.search.surrogate.label_responses import LabelResponses
+
+logger = logging.getLogger(__name__)
 
 
 class PLReorder(Reorderer):
@@ -38,6 +48,10 @@ class PLReorder(Reorderer):
             exactly one output of the program is a Literal, an enum or a bool, the metric needs nothing but its
             value, and the endpoint gives them (OpenAI's chat models, vLLM, llama.cpp). The metric is asked once for
             each example and label, before any call.
+        calibrate: Score orders by calibrated answers, and return a `CalibratedProgram` in the chosen order: then an
+            order is chosen for what calibration cannot give (docs/calibration.md). It costs no further call, and
+            needs what signal="logprobs" needs. True takes the labels for equally frequent, unless those of the
+            examples clearly are not; a dict from labels to shares says how frequent they are.
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
             runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at
@@ -85,6 +99,7 @@ class PLReorder(Reorderer):
         metric: Metric,
         *,
         signal: str = "auto",
+        calibrate: bool | Mapping[Any, float] = False,
         update: str | UpdateRule = "mle",
         auto: str = "light",
         max_metric_calls: int | None = None,
@@ -121,7 +136,14 @@ class PLReorder(Reorderer):
             raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']}; got {auto!r}")
         if signal not in SIGNALS:
             raise ValueError(f"signal must be one of {list(SIGNALS)}; got {signal!r}")
+        if not isinstance(calibrate, (bool, Mapping)):
+            raise TypeError(
+                f"calibrate must be True, False, or a dict from labels to shares; got {calibrate!r}"
+            )
+        if calibrate and signal == "score":
+            raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
         self.signal = signal
+        self.calibrate = calibrate
         self.update = update_rule(update)
         self.auto = auto
         self.stop_at_score = number("stop_at_score", stop_at_score)
@@ -174,8 +196,33 @@ class PLReorder(Reorderer):
 
     def setup(self, job: Job) -> Setup:
         """Make the search that the plan asks for, of orders that the metric scores."""
-        work, signal = work_of(self.metric, job, self.signal)
+        work, signal = work_of(self.metric, job, self.signal, calibrating=bool(self.calibrate))
+        if self.calibrate and isinstance(work, LabelWork):
+            label_shares(self.calibrate, work)
         return by_metric(job, self._search(job, job.plan), work=work, signal=signal)
+
+    def bare(self, student: Any) -> Any:
+        """Return the program that is ordered: one that is calibrated for its present order is calibrated anew."""
+        if not isinstance(student, CalibratedProgram):
+            return student
+        if self.calibrate:
+            return student.program
+        logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
+        return student
+
+    def finished(
+        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
+    ) -> dspy.Module:
+        """Return the program in the order chosen, calibrated where this was asked for."""
+        if not self.calibrate:
+            return compiled
+        work, effect = job.setup.work, outcome.calibration
+        if effect is None or not isinstance(work, LabelWork):
+            logger.warning("the program is not calibrated: too few calls were made (%s)", outcome.stopped)
+            return compiled
+        labels = tuple(work.output.labels)
+        found = Calibration("batch", labels, tuple(effect.offsets), (1.0,) * len(labels), effect.num_examples)
+        return CalibratedProgram(compiled, found, predictor=work.output.predictor)
 
     def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
         """Return the job of a search that learns from log-probabilities, if the first call has brought some."""
@@ -188,8 +235,17 @@ class PLReorder(Reorderer):
             num_distinct=job.slots.space.num_distinct,
             signal=signal.used,
         )
-        search = partial(self._search, job)
-        return listened(job, scorer, signal=self.signal, plan=plan, search=search, deadline=deadline)
+        work = job.setup.work
+        assert isinstance(work, LabelWork)
+        return listened(
+            job,
+            scorer,
+            signal=self.signal,
+            plan=plan,
+            search=partial(self._search, job),
+            shares=label_shares(self.calibrate, work) if self.calibrate else None,
+            deadline=deadline,
+        )
 
     def _search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
         """Make the search of a plan."""

@@ -48,6 +48,7 @@ def build_report(
         ],
         evidence=outcome.evidence,
         signal=job.setup.signal and replace(job.setup.signal, leaning=outcome.leaning),
+        calibration=outcome.calibration,
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=ledger.tokens,

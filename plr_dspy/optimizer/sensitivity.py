@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,16 @@ from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.optimizer.base import Common, Reorderer
 from plr_dspy.optimizer.job import Job, Setup, by_metric, prepare
+from plr_dspy.optimizer.signal import label_work
 from plr_dspy.orderings.space import Ordering
-from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.calls import Metric, Work
+from plr_dspy.programs.label_calls import LabelWork
 from plr_dspy.programs.validation import check_examples, whole_number
 from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.scoring.cells import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.surrogate.model import LEAST_SHARE
+from plr_dspy.statistics.calibration import batch_offsets, calibrated
 from plr_dspy.statistics.spread import Array, spread
 
 if TYPE_CHECKING:
@@ -72,7 +77,9 @@ class RandomSample(Reorderer):
 
     def setup(self, job: Job) -> Setup:
         """Make a search for random orders, the program's own first."""
-        return by_metric(job, random_search(job.plan, job.slots.space, seed=job.seed))
+        work = label_work(self.metric, job, calibrating=True)
+        search = random_search(job.plan, job.slots.space, seed=job.seed)
+        return by_metric(job, search, work=work if isinstance(work, LabelWork) else None)
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, and say how far apart they lie."""
@@ -112,6 +119,9 @@ def order_sensitivity(
     have a standard deviation of 10 points, in 1 to 4 of 10 where it is 5 points (right-or-wrong scores, 8 demos).
 
     Where the first 60 scores are all the same, no further call is made.
+
+    Of a classifier whose endpoint gives log-probabilities, the same calls also tell how far apart the orders lie once
+    they are calibrated, which needs no search: see `BatchCalibration`.
 
     An order that an optimizer chose on these very examples looks better on them than it is: pass others then.
 
@@ -169,9 +179,16 @@ def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:
     signs = FirstSigns(scorer.ledger, num_train=num_examples, sample=lambda: job.setup.work.sample)
     if not signs.of_scores():
         first = range(num_examples)
-    table, num_unusable = _score_table(scorer, orders, first)
+    ran, table, num_unusable = _score_table(scorer, orders, first)
+    moved = _calibrated(scorer, job.setup.work, orders, table, ran)
+    calibrated = None if moved is None else _sensitivity(moved, 0, scorer=scorer, job=job)
+    return replace(_sensitivity(table, num_unusable, scorer=scorer, job=job), calibrated=calibrated)
+
+
+def _sensitivity(table: Array, num_unusable: int, *, scorer: CellScorer, job: Job) -> OrderSensitivity:
+    """Say how far apart orders lie, from their scores ``[orders, examples]``."""
     num_distinct = job.slots.space.num_distinct
-    num_searched = min(num_distinct, max(SEARCHED, len(orders)))
+    num_searched = min(num_distinct, max(SEARCHED, len(table)))
     found = spread(table, num_distinct=num_distinct, num_searched=num_searched, seed=job.seed)
     return OrderSensitivity(
         scores=table.mean(axis=1).tolist(),
@@ -189,10 +206,35 @@ def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:
     )
 
 
+def _calibrated(
+    scorer: CellScorer, work: Work, orders: Sequence[Ordering], table: Array, examples: Sequence[int]
+) -> Array | None:
+    """The scores of calibrated answers, ``[orders, examples]``; None where few calls told log-probabilities.
+
+    Each order is calibrated by the mean probabilities of its own answers. What told none keeps its score.
+    """
+    if not isinstance(work, LabelWork):
+        return None
+    moved, num_told = table.copy(), 0
+    for row, order in zip(moved, orders, strict=True):
+        cells = [scorer.cell(order, example) for example in examples]
+        told = [i for i, cell in enumerate(cells) if cell.label_logprobs is not None]
+        num_told += len(told)
+        if len(told) < 2:
+            continue
+        known = np.array([cells[i].label_logprobs for i in told])
+        unseen = np.array([np.isin(np.arange(known.shape[1]), cells[i].unseen_labels) for i in told])
+        answers = calibrated(known, batch_offsets(known, unseen=unseen), unseen=unseen).argmax(axis=1)
+        row[told] = work.scores[[examples[i] for i in told], answers]
+    return moved if num_told > LEAST_SHARE * table.size else None
+
+
 def _score_table(
     scorer: CellScorer, orders: Sequence[Ordering], examples: Sequence[int]
-) -> tuple[Array, int]:
-    """Scores ``[orders, examples]``, and the number of answers that count as wrong because they could not be used.
+) -> tuple[list[int], Array, int]:
+    """The examples that ran, scores ``[orders, examples]``, and the number of answers that could not be used.
+
+    These count as wrong.
 
     A failed call counts as the mean of the other orders on its example: it says nothing about its order.
     """
@@ -201,4 +243,4 @@ def _score_table(
     outcomes = np.array([[scorer.cell(order, example).outcome for example in ran] for order in orders])
     ended = outcomes != FAILED
     means = np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0)
-    return np.where(ended, table, means), int((outcomes == WRONG).sum())
+    return ran, np.where(ended, table, means), int((outcomes == WRONG).sum())

@@ -8,10 +8,15 @@ whatever it learns from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
+from scipy.stats import chisquare
+
+from plr_dspy.calibration.optimizer import prior_shares
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.label_probabilities.servers import NoProbabilities
@@ -19,7 +24,7 @@ from plr_dspy.optimizer.job import Job
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.programs.label_calls import LabelWork
-from plr_dspy.programs.label_scores import label_output, label_scores
+from plr_dspy.programs.label_scores import Array, label_output, label_scores
 from plr_dspy.report.schema import Signal
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.scorer import CellScorer
@@ -28,11 +33,14 @@ from plr_dspy.search.surrogate.label_responses import LabelResponses
 
 SIGNALS = ("auto", "score", "logprobs")
 
+CLEARLY_UNEVEN = 0.01
+"""Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
+
 FIRST_CALLS = 2
 """Examples of the first look of either kind of search: where the first call fails, the next one tells."""
 
 
-def work_of(metric: Metric, job: Job, signal: str) -> tuple[MetricWork, Signal]:
+def work_of(metric: Metric, job: Job, signal: str, *, calibrating: bool = False) -> tuple[MetricWork, Signal]:
     """The work of a job, and what its search learns from as far as is known before any call.
 
     The signal is "logprobs" where the program and the metric allow for it; the work is then a `LabelWork`.
@@ -43,19 +51,34 @@ def work_of(metric: Metric, job: Job, signal: str) -> tuple[MetricWork, Signal]:
     examples = [*job.splits.train, *job.splits.selection]
     if signal == "score" or job.slots.space.num_distinct < 2:
         return MetricWork(metric, examples), Signal("score", "", [])
-    reason = "" if job.plan.racing else "auto='paper' scores orders as the paper does"
-    if not reason:
-        output = label_output(job.program)
-        scores = output if isinstance(output, str) else label_scores(metric, examples, output)
-        if not isinstance(output, str) and not isinstance(scores, str):
-            work = LabelWork(metric, examples, output=output, scores=scores)
-            return work, Signal("logprobs", "", list(output.labels))
-        reason = str(scores)
+    reason = "auto='paper' scores orders as the paper does"
+    if job.plan.racing:
+        work = label_work(metric, job, calibrating=calibrating)
+        if isinstance(work, LabelWork):
+            return work, Signal("logprobs", "", list(work.output.labels))
+        reason = work
+    if calibrating:
+        raise ValueError(
+            f"calibrate=True is not possible: {reason}. Leave it out, or calibrate the program that comes out with "
+            "BatchCalibration"
+        )
     if signal == "logprobs":
         raise ValueError(
             f"signal='logprobs' is not possible: {reason}. Pass signal='auto', which takes scores in this case"
         )
     return MetricWork(metric, examples), Signal("score", reason, [])
+
+
+def label_work(metric: Metric, job: Job, *, calibrating: bool = False) -> LabelWork | str:
+    """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
+    examples = [*job.splits.train, *job.splits.selection]
+    output = label_output(job.program)
+    if isinstance(output, str):
+        return output
+    scores = label_scores(metric, examples, output)
+    if isinstance(scores, str):
+        return scores
+    return LabelWork(metric, examples, output=output, scores=scores, calibrating=calibrating)
 
 
 def listened(
@@ -65,6 +88,7 @@ def listened(
     signal: str,
     plan: Plan,
     search: Callable[[Plan, LabelResponses], Search],
+    shares: Array | None = None,
     deadline: float | None = None,
 ) -> Job:
     """The job as it is done after the first call has shown whether the endpoint gives log-probabilities.
@@ -75,6 +99,7 @@ def listened(
         signal: As in `PLReorder`.
         plan: Of a search that learns from log-probabilities.
         search: Makes that search.
+        shares: Share of examples that each label is right for, where answers are calibrated to it; otherwise None.
         deadline: By `time.monotonic`, when no further call may begin.
 
     Raises:
@@ -93,6 +118,11 @@ def listened(
         work.reading = False
         failed = "the first calls failed" if cell.outcome == FAILED else "the first answers came without any"
         reason = work.reason or failed
+        if shares is not None:
+            raise NoProbabilities(
+                f"calibrate=True needs the log-probabilities of labels, and there are none: {reason}. Leave it out to "
+                "go on with scores"
+            )
         if signal == "logprobs":
             raise NoProbabilities(
                 f"signal='logprobs' needs the log-probabilities of labels, and there are none: {reason}. Pass "
@@ -104,7 +134,31 @@ def listened(
         paid = scorer.is_paid(ordering, example)
         return scorer.cell(ordering, example).label_logprobs if paid else None
 
-    responses = LabelResponses(work.scores, log_probabilities)
+    def unseen(ordering: Ordering, example: int) -> Sequence[int]:
+        return scorer.cell(ordering, example).unseen_labels
+
+    responses = LabelResponses(work.scores, log_probabilities, unseen, shares)
     num_train = len(job.splits.train)
     objective = partial(new_objective, plan, num_train=num_train, original=job.original, shifted=True)
     return job.laid_out(plan, replace(setup, search=search(plan, responses), objective=objective))
+
+
+def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
+    """Shares of examples that labels are right for, ``[L]``, which answers are calibrated to.
+
+    Args:
+        calibrate: As in `PLReorder`; not False.
+        work: Knows what labels score.
+
+    Raises:
+        ValueError: when they are given for other labels, or do not sum to 1.
+    """
+    if isinstance(calibrate, Mapping):
+        return prior_shares(calibrate, work.output, name="calibrate")
+    best = work.scores == work.scores.max(axis=1, keepdims=True)
+    counts: Array = (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
+    even = np.full(len(counts), 1.0 / len(counts))
+    if chisquare(counts).pvalue >= CLEARLY_UNEVEN:
+        return even
+    shares: Array = (counts + 1.0) / (counts + 1.0).sum()
+    return shares

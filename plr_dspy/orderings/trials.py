@@ -65,3 +65,10 @@ class Iteration:
     mode_probability: list[float]
     num_elites: int
     agreement: float
+
+    def __str__(self) -> str:
+        return (
+            f"iteration {self.index + 1}: {self.num_samples} orders, {self.num_new} new; mean score "
+            f"{self.mean_score:.3f}, best {self.best_score:.3f}, estimated best so far {self.best_score_so_far:.3f}; "
+            f"{self.program_calls} program calls"
+        )

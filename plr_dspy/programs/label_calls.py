@@ -11,7 +11,7 @@ import dspy
 from plr_dspy.label_probabilities.reader import LogprobRequests
 from plr_dspy.label_probabilities.reader import reading as reading_adapter
 from plr_dspy.lm.finite_outputs import label_text
-from plr_dspy.programs.calls import Metric, MetricWork
+from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer
 from plr_dspy.programs.label_scores import Array, LabelOutput
 from plr_dspy.scoring.cells import Cell
 
@@ -29,16 +29,24 @@ class LabelWork(MetricWork):
         metric, examples: As in `MetricWork`.
         output: The program's output whose labels are read.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
+        calibrating: Whether answers are to be calibrated: then what replies that cannot be read say counts, too.
 
     Attributes:
-        scores: The same.
+        output, scores: The same.
     """
 
     def __init__(
-        self, metric: Metric, examples: Sequence[dspy.Example], *, output: LabelOutput, scores: Array
+        self,
+        metric: Metric,
+        examples: Sequence[dspy.Example],
+        *,
+        output: LabelOutput,
+        scores: Array,
+        calibrating: bool = False,
     ) -> None:
         super().__init__(metric, examples)
-        self._output = output
+        self._calibrating = calibrating
+        self.output = output
         self.scores = scores
         self._requests = LogprobRequests()
 
@@ -60,12 +68,17 @@ class LabelWork(MetricWork):
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
         if not self.reading:
             return super().__call__(program, example, usage)
-        name, labels = self._output.name, self._output.labels
+        name, labels = self.output.name, self.output.labels
         adapter = reading_adapter(
             dspy.settings.adapter or dspy.ChatAdapter(), name, labels, requests=self._requests
         )
-        with dspy.context(adapter=adapter):
-            shown, prediction = self._answered(program, example, usage)
+        try:
+            with dspy.context(adapter=adapter):
+                shown, prediction = self._answered(program, example, usage)
+        except WrongAnswer as wrong:
+            if self._calibrating and len(adapter.unparsed) == 1 and not adapter.readings:
+                wrong.said = _rounded(adapter.unparsed[0].log_probabilities), adapter.unparsed[0].unseen
+            raise
         # Read before the metric, which may write to the prediction.
         value = prediction.get(name) if isinstance(prediction, dspy.Prediction) else None
         cell = self._scored(shown, prediction)
@@ -74,4 +87,8 @@ class LabelWork(MetricWork):
             return cell
         if cell.score != self.scores[example, list(labels).index(found.label)]:
             return cell
-        return replace(cell, label_logprobs=tuple(round(each, DECIMALS) for each in found.log_probabilities))
+        return replace(cell, label_logprobs=_rounded(found.log_probabilities), unseen_labels=found.unseen)
+
+
+def _rounded(log_probabilities: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(each, DECIMALS) for each in log_probabilities)

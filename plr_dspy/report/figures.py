@@ -98,6 +98,9 @@ def panels(report: Report) -> list[Panel]:
     if report.history and any(map(is_learnt, report.slots)):
         draw = partial(plots.draw_agreement, history=report.history)
         found.append(Panel(None, "Agreement of the elites", 3.4, draw))
+    if (effect := report.calibration) is not None and effect.before is not None:
+        draw = partial(plots.draw_reliability, effect=effect)
+        found.append(Panel(None, f"Reliability on {effect.before.num_examples} examples", 3.4, draw))
     return found + [panel for slot in report.slots if slot.blocks for panel in _slot_panels(slot)]
 
 

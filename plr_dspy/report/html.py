@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plr_dspy.report.captions import class_names, demo_captions, shorten
 from plr_dspy.report.schema import SlotReport
-from plr_dspy.report.text import calls_by_phase, learnt, overview, prompt_count, verdict
+from plr_dspy.report.text import calibration, calls_by_phase, learnt, overview, prompt_count, verdict
 
 if TYPE_CHECKING:
     from plr_dspy.report.report import Report
@@ -40,7 +40,7 @@ def page(report: Report) -> str:
             "distinct prompts": prompt_count(report.distinct_prompts),
             "time": f"{report.seconds:,.0f} s",
         },
-        sentences=[_sentence(line) for line in [*verdict(report), *learnt(report)]],
+        sentences=[_sentence(line) for line in [*verdict(report), *learnt(report), *calibration(report)]],
         panels=panels(report),
         columns=_columns,
         calls={**calls_by_phase(report), "in total": report.program_calls["total"]},

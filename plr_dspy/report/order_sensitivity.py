@@ -35,6 +35,7 @@ class OrderSensitivity:
         gain_interval: Its 95 % interval; it reaches no further than from the least plausible score of the program's own
             order to the highest possible one.
         program_calls: Made for this.
+        calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
     """
 
     scores: list[float]
@@ -49,6 +50,7 @@ class OrderSensitivity:
     expected_gain: float
     gain_interval: tuple[float, float]
     program_calls: int
+    calibrated: OrderSensitivity | None = None
 
     @property
     def matters(self) -> bool:
@@ -60,16 +62,27 @@ class OrderSensitivity:
         return asdict(self)
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.scores)} of {self.num_distinct:,} orders of the demos score {min(self.scores):.3f} to "
-            f"{max(self.scores):.3f} on {self.num_examples} examples, the program's own {self.scores[0]:.3f} "
-            f"({self.program_calls:,} program calls).\n{self._verdict()}"
+        said = (
+            f"{len(self.scores)} of {self.num_distinct:,} orders of the demos {self._range()} on {self.num_examples} "
+            f"examples, the program's own {self.scores[0]:.3f} ({self.program_calls:,} program calls).\n"
+            f"{self._verdict()}"
         )
+        if (moved := self.calibrated) is None:
+            return said
+        own, before = moved.scores[0], sum(self.scores) / len(self.scores)
+        first = "Calibrate first, which needs no search (BatchCalibration): c" if own > before else "C"
+        return (
+            f"{said}\n{first}alibrated, they {moved._range()}, the program's own {own:.3f}, by the same calls. "
+            f"{moved._verdict(calibrate=True)}"
+        )
+
+    def _range(self) -> str:
+        return f"score {min(self.scores):.3f} to {max(self.scores):.3f}"
 
     __repr__ = __str__
 
-    def _verdict(self) -> str:
-        """Say whether a search has anything to find."""
+    def _verdict(self, *, calibrate: bool = False) -> str:
+        """Say whether a search has anything to find; one that calibrates is named."""
         num_answers, high = len(self.scores) * self.num_examples, self.gain_interval[1]
         if 2 * self.num_unusable > num_answers:
             return (
@@ -83,7 +96,7 @@ class OrderSensitivity:
         if not self.noise and not self.deviation:
             return f"No answer changed with the order: a search has nothing to find here ({most})."
         if self.matters:
-            return self._gain(best)
+            return self._gain(best, " with calibrate=True" * calibrate)
         chance = f"Chance alone would put them as far apart (p = {self.p_value:.3f})"
         if high < WORTHWHILE:
             return f"{chance}: a search has nothing to find ({most})."
@@ -92,15 +105,15 @@ class OrderSensitivity:
             f"deviation of up to {self.deviation_interval[1]:.3f}; {most}. {self._advice()}"
         )
 
-    def _gain(self, best: str) -> str:
+    def _gain(self, best: str, how: str) -> str:
         """Say what a search should gain, where the order matters."""
         low, high = self.gain_interval
         if high < WORTHWHILE:
             verdict, advice = "but the program's own is a good one already", ""
         elif low > 0 and self.expected_gain >= WORTHWHILE:
-            verdict, advice = "and a search is worth its calls", ""
+            verdict, advice = f"and a search{how} is worth its calls", ""
         elif self.expected_gain >= WORTHWHILE:
-            verdict, advice = "and a search may pay", f" {self._advice()}"
+            verdict, advice = f"and a search{how} may pay", f" {self._advice()}"
         else:
             verdict, advice = "but the program's own may be a good one already", f" {self._advice()}"
         ends = "[{:.3f}, {:.3f}]".format(*self.deviation_interval)

@@ -10,7 +10,7 @@ import numpy as np
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report.captions import class_names, demo_captions, order_caption, probability_caption, shorten
 from plr_dspy.report.positions import log_probability, most_probable, position_table
-from plr_dspy.report.schema import Comparison, SlotReport
+from plr_dspy.report.schema import CalibrationEffect, Comparison, SlotReport
 from plr_dspy.report.text import is_scored_by_metric
 
 if TYPE_CHECKING:
@@ -80,6 +80,26 @@ def draw_agreement(axis: Axes, history: Sequence[Iteration]) -> None:
     axis.margins(x=0.06)
     axis.set_xlabel("round")
     axis.set_ylabel("Kendall's W (1: all agree)")
+    _add_legend(axis)
+
+
+def draw_reliability(axis: Axes, effect: CalibrationEffect) -> None:
+    """Draw how often the chosen order's answers are right by how probable they are, as they are and calibrated."""
+    axis.plot([0.0, 1.0], [0.0, 1.0], ":", color=GREY, label="right as often as said")
+    kinds = (("as it is", effect.before, PALE, "o"), ("calibrated", effect.after, ORANGE, "s"))
+    for name, found, color, marker in kinds:
+        if found is None:
+            continue
+        counts, said, right = zip(*found.reliability, strict=True)
+        label = f"{name}: error {found.calibration_error:.2f}, Brier score {found.brier_score:.2f}"
+        axis.plot(said, right, "-", color=color, linewidth=1.0)
+        axis.scatter(
+            said, right, s=[12 + 8 * count for count in counts], color=color, marker=marker, label=label
+        )
+    axis.set_xlim(0.0, 1.03)
+    axis.set_ylim(-0.03, 1.03)
+    axis.set_xlabel("probability of the answer (size: number of answers)")
+    axis.set_ylabel("share that is right")
     _add_legend(axis)
 
 

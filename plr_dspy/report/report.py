@@ -11,13 +11,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report import html, text
-from plr_dspy.report.schema import Candidate, Comparison, ErrorCount, Evidence, Signal, SlotReport
+from plr_dspy.report.schema import (
+    CalibrationEffect,
+    Candidate,
+    Comparison,
+    ErrorCount,
+    Evidence,
+    Signal,
+    SlotReport,
+)
 from plr_dspy.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version of the JSON format."""
 
 
@@ -32,6 +40,9 @@ class Report:
         candidates: Orderings of the final comparison.
         evidence: What there was to tell orders apart by; None where the metric did not score them.
         signal: What the search learnt from a call; None where the metric did not score orders.
+        calibration: What calibration does to the original order and to the chosen one; None where the calls brought no
+            log-probabilities. With ``calibrate`` in the settings, all scores are those of calibrated answers, but for
+            those of the history.
         history: Rounds of the search.
         program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
             comparison ("final") beside those of the "original" order there, and in "total"; and those of
@@ -50,6 +61,7 @@ class Report:
     candidates: list[Candidate]
     evidence: Evidence | None
     signal: Signal | None
+    calibration: CalibrationEffect | None
     history: list[Iteration]
     program_calls: dict[str, int]
     tokens: dict[str, dict[str, int]]

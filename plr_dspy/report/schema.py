@@ -143,3 +143,45 @@ class Signal:
     reason: str
     labels: list[str]
     leaning: Leaning | None = None
+
+
+@dataclass(frozen=True)
+class LabelProbabilities:
+    """How well the probabilities of labels hold, on the examples that the chosen order was called on.
+
+    Attributes:
+        num_examples: How many.
+        brier_score: Mean squared distance of the probabilities from what is right, 0 (best) to 2.
+        calibration_error: Expected calibration error: mean distance between how probable answers are and how often
+            they are right.
+        reliability: Of answers that are about as probable, those of small probability first: how many, their mean
+            probability, and the share of them that is right.
+    """
+
+    num_examples: int
+    brier_score: float
+    calibration_error: float
+    reliability: list[tuple[int, float, float]]
+
+
+@dataclass(frozen=True)
+class CalibrationEffect:
+    """What calibration does, which needs no search: by the same calls, none of them made for this.
+
+    Attributes:
+        num_examples: Examples that the scores are expected on.
+        original, original_calibrated: Scores of the original order as it is and calibrated, as log-probabilities let
+            one expect them.
+        chosen, chosen_calibrated: The same of the chosen order.
+        offsets: Of the labels, that calibrate the chosen order.
+        before, after: How well its probabilities hold, as they are and calibrated.
+    """
+
+    num_examples: int
+    original: float
+    original_calibrated: float
+    chosen: float
+    chosen_calibrated: float
+    offsets: list[float]
+    before: LabelProbabilities | None
+    after: LabelProbabilities | None

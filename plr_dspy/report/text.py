@@ -125,7 +125,7 @@ def summary(report: Report) -> str:
     lines = []
     if calls := calls_by_phase(report):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
-    lines += [*verdict(report), *learnt(report)]
+    lines += [*verdict(report), *learnt(report), *calibration(report)]
     lines += [f"{slot.predictor}: demos in the order {slot.ordering}" for slot in report.slots]
     lines += [
         f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
@@ -155,6 +155,28 @@ def learnt(report: Report) -> list[str]:
         *lines,
         f"the {original_name(report)} {said}{chosen}; it is right on {100 * leaning.right[furthest]:.0f} %",
     ]
+
+
+def calibration(report: Report) -> list[str]:
+    """Say what calibration does, and whether it alone is as good as the order."""
+    if (effect := report.calibration) is None:
+        return []
+    applied = bool(report.settings.get("calibrate"))
+    name, chosen = original_name(report), ""
+    if not original_stays(report):
+        chosen = f"; the chosen order {effect.chosen:.2f} as it is, {effect.chosen_calibrated:.2f} calibrated"
+    lines = [
+        f"expected on examples like these {effect.num_examples}: {name} {effect.original:.2f} as it is, "
+        f"{effect.original_calibrated:.2f} calibrated{chosen}"
+    ]
+    if applied:
+        return [*lines, "the program is calibrated: it needs log-probabilities at each use"]
+    if effect.original_calibrated > effect.original and effect.original_calibrated >= effect.chosen:
+        lines.append(
+            "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
+            "calibrate=True for an order that is chosen under it"
+        )
+    return lines
 
 
 def _claim(report: Report, comparison: Comparison) -> list[str]:

@@ -17,8 +17,9 @@ from plr_dspy.search.cross_entropy import MAX_REDRAWS
 from plr_dspy.search.hill_climbing import climb, moved
 from plr_dspy.search.search import Search, as_ordering, num_elites
 from plr_dspy.search.surrogate.features import FAMILIES
+from plr_dspy.search.surrogate.fitted_model import FittedModel
 from plr_dspy.search.surrogate.label_responses import LabelResponses
-from plr_dspy.search.surrogate.model import FittedModel, OrderingModel
+from plr_dspy.search.surrogate.model import OrderingModel
 
 NUM_CANDIDATES = 300
 """New orderings that each round chooses from, and those that climbing finds; of small spaces, all."""

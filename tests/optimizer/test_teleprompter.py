@@ -601,6 +601,7 @@ def by_hand(chosen, *, others, gain=0.1, evidence=None, num_usable=40):
         candidates=candidates,
         evidence=evidence,
         signal=None,
+        calibration=None,
         history=[],
         program_calls={"total": 100},
         tokens={},

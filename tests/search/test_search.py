@@ -32,7 +32,7 @@ from plr_dspy.search.loop import Progress, run
 from plr_dspy.search.proposal import elite_weights
 from plr_dspy.search.search import num_elites
 from plr_dspy.search.stopping import Converged, Patience, TargetScore
-from plr_dspy.search.surrogate.model import Gain
+from plr_dspy.search.surrogate.fitted_model import Gain
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 

@@ -20,12 +20,19 @@ class LabelResponses:
     Attributes:
         scores: What the metric gives for each label on each example, ``[E, L]``.
         log_probabilities: Of the labels, by ordering and example; None where they are not known.
+        unseen: Numbers of the labels that were not among the likeliest tokens, by ordering and example.
+        shares: Share of the examples that each label is right for, ``[L]``: answers are calibrated to it. None
+            takes answers as they are.
     """
 
     scores: Array
     log_probabilities: Callable[[Ordering, int], Sequence[float] | None]
+    unseen: Callable[[Ordering, int], Sequence[int]] = lambda ordering, example: ()
+    shares: Array | None = None
 
-    def table(self, rows: Mapping[Ordering, Collection[int]], examples: Sequence[int]) -> Array:
+    def table(
+        self, rows: Mapping[Ordering, Collection[int]], examples: Sequence[int]
+    ) -> tuple[Array, NDArray[np.bool_]]:
         """The log-probabilities of labels, of each ordering on its examples.
 
         Args:
@@ -33,12 +40,14 @@ class LabelResponses:
             examples: The columns, which hold all of them.
 
         Returns:
-            Numbers ``[m, E, L]``, NaN where they are not known.
+            Numbers ``[m, E, L]``, NaN where they are not known; and where a label was not among the likeliest tokens.
         """
         columns = {example: i for i, example in enumerate(examples)}
         table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
-        for row, (ordering, asked) in zip(table, rows.items(), strict=True):
+        hidden = np.zeros(table.shape, dtype=bool)
+        for row, mask, (ordering, asked) in zip(table, hidden, rows.items(), strict=True):
             for example in asked:
                 if (found := self.log_probabilities(ordering, example)) is not None:
                     row[columns[example]] = found
-        return table
+                    mask[columns[example], list(self.unseen(ordering, example))] = True
+        return table, hidden

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
-from plr_dspy.orderings.trials import ScoreEstimate
-from plr_dspy.report.schema import Leaning
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.surrogate.crossed_effects import score_table, shrunk_means
 from plr_dspy.search.surrogate.features import FAMILIES, NUM_REFERENCES, OrderingFeatures, random_orderings
+from plr_dspy.search.surrogate.fitted_model import FittedModel, Scores
 from plr_dspy.search.surrogate.gaussian_process import Array, Surrogate
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.surrogate.response_model import ResponseModel
-
-Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
-"""Scores by example of each ordering."""
 
 MAX_MODELLED = 256
 """Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
@@ -30,107 +25,6 @@ LEAST_SHARE = 0.5
 
 MOST_SCORED = 32
 """As many of them are those with the most scores, whatever these are: the finalists are among them."""
-
-
-@dataclass(frozen=True)
-class Gain:
-    """What is expected of an ordering beside another one, on examples that nobody has seen.
-
-    Attributes:
-        expected: Its mean score less the other's.
-        probability: That this is above 0.
-    """
-
-    expected: float
-    probability: float
-
-
-class FittedModel:
-    """The process as it was fitted to some scores.
-
-    Args:
-        orderings: Those that it was fitted to; others have been ruled out.
-        surrogate: The process.
-        features: Makes features of orderings.
-        earlier: The variances that the fit went on from.
-
-    Attributes:
-        orderings, earlier: The same.
-    """
-
-    def __init__(
-        self,
-        orderings: Sequence[Ordering],
-        surrogate: Surrogate,
-        *,
-        features: Any,
-        earlier: Mapping[str, Any],
-        responses: ResponseModel | None = None,
-    ) -> None:
-        self._responses = responses
-        self.orderings = list(orderings)
-        self.earlier = earlier
-        self._surrogate = surrogate
-        self._features = features
-
-    @property
-    def variances(self) -> dict[str, Any]:
-        """What the next fit may go on from."""
-        responses = None if self._responses is None else self._responses.components
-        return {**self._surrogate.state_dict(), "responses": responses}
-
-    def estimates(self) -> list[ScoreEstimate]:
-        """The process' estimates of the mean scores of the orderings fitted, best first."""
-        means: Sequence[float] = (self._expected() + self._surrogate.mean).tolist() if self.orderings else []
-        estimates = map(ScoreEstimate, self.orderings, means)
-        return sorted(estimates, key=lambda estimate: -estimate.score)
-
-    def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
-        """What is expected of each ordering fitted beside one of them.
-
-        Raises:
-            ValueError: when the reference was not fitted.
-        """
-        with one_thread():
-            number = self.orderings.index(reference)
-            gains = self._surrogate.gains(number)
-            if self._responses is not None:
-                gains += self._responses.gains(number)
-            expected, probabilities = gains.summary()
-        return {
-            # Rounded to what arithmetic gives again on another day.
-            ordering: Gain(round(float(gain), 9), round(float(probability), 6))
-            for ordering, gain, probability in zip(self.orderings, expected, probabilities, strict=True)
-        }
-
-    def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:
-        """How often two of the orderings fitted answer each label; None without log-probabilities."""
-        if self._responses is None:
-            return None
-        shares = [self._responses.answers(self.orderings.index(ordering)) for ordering in (original, chosen)]
-        right, *answered = (np.round(share, 6).tolist() for share in (self._responses.right(), *shares))
-        return Leaning(right, *answered)
-
-    def predict(self, orderings: Sequence[Ordering]) -> Array:
-        """What the process expects of orderings, ``[m]``."""
-        features = self._features(orderings)
-        known = 0.0 if self._responses is None else self._responses.predict_means(features)
-        return self._surrogate.predict(features) + known
-
-    def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
-        """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
-        features = self._features(others or self.orderings[:1])
-        features = [family[: len(others)] for family in features]
-        if self._responses is None:
-            return self._surrogate.sample(features, num_draws, rng)
-        means, doubts = self._responses.predict(features)
-        return np.concatenate([self._expected(), means]) + self._surrogate.sample(
-            features, num_draws, rng, doubts=doubts
-        )
-
-    def _expected(self) -> Array | float:
-        """What log-probabilities let one expect of the orderings fitted, ``[m]``; 0 without any."""
-        return 0.0 if self._responses is None else self._responses.means
 
 
 class OrderingModel:
@@ -158,6 +52,11 @@ class OrderingModel:
         self._references = self._features(random_orderings(space, NUM_REFERENCES)) if families else None
         self._example_classes = example_classes if families else None
 
+    @property
+    def calibrating(self) -> bool:
+        """Whether orderings are scored by calibrated answers."""
+        return self._responses is not None and self._responses.shares is not None
+
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
     ) -> FittedModel:
@@ -171,17 +70,18 @@ class OrderingModel:
         orderings = self._promising(scores, kept)
         earlier = earlier or {}
         surrogate = Surrogate(self._references, earlier=earlier)
-        responses = None
+        responses = told = None
         if orderings:
             with one_thread():
-                features, table = self._features(orderings), _table(scores, orderings)
+                features, told = self._features(orderings), _table(scores, orderings)
+                table = told
                 apart = np.array([ordering == WITHOUT_DEMOS for ordering in orderings])
                 classes = self._classes_of(scores, orderings)
                 responses = self._respond(
                     scores, orderings, apart, features=features, earlier=earlier.get("responses")
                 )
                 if responses is not None:
-                    table, classes = table - responses.expected, None
+                    table, classes = responses.counted(table) - responses.expected, None
                 doubts = None if responses is None else responses.doubts
                 surrogate.fit(features, table, classes, apart=apart, doubts=doubts)
         return FittedModel(
@@ -190,6 +90,7 @@ class OrderingModel:
             features=self._features,
             earlier=earlier,
             responses=responses,
+            table=told,
         )
 
     def _promising(self, scores: Scores, kept: Sequence[Ordering]) -> list[Ordering]:
@@ -219,12 +120,20 @@ class OrderingModel:
         if self._responses is None:
             return None
         examples = sorted({example for ordering in orderings for example in scores[ordering]})
-        table = self._responses.table({o: scores[o].keys() for o in orderings}, examples)
+        table, unseen = self._responses.table({o: scores[o].keys() for o in orderings}, examples)
         known = int((~np.isnan(table[..., 0])).sum())
         if known <= LEAST_SHARE * sum(len(scores[ordering]) for ordering in orderings):
             return None
-        label_scores = self._responses.scores[examples]
-        return ResponseModel(features, table, label_scores, apart=apart, earlier=earlier)
+        return ResponseModel(
+            features,
+            table,
+            self._responses.scores[examples],
+            apart=apart,
+            earlier=earlier,
+            unseen=unseen,
+            shares=self._responses.shares,
+            calibrating=self.calibrating,
+        )
 
     def _features(self, orderings: Sequence[Ordering]) -> list[Array]:
         """Features ``[m, d]`` of each family; all 0 for `WITHOUT_DEMOS`, as of a mean ordering."""

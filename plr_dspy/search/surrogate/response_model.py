@@ -12,17 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
-from scipy.special import softmax
 
 from plr_dspy.search.surrogate.effect_process import EffectProcess
+from plr_dspy.search.surrogate.expected_scores import ExpectedScores
 from plr_dspy.search.surrogate.gains import Gains, independent_gains
 from plr_dspy.search.surrogate.interactions import covariance_of_means
+from plr_dspy.search.surrogate.label_offsets import LabelOffsets
 from plr_dspy.search.surrogate.response_effects import APART, SLOPES_APART, ResponseEffects
 
 Array = NDArray[np.float64]
-
-NUM_DRAWS = 8
-"""Draws of an ordering's effects that say how sure its expected score is; an even number."""
 
 MOST_EXAMPLES = 128
 """Examples that expected scores are means of, at most."""
@@ -51,12 +49,17 @@ class ResponseModel:
         label_scores: What the metric gives for each label, ``[E, L]``.
         apart: Whether a row is no ordering of the others' kind, ``[m]``.
         earlier: `components` of the fit before; None for none.
+        unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``; None for nowhere.
+        shares: Share of the examples that each label is right for, ``[L]``; None for the same share each.
+        calibrating: Whether answers are calibrated to these shares.
 
     Attributes:
+        calibrating: The same.
         components: Variances of the three processes of orderings' effects.
         means: Expected mean scores of the orderings, ``[m]``.
         doubts: Variances of them, as far as the orderings' effects are not known, ``[m]``.
         expected: Expected scores on each example as if the cell itself were not known, ``[m, E]``.
+        offsets: Of the labels, that calibrate the orderings, ``[m, L]``.
     """
 
     def __init__(
@@ -67,8 +70,17 @@ class ResponseModel:
         *,
         apart: NDArray[np.bool_],
         earlier: Sequence[Sequence[float]] | None,
+        unseen: NDArray[np.bool_] | None = None,
+        shares: Array | None = None,
+        calibrating: bool = False,
     ) -> None:
-        self._scores, self._apart = label_scores, apart
+        self._scores, self._apart, self.calibrating = label_scores, apart, calibrating
+        num_labels = label_scores.shape[1]
+        self._label_offsets = LabelOffsets(
+            log_probabilities,
+            np.zeros(log_probabilities.shape, dtype=bool) if unseen is None else unseen,
+            np.full(num_labels, 1.0 / num_labels) if shares is None else shares,
+        )
         self._basis = helmert(label_scores.shape[1])  # [d, L]
         directions = label_scores @ self._basis.T
         lengths = np.sqrt((directions**2).sum(axis=1, keepdims=True))
@@ -76,6 +88,14 @@ class ResponseModel:
         self._contrasts = np.clip(log_probabilities @ self._basis.T, -LARGEST, LARGEST)
         known = ~np.isnan(self._contrasts[..., 0])
         self._effects = ResponseEffects(self._contrasts, self._directions, apart=apart)
+        self._expect = ExpectedScores(
+            self._effects,
+            label_scores,
+            directions=self._directions,
+            basis=self._basis,
+            offsets=self._label_offsets,
+            calibrating=calibrating,
+        )
         self._shown = _spread_out(known.any(axis=0), MOST_EXAMPLES)
         self.leanings, self.slopes = self._effects.leanings, self._effects.slopes
         self._leaning_variances = self._effects.leaning_variances
@@ -83,9 +103,17 @@ class ResponseModel:
         if features is not None:
             self._fit_processes(features, earlier)
         everywhere = np.arange(len(label_scores))
-        table = self._expected(self.leanings, self.slopes, everywhere)
+        contrasts, variances = self._expect.contrasts(self.leanings, self.slopes, everywhere)
+        self.offsets = self._label_offsets.of_cells(contrasts @ self._basis, variances)
+        table = self._expect.table(self.leanings, self.slopes, everywhere)
         self.means: Array = table[:, self._shown].mean(axis=1)
-        drawn = self._drawn(self.leanings, self._leaning_variances, self.slopes, self._slope_covariances)
+        drawn = self._expect.drawn(
+            self.leanings,
+            self.slopes,
+            self._shown,
+            variances=self._leaning_variances,
+            covariances=self._slope_covariances,
+        )
         self.doubts: Array = drawn.var(axis=0, ddof=1)
         self.expected: Array = np.where(known, self._expected_alone(), table)
 
@@ -129,13 +157,15 @@ class ResponseModel:
         """Expected mean scores of other orderings, and the variances of these, ``[c]`` each."""
         leanings, leaning_variances, slopes, slope_variances = self._predicted(features)
         covariances = slope_variances[:, :, None] * np.eye(2)
-        drawn = self._drawn(leanings, leaning_variances, slopes, covariances)
+        drawn = self._expect.drawn(
+            leanings, slopes, self._shown, variances=leaning_variances, covariances=covariances
+        )
         return drawn.mean(axis=0), drawn.var(axis=0, ddof=1)
 
     def predict_means(self, features: Sequence[Array]) -> Array:
         """Expected mean scores of other orderings, about as `predict` says but in less time, ``[c]``."""
         leanings, variances, slopes, _ = self._predicted(features)
-        table = self._expected(leanings, slopes, self._shown, variances)
+        table = self._expect.table(leanings, slopes, self._shown, variances)
         means: Array = table.mean(axis=1)
         return means
 
@@ -150,8 +180,43 @@ class ResponseModel:
     def answers(self, number: int) -> Array:
         """Share of the examples on which one of the orderings fitted is expected to answer each label, ``[L]``."""
         row = slice(number, number + 1)
-        shares: Array = self._answers(self.leanings[row], self.slopes[row], self._shown)[0].mean(axis=0)
+        means, variances = self._expect.contrasts(self.leanings[row], self.slopes[row], self._shown)
+        shares: Array = self._expect.answers(means, variances)[0].mean(axis=0)
         return shares
+
+    @property
+    def num_examples(self) -> int:
+        """Examples that expected scores are means of."""
+        return len(self._shown)
+
+    def counted(self, table: Array) -> Array:
+        """Return the scores ``[m, E]`` of orderings as they count: where answers are calibrated, those of these."""
+        if not self.calibrating:
+            return table
+        counted = table.copy()
+        for number, offsets in enumerate(self.offsets):
+            examples, _, told = self._label_offsets.told(number, offsets)
+            counted[number, examples] = self._scores[examples, told.argmax(axis=1)]
+        return counted
+
+    def told(self, number: int) -> tuple[Array, Array, Array]:
+        """What an ordering's cells say: log-probabilities of labels, calibrated ones, and scores, ``[n, L]`` each."""
+        examples, raw, told = self._label_offsets.told(number, self.offsets[number])
+        return raw, told, self._scores[examples]
+
+    def expected_means(self, number: int) -> tuple[float, float]:
+        """Mean scores that are expected of an ordering over all examples, as it is and calibrated.
+
+        Its own cells count as far as they tell its effects, and no further: an ordering that was chosen for its cells
+        is not as good as these.
+        """
+        row = slice(number, number + 1)
+        means, variances = self._expect.contrasts(self.leanings[row], self.slopes[row], self._shown)
+        before, after = (
+            float((self._expect.answers(each, variances)[0] * self._scores[self._shown]).sum(axis=1).mean())
+            for each in (means, self._expect.calibrated(means, variances))
+        )
+        return before, after
 
     def right(self) -> Array:
         """Share of the examples on which each label scores best, ``[L]``; those with several count for each in part."""
@@ -181,7 +246,7 @@ class ResponseModel:
         It has two sources: the examples are a sample, and the orderings' effects are measured on some of them.
         """
         leanings, slopes = self.leanings[seen], self.slopes[seen]
-        table = self._expected(leanings, slopes, self._shown)
+        table = self._expect.table(leanings, slopes, self._shown)
         kinds = np.unique(self._scores[self._shown], axis=0, return_inverse=True)[1].ravel()
         of_kind = np.eye(kinds.max() + 1)[kinds]
         centred = table - (table @ of_kind / of_kind.sum(axis=0)) @ of_kind.T
@@ -203,8 +268,8 @@ class ResponseModel:
     def _change(self, seen: NDArray[np.bool_], leaning: Array, slope: Array) -> Array:
         """Derivative of the orderings' mean scores along a step of their effects, ``[m]``."""
         leanings, slopes = self.leanings[seen], self.slopes[seen]
-        up = self._expected(leanings + leaning, slopes + slope, self._shown)
-        down = self._expected(leanings - leaning, slopes - slope, self._shown)
+        up = self._expect.table(leanings + leaning, slopes + slope, self._shown)
+        down = self._expect.table(leanings - leaning, slopes - slope, self._shown)
         change: Array = (up - down).mean(axis=1) / (2.0 * STEP)
         return change
 
@@ -213,47 +278,10 @@ class ResponseModel:
         effects = self._effects
         left_out = 1.0 - effects.leverage
         missed = np.nan_to_num(self._contrasts - effects.residuals / left_out[..., None])
-        table: Array = (self._probable(missed, effects.noise / left_out) * self._scores).sum(axis=-1)
+        if self.calibrating:
+            missed = self._expect.moved(missed, self.offsets)
+        table: Array = (self._expect.answers(missed, effects.noise / left_out) * self._scores).sum(axis=-1)
         return table
-
-    def _expected(
-        self, leanings: Array, slopes: Array, examples: NDArray[np.int64], further: Array | float = 0.0
-    ) -> Array:
-        """Expected scores of orderings on examples, ``[m, E]``; `further` is a variance of the leanings, ``[m]``."""
-        answers = self._answers(leanings, slopes, examples, further)
-        table: Array = np.einsum("mel,el->me", answers, self._scores[examples])
-        return table
-
-    def _answers(
-        self, leanings: Array, slopes: Array, examples: NDArray[np.int64], further: Array | float = 0.0
-    ) -> Array:
-        """Probability that orderings answer each label on examples, ``[m, E, L]``; arguments as in `_expected`."""
-        effects, scale = self._effects, 1.0 + slopes[:, :1]
-        means = scale[..., None] * effects.examples[examples] + leanings[:, None]
-        means += slopes[:, 1:, None] * self._directions[examples]
-        variances = effects.noise + scale**2 * effects.example_variances[examples]
-        return self._probable(means, variances + np.reshape(further, (-1, 1)))
-
-    def _probable(self, means: Array, variances: Array) -> Array:
-        """Probability that each label is the likeliest, ``[..., L]``, by the logistic approximation of the normal."""
-        scale = np.pi / np.sqrt(6.0 * variances)
-        probabilities: Array = softmax((means @ self._basis) * scale[..., None], axis=-1)
-        return probabilities
-
-    def _drawn(self, leanings: Array, variances: Array, slopes: Array, covariances: Array) -> Array:
-        """Expected mean scores under draws of the orderings' effects, the same ones for all, ``[draws, m]``."""
-        num = leanings.shape[1]
-        half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, num + 2))
-        deviations = np.sqrt(variances)[:, None]
-        factors = np.linalg.cholesky(covariances + 1e-12 * np.eye(2))
-        return np.stack(
-            [
-                self._expected(
-                    leanings + deviations * draw[:num], slopes + factors @ draw[num:], self._shown
-                ).mean(axis=1)
-                for draw in (*half, *-half)
-            ]
-        )
 
 
 def _spread_out(seen: NDArray[np.bool_], most: int) -> NDArray[np.int64]:

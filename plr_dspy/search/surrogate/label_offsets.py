@@ -1,0 +1,88 @@
+"""Batch calibration of orderings that are known on some examples only: what a model expects fills the gaps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from plr_dspy.statistics.calibration import calibrated
+
+Array = NDArray[np.float64]
+
+MOSTLY = 0.5
+"""A label that is not among the likeliest tokens in more than this share of the cells is not made more likely."""
+
+
+class LabelOffsets:
+    """Finds the offsets of orderings.
+
+    Args:
+        log_probabilities: Of labels, ``[m, E, L]``, NaN where there are none.
+        unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``.
+        shares: Of the examples that each label is right for, ``[L]``.
+
+    Attributes:
+        shares: The same.
+    """
+
+    def __init__(self, log_probabilities: Array, unseen: NDArray[np.bool_], shares: Array) -> None:
+        self.shares = shares
+        self._log_probabilities = log_probabilities
+        self._unseen = unseen
+        self._known = ~np.isnan(log_probabilities[..., :1])
+        self._probabilities = softmax(np.nan_to_num(log_probabilities), axis=-1)
+        shown = np.broadcast_to(self._known, unseen.shape)
+        self._said = np.array(
+            [not shown[..., i].any() or _share(unseen, shown, i) <= MOSTLY for i in range(len(shares))]
+        )
+
+    def expected(self, logits: Array, variances: Array) -> Array:
+        """Offsets of any orderings, from what is expected of them.
+
+        Args:
+            logits: Of labels, up to a constant, ``[c, E, L]``.
+            variances: Of each contrast of labels there, ``[c, E]``.
+
+        Returns:
+            Offsets ``[c, L]``, 0 on the mean.
+        """
+        return self._of(_probable(logits, variances).mean(axis=1))
+
+    def of_cells(self, logits: Array, variances: Array) -> Array:
+        """Offsets ``[m, L]`` of the orderings, from their cells and, where these are not known, what is expected."""
+        expected = _probable(logits, variances)
+        return self._of(np.where(self._known, self._probabilities, expected).mean(axis=1))
+
+    def _of(self, means: Array) -> Array:
+        offsets = np.log(self.shares) - np.log(means)
+        if self._said.any():
+            least = offsets[:, self._said].min(axis=1, keepdims=True)
+            offsets = np.where(self._said, offsets, np.minimum(offsets, least))
+        centred: Array = offsets - offsets.mean(axis=1, keepdims=True)
+        return centred
+
+    def told(self, number: int, offsets: Array) -> tuple[NDArray[np.int64], Array, Array]:
+        """What the cells of an ordering say, as it is and calibrated.
+
+        Args:
+            number: Of the ordering.
+            offsets: Its offsets ``[L]``.
+
+        Returns:
+            Numbers of the examples ``[n]``, and log-probabilities of labels ``[n, L]`` as they came and calibrated. An
+            unseen label cannot become the likeliest.
+        """
+        examples = np.flatnonzero(self._known[number, :, 0])
+        raw = self._log_probabilities[number, examples]
+        return examples, raw, calibrated(raw, offsets, unseen=self._unseen[number, examples])
+
+
+def _share(unseen: NDArray[np.bool_], shown: NDArray[np.bool_], label: int) -> float:
+    return float(unseen[..., label][shown[..., label]].mean())
+
+
+def _probable(logits: Array, variances: Array) -> Array:
+    """Mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
+    probabilities: Array = softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None], axis=-1)
+    return probabilities

@@ -1,0 +1,323 @@
+"""Orders that are chosen for calibrated answers, and what reports say of calibration."""
+
+import json
+import math
+from collections import Counter
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+from fakes import FIELD, chat_response, logprobs_of
+from test_signal import DEMOS, EXAMPLES, LABELS, Engine, exact, failure, go, interrupt, normal, student
+
+from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder, Report, order_sensitivity
+from plr_dspy.label_probabilities.servers import NoProbabilities
+from plr_dspy.report.html import page
+
+FRESH = [f"text {i}" for i in range(1000, 1400)]
+
+
+def sharpness(demos):
+    """How well an order of demos tells labels apart: best where the first demo is an odd one."""
+    return (
+        0.3
+        + 1.4
+        * sum(int(demo.split()[-1]) % 2 * weight for demo, weight in zip(demos, (3, 2), strict=False))
+        / 5
+    )
+
+
+def leaning_and_sharp(demos, text):
+    """All orders lean far to "positive"; what tells them apart is hidden until they are calibrated."""
+    number = int(text.split()[-1])
+    lean = 6.0 + 0.5 * normal(f"{demos}")
+    z = (
+        (1 if number % 2 else -1) * sharpness(demos)
+        + lean
+        + 0.7 * normal(text)
+        + 0.2 * normal(f"{demos}{text}")
+    )
+    return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
+
+
+def engine_of(probabilities=leaning_and_sharp, **options):
+    return Engine(probabilities=probabilities, **options)
+
+
+def accuracy(program, probabilities=leaning_and_sharp):
+    """Of a calibrated program, on texts that nobody has seen."""
+    inner = program.program if isinstance(program, CalibratedProgram) else program
+    shown = [demo["text"] for demo in inner.demos]
+    offsets = np.array(program.calibration.offsets if isinstance(program, CalibratedProgram) else (0.0, 0.0))
+    answers = [np.argmax(np.log(probabilities(shown, text)) + offsets) for text in FRESH]
+    return np.mean([answer == int(text.split()[-1]) % 2 for answer, text in zip(answers, FRESH, strict=True)])
+
+
+def calibrated_original():
+    """The student in its own order, calibrated on many inputs."""
+    lm = dspy.LM("fake/x", engine=engine_of(), cache=False)
+    with dspy.context(lm=lm):
+        return BatchCalibration(display_progress=False).compile(student(), trainset=EXAMPLES)
+
+
+class TestOrdersUnderCalibration:
+    @pytest.mark.parametrize("num_threads", [1, 8])
+    @pytest.mark.parametrize("budget", [40, 150])
+    def test_cost_no_further_call(self, num_threads, budget):
+        engine = engine_of()
+        program, report = go(engine, calibrate=True, max_metric_calls=budget, num_threads=num_threads)
+        assert len(engine.prompts) == report.program_calls["total"] <= budget
+        assert set(Counter(engine.prompts).values()) == {1}
+        assert all(engine.asked)
+        assert isinstance(program, CalibratedProgram)
+        assert [demo["text"] for demo in program.program.demos] == [
+            DEMOS[i]["text"] for i in report.slots[0].ordering
+        ]
+
+    def test_are_better_than_calibration_alone(self):
+        """Raw answers are the same for all orders, so a search for those would find nothing."""
+        alone = accuracy(calibrated_original())
+        found = [
+            accuracy(go(engine_of(), calibrate=True, max_metric_calls=150, seed=seed)[0]) for seed in range(5)
+        ]
+        assert accuracy(student()) == pytest.approx(0.5, abs=0.02)
+        assert alone > 0.55
+        assert np.mean(found) > alone + 0.08, (found, alone)
+        assert min(found) > alone - 0.03
+
+    def test_scores_are_those_of_calibrated_answers(self):
+        _, report = go(engine_of(), calibrate=True, max_metric_calls=200)
+        assert report.comparison.chosen > 0.6  # As they are, all answers are "positive".
+        effect = report.calibration
+        assert effect.original == pytest.approx(0.5, abs=0.05)
+        assert effect.original_calibrated > effect.original
+        assert effect.chosen_calibrated > effect.original_calibrated
+        assert effect.after.calibration_error < effect.before.calibration_error
+        assert effect.after.brier_score < effect.before.brier_score
+        assert "the program is calibrated: it needs log-probabilities at each use" in str(report)
+
+    def test_the_calibration_is_about_that_of_many_inputs(self):
+        program, _ = go(engine_of(), calibrate=True, max_metric_calls=150)
+        shown = [demo["text"] for demo in program.program.demos]
+        means = np.mean([leaning_and_sharp(shown, text) for text in FRESH], axis=0)
+        true = -np.log(means) - np.mean(-np.log(means))
+        assert program.calibration.offsets == pytest.approx(true, abs=0.5)
+        assert program.calibration.method == "batch"
+
+    def test_the_same_at_any_number_of_threads(self):
+        (one, first), (eight, second) = (
+            go(engine_of(), calibrate=True, max_metric_calls=100, num_threads=n) for n in (1, 8)
+        )
+        assert one.calibration == eight.calibration
+        assert first.slots == second.slots
+        assert first.calibration == second.calibration
+
+    def test_the_result_saves_and_answers_with_one_call(self, tmp_path):
+        program, _ = go(engine_of(), calibrate=True)
+        program.save(tmp_path / "program.json")
+        loaded = CalibratedProgram(student())
+        loaded.load(tmp_path / "program.json")
+        engine = engine_of()
+        with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False)):
+            answers = [each(text="text 1001") for each in (program, loaded)]
+        assert answers[0].toDict() == answers[1].toDict()
+        assert len(engine.prompts) == 2
+
+    def test_a_student_that_is_calibrated_is_calibrated_anew(self):
+        program, _ = go(engine_of(), program=calibrated_original(), calibrate=True)
+        assert isinstance(program.program, dspy.Predict)
+
+    def test_replies_that_cannot_be_read_count_by_their_probabilities(self):
+        class Mumbling(Engine):
+            """Says what is no label, where the labels are likely tokens still."""
+
+            def reply(self, request, *, told):
+                reply = super().reply(request, told=told)
+                number = int(self.prompts[-1][-1].split("text ")[-1].split()[0])
+                if number % 3:
+                    return reply
+                p = self.probabilities(*self.shown(request))
+                tops = [
+                    {"[[ ## label ## ]]\n": 1.0},
+                    {"neutral": 0.9, "negative": 0.1 * p[0], "positive": 0.1 * p[1]},
+                ]
+                return chat_response("[[ ## label ## ]]\nneutral", logprobs=logprobs_of(tops))
+
+            @staticmethod
+            def shown(request):
+
+                texts = [message.text or "" for message in request.messages]
+                demos = [FIELD.findall(text)[0][1].strip() for text in texts[:-1:2]]
+                return demos, FIELD.findall(texts[-1])[0][1].strip()
+
+        engine = Mumbling(probabilities=leaning_and_sharp)
+        program, report = go(engine, calibrate=True, max_metric_calls=150)
+        assert report.errors[0].outcome == "counted as wrong"
+        assert report.comparison.chosen > 0.6  # A third of the answers would be wrong without.
+        with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False)):
+            assert {program(text=f"text {3 * i}").label for i in range(400, 420)} == set(LABELS)
+
+    def test_labels_that_are_clearly_uneven_stay_so(self):
+        """A model that is right about 90 % of one label is not made to say both labels equally often."""
+
+        def right_and_uneven(demos, text):
+            z = (2.5 if int(text.split()[-1]) % 10 else -2.5) + 0.7 * normal(text)
+            return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
+
+        rare = [
+            dspy.Example(text=f"text {i}", label=LABELS[bool(i % 10)]).with_inputs("text") for i in range(120)
+        ]
+        program, _ = go(engine_of(right_and_uneven), calibrate=True, trainset=rare)
+        assert abs(program.calibration.offsets[0]) < 0.6
+        even, _ = go(engine_of(right_and_uneven), calibrate={"negative": 0.5, "positive": 0.5}, trainset=rare)
+        assert even.calibration.offsets[0] > 0.65 > abs(program.calibration.offsets[0])
+
+
+class TestInterrupted:
+    @pytest.mark.parametrize("how", [failure, interrupt])
+    @pytest.mark.parametrize("stop_at", [1, 9, 60, 110])
+    def test_goes_on(self, tmp_path, how, stop_at):
+        whole, expected = go(engine_of(), calibrate=True)
+        engine = engine_of()
+        engine.at = {stop_at: how}
+        options = {"log_dir": tmp_path, "max_errors": 1, "calibrate": True}
+        with pytest.raises((ConnectionError, KeyboardInterrupt, dspy.LMError)):
+            go(engine, **options)
+        program, report = go(engine, **options)
+        assert max(Counter(engine.prompts).values()) <= 2
+        if how is interrupt:  # A call that failed counts, and leaves one less.
+            assert program.calibration == whole.calibration
+            assert report.slots == expected.slots
+
+    def test_what_was_found_is_calibrated(self):
+        engine = engine_of()
+        engine.at = {100: interrupt}
+        reorder = PLReorder(
+            exact, calibrate=True, max_metric_calls=120, num_threads=1, display_progress=False
+        )
+        with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False)), pytest.raises(KeyboardInterrupt):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert isinstance(reorder.best_program, CalibratedProgram)
+
+    def test_another_calibration_is_another_compile(self, tmp_path):
+        engine = engine_of()
+        go(engine, log_dir=tmp_path)
+        before = len(engine.prompts)
+        with pytest.raises(ValueError, match="calibrate was False, is True"):
+            go(engine, log_dir=tmp_path, calibrate=True)
+        assert len(engine.prompts) == before
+
+
+class TestBadInput:
+    def test_before_any_call(self):
+        for options, reason in [
+            ({"program": student(str)}, "no output is a Literal, an enum or a bool"),
+            ({"auto": "paper", "max_metric_calls": None}, "auto='paper'"),
+            ({"metric": lambda e, p, trace=None: len(p.keys()) > 0}, "looks at more of the prediction"),
+        ]:
+            engine = engine_of()
+            with pytest.raises(ValueError, match=rf"calibrate=True is not possible: .*{reason}"):
+                go(engine, calibrate=True, **options)
+            assert not engine.prompts
+
+    def test_scores_alone_cannot_be_calibrated(self):
+        with pytest.raises(ValueError, match="calibrate needs log-probabilities: pass signal='auto'"):
+            PLReorder(exact, calibrate=True, signal="score")
+
+    @pytest.mark.parametrize("value", ["yes", 1, None, ["negative"]])
+    def test_other_types(self, value):
+        with pytest.raises(TypeError, match="calibrate must be True, False, or a dict"):
+            PLReorder(exact, calibrate=value)
+
+    @pytest.mark.parametrize(
+        ("shares", "said"),
+        [
+            ({"negative": 0.5}, "share for each"),
+            ({"negative": 0.5, "positive": 0.6}, "must sum to 1"),
+            ({"negative": 1.0, "positive": 0.0}, "above 0"),
+            ({"bad": 0.5, "good": 0.5}, "share for each"),
+        ],
+    )
+    def test_shares(self, shares, said):
+        engine = engine_of()
+        with pytest.raises(ValueError, match=f"calibrate must.*{said}|calibrate.*{said}"):
+            go(engine, calibrate=shares)
+        assert not engine.prompts
+
+    def test_an_endpoint_that_gives_none(self):
+        engine = engine_of(logprobs=False)
+        with pytest.raises(
+            NoProbabilities, match=r"calibrate=True needs the log-probabilities.*Leave it out"
+        ):
+            go(engine, calibrate=True)
+        assert len(engine.prompts) == 1
+
+
+class TestWithoutIt:
+    def test_reports_say_what_calibration_would_give(self):
+        program, report = go(Engine(), max_metric_calls=150)
+        assert isinstance(program, dspy.Predict)
+        effect = report.calibration
+        assert (
+            effect.original_calibrated > effect.original + 0.05
+        )  # Here orders differ in nothing but leaning.
+        assert "use BatchCalibration, or calibrate=True" in str(report)
+        assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+        assert "Reliability on" in page(report)
+
+    def test_scores_alone_say_nothing_of_it(self):
+        _, report = go(Engine(), signal="score")
+        assert report.calibration is None
+        assert "calibrat" not in str(report)
+
+
+class TestSensitivity:
+    def measure(self, engine, metric=exact, **options):
+        options = {"max_metric_calls": 300, "num_threads": 1, "display_progress": False, **options}
+        with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False)):
+            return order_sensitivity(student(), metric, EXAMPLES, **options)
+
+    def test_tells_both_spreads_by_the_same_calls(self):
+        engine = Engine()
+        found = self.measure(engine)
+        assert len(engine.prompts) == found.program_calls == found.calibrated.program_calls == 300
+        assert np.std(found.calibrated.scores) < 0.6 * np.std(found.scores)
+        assert "Calibrate first, which needs no search (BatchCalibration): calibrated, they score" in str(
+            found
+        )
+
+    def test_a_hidden_effect(self):
+        found = self.measure(engine_of(), num_orders=20, max_metric_calls=1000)
+        assert not found.matters
+        assert found.calibrated.matters
+        assert "a search with calibrate=True" in str(found)
+
+    @pytest.mark.parametrize("options", [{"logprobs": False}, {}])
+    def test_scores_alone(self, options):
+        metric = exact if options else lambda e, p, trace=None: exact(e, p) and len(p.keys()) > 0
+        found = self.measure(Engine(**options), metric)
+        assert found.calibrated is None
+        assert "alibrat" not in str(found)
+
+
+def test_twenty_labels_of_which_some_are_never_likely():
+    """Those cannot become answers by being lifted."""
+    labels = [f"kind {chr(97 + i)}" for i in range(20)]
+    kind = Literal[tuple(labels)]
+
+    def of_five(demos, text):
+        number = int(text.split()[-1]) % 5
+        p = np.exp(
+            [1.2 * (i == number) + (1.5 if i == 0 else 0.0) + 0.3 * normal(f"{text}{i}") for i in range(5)]
+        )
+        return [*(p / p.sum()).tolist(), *[0.0] * 15]
+
+    examples = [dspy.Example(text=f"text {i}", label=labels[i % 5]).with_inputs("text") for i in range(60)]
+    demos = [dspy.Example(text=f"demo {i}", label=labels[i % 5]) for i in range(4)]
+    engine = Engine(labels=labels, probabilities=of_five)
+    program, report = go(engine, program=student(kind, demos), trainset=examples, calibrate=True)
+    assert report.comparison is not None
+    with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False)):
+        answers = Counter(program(text=text).label for text in FRESH[:60])
+    assert set(answers) == set(labels[:5])
