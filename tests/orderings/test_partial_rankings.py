@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch.distributions import Categorical, MixtureSameFamily
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, RankEMA
-from plr_dspy.orderings.fitting import ascend_log_likelihood
+from plr_dspy.orderings.fitting import ascend_log_likelihood, split_by_distance
 from plr_dspy.orderings.marginals import MOST_EXACT, most_probable_orderings, position_probabilities
 from plr_dspy.orderings.partial_rankings import are_rankings, log_probabilities, padded, tied_ranks
 from plr_dspy.orderings.plackett_luce import (
@@ -390,3 +390,8 @@ class TestUpdates:
     def test_refuses_what_is_no_ranking(self, rule, row):
         with pytest.raises(ValueError, match="different items in each row, followed by -1"):
             rule.update(rule.initial(3), torch.tensor([[0, 1, 2], row]))
+
+    def test_elites_are_grouped_by_what_they_show(self):
+        rankings = [[0, 1], [4, 3], [0], [4], [1, 0, 2], [3, 4]]
+        groups = split_by_distance(padded(rankings, 5), 2).argmax(dim=1).tolist()
+        assert groups == [0, 1, 0, 1, 0, 1]
