@@ -35,7 +35,8 @@ class ArrangementDistribution:
     their end, and arrangements of all lengths tell of the same logits.
 
     Attributes:
-        ranking: Over orderings of the whole pool, read from the end of an arrangement; without batch dimensions.
+        ranking: Over orderings of the whole pool, read from the end of an arrangement; without batch dimensions, and on
+            the CPU.
         length_probabilities: Of each number of items, from the least one on; float64.
         min_length: The least number of items.
 
@@ -73,7 +74,7 @@ class ArrangementDistribution:
         Raises:
             ValueError: when one is no arrangement of the pool, or has another number of items.
         """
-        rankings = rankings_of(arrangements, self.num_items).to(self.length_probabilities.device)
+        rankings = rankings_of(arrangements, self.num_items)
         lengths = self.lengths_of(arrangements)
         if isinstance(self.ranking, MixtureSameFamily):
             parts = log_probabilities(component_logits(self.ranking), rankings[:, None, :])
@@ -114,7 +115,7 @@ class ArrangementDistribution:
         if self.max_length == 0:
             return torch.zeros(self.num_items, 0, dtype=torch.float64)
         at_least = self.length_probabilities.flip(0).cumsum(0).flip(0)  # of min_length, min_length + 1, ...
-        reached = torch.ones(self.max_length, dtype=at_least.dtype, device=at_least.device)
+        reached = torch.ones(self.max_length, dtype=at_least.dtype)
         reached[self.min_length :] = at_least[1:]
         return position_probabilities(cut_off(self.ranking, self.max_length)) * reached
 
@@ -195,8 +196,8 @@ class ArrangementUpdate:
         """The next distribution, from elites and their weights ``[m]`` (None: all 1); it changes neither."""
         before, lengths = distribution.length_probabilities, distribution.lengths_of(elites)
         ranking = self.rule.update(distribution.ranking, rankings_of(elites, distribution.num_items), weights)
-        counted = torch.ones(len(lengths)) if weights is None else weights.cpu()
-        counts = torch.bincount(lengths, weights=counted.to(before.dtype), minlength=len(before)).to(before)
+        counted = torch.ones(len(lengths)) if weights is None else weights
+        counts = torch.bincount(lengths, weights=counted.to(before), minlength=len(before))
         smoothed = (1.0 - self.rule.smoothing) * before + self.rule.smoothing * counts / counts.sum()
         probabilities = (1.0 - self.uniform_share) * smoothed + self.uniform_share / len(before)
         return ArrangementDistribution(ranking, probabilities, distribution.min_length)
