@@ -31,19 +31,22 @@ def position_probabilities(distribution: OrderingDistribution) -> Tensor:
         distribution: A Plackett-Luce or a mixture of it, without batch dimensions.
 
     Returns:
-        Tensor ``[n, n]``: row i, column r is Pr(item i at position r). Rows and columns sum to 1. For more than
-        `MOST_EXACT` items, shares of draws with a fixed seed.
+        Tensor ``[n, k]`` for the first k of n items, k = n mostly: row i, column r is Pr(item i at position r).
+        Columns sum to 1, and rows to the probability of being shown. For more than `MOST_EXACT` items, shares of
+        draws with a fixed seed.
     """
-    num_items = distribution.event_shape[0]
+    length = distribution.event_shape[0]
+    weights, logits = _components(distribution)
+    num_items = logits.shape[-1]
     with one_thread():
         if num_items > MOST_EXACT:
             draws = draw_orderings(distribution, NUM_DRAWS, torch.Generator().manual_seed(0))
-            counts = torch.zeros(num_items, num_items, dtype=torch.float64)
-            for position in range(num_items):
+            counts = torch.zeros(num_items, length, dtype=torch.float64)
+            for position in range(length):
                 counts[:, position] = torch.bincount(draws[:, position], minlength=num_items)
             return counts / NUM_DRAWS
-        weights, logits = _components(distribution)
-        return torch.einsum("k,kir->ir", weights, PlackettLuce(logits).marginals().clamp(min=0.0))
+        marginals = PlackettLuce(logits, length=length).marginals().clamp(min=0.0)
+        return torch.einsum("k,kir->ir", weights, marginals)
 
 
 def most_probable_orderings(distribution: OrderingDistribution, count: int) -> Tensor:
@@ -58,12 +61,14 @@ def most_probable_orderings(distribution: OrderingDistribution, count: int) -> T
         count: How many, where there are so many.
 
     Returns:
-        Integer tensor ``[count, n]``.
+        Integer tensor ``[count, n]``, or as many columns as the distribution draws items.
     """
+    length = distribution.event_shape[0]
     weights, logits = _components(distribution)
     width = count if len(weights) == 1 else max(count, BEAM)
     with one_thread():
-        found: Tensor = torch.cat([_best_of(component, width) for component in logits]).unique(dim=0)
+        beams = [_best_of(PlackettLuce(component, length=length), width) for component in logits]
+        found: Tensor = torch.cat(beams).unique(dim=0)
         # Sorted lexicographically by now, so that equals come in one order on every machine.
         best = distribution.log_prob(found).argsort(descending=True, stable=True)
         return found[best[:count]]
@@ -76,13 +81,12 @@ def _components(distribution: OrderingDistribution) -> tuple[Tensor, Tensor]:
     return torch.ones(1, dtype=torch.float64), distribution.logits.double()[None]
 
 
-def _best_of(logits: Tensor, width: int) -> Tensor:
-    """The most probable orderings of one Plackett-Luce, ``[<= width, n]``."""
-    size = len(logits)
-    by_logit = logits.argsort(descending=True, stable=True)
-    whole = PlackettLuce(logits)
+def _best_of(single: PlackettLuce, width: int) -> Tensor:
+    """The most probable orderings of one Plackett-Luce, ``[<= width, k]``."""
+    size, length = single.num_items, single.length
+    by_logit = single.logits.argsort(descending=True, stable=True)
     beam = by_logit[None]  # beginnings of `position` items, each followed by the rest in its best order
-    for position in range(size - 1):
+    for position in range(min(length, size - 1)):
         # Moving one of the rest to its front leaves the others in their best order; the lower its logit, the less
         # probable the result, so that of each beginning the first `width` are enough.
         moved = [
@@ -92,9 +96,9 @@ def _best_of(logits: Tensor, width: int) -> Tensor:
             for place in range(position, min(size, position + width))
         ]
         candidates = torch.cat(moved)
-        best = whole.log_prob(candidates).argsort(descending=True, stable=True)
+        best = single.log_prob(candidates[:, :length]).argsort(descending=True, stable=True)
         beam = candidates[best[:width]]
-    return beam
+    return beam[:, :length]
 
 
 def _without(rows: Tensor, place: int) -> Tensor:

@@ -14,7 +14,7 @@ Ordering: TypeAlias = tuple[Permutation, ...]
 """One permutation for each block; ``ordering[b][0]`` is the item of block b that comes first."""
 
 WITHOUT_DEMOS: Ordering = ((),)
-"""Stands for a program that shows no demos at all; in no space."""
+"""Stands for a program that shows no demos at all; in no `OrderingSpace`. Of one pool, it is the empty arrangement."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Update rules: refit a distribution to its elites (PLR Algorithm 1).
 
-A rule is pure: it changes neither the distribution nor the elites that it is given.
+A rule is pure: it changes neither the distribution nor the elites that it is given. Elites that show only some of the
+items are filled up with -1 (`partial_rankings`), and those of the rules here learn from what they show.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributions import MixtureSameFamily
 
 from plr_dspy.orderings.fitting import ascend_log_likelihood, centred, checked_weights, split_by_distance
+from plr_dspy.orderings.partial_rankings import log_probabilities, tied_ranks
 from plr_dspy.orderings.plackett_luce import (
     OrderingDistribution,
     PlackettLuce,
@@ -52,6 +54,9 @@ def _single_logits(rule: str, distribution: OrderingDistribution) -> Tensor:
 class RankEMA:
     """Moving average towards the elites' mean ranks (the EMA update of PLR).
 
+    Items that an elite does not show share the mean of the places left over: it says that they come after those that
+    it shows, and nothing of their order. So an elite that shows none draws all logits together.
+
     Attributes:
         smoothing: Share of the new target in the mix, in (0, 1].
         temperature: Divides the ranks; smaller is greedier.
@@ -78,7 +83,7 @@ class RankEMA:
     ) -> PlackettLuce:
         logits = _single_logits("RankEMA", distribution)
         weights = checked_weights(elites, weights, logits)
-        ranks = elites.argsort(dim=-1).to(logits.dtype)  # [m, n], 0 = first
+        ranks = tied_ranks(elites, elites.shape[-1]).to(logits.dtype)  # [m, n], 0 = first
         mean_ranks = (weights @ ranks) / weights.sum()
         target = -mean_ranks / self.temperature
         mixed = (1.0 - self.smoothing) * logits + self.smoothing * target  # PLR, EMA update
@@ -188,7 +193,7 @@ class MixtureEM:
     def _responsibilities(self, distribution: MixtureSameFamily, elites: Tensor) -> Tensor:
         """E-step, ``[m, k]``; equal components share out the elites by distance."""
         logits = component_logits(distribution)
-        log_joint = PlackettLuce(logits).log_prob(elites[:, None, :])
+        log_joint = log_probabilities(logits, elites[:, None, :])
         log_joint = log_joint + distribution.mixture_distribution.logits
         responsibilities = torch.softmax(log_joint, dim=-1)
         twins = (logits[:, None, :] - logits[None, :, :]).abs().amax(dim=-1) < 1e-9
