@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from plr_dspy.compilation.assembly import new_search
-from plr_dspy.compilation.budget import BUDGETS, make_plan
+from plr_dspy.compilation.budget import BUDGETS, SIGNALS, make_plan
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.optimizer.base import Reorderer, as_plain_data
 from plr_dspy.optimizer.job import Job, Setup, by_metric
-from plr_dspy.optimizer.signal import SIGNALS, listened, work_of
+from plr_dspy.optimizer.signal import listened, work_of
 from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.validation import fraction, number, whole_number

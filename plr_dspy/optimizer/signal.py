@@ -26,8 +26,6 @@ from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 
-SIGNALS = ("auto", "score", "logprobs")
-
 FIRST_CALLS = 2
 """Examples of the first look of either kind of search: where the first call fails, the next one tells."""
 

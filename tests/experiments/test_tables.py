@@ -20,8 +20,7 @@ from plr_dspy.experiments.analysis.outputs import save_tables
 from plr_dspy.experiments.analysis.paired import paired_table
 from plr_dspy.experiments.analysis.significance import grouped_interval, holm, sign_flip_test
 from plr_dspy.experiments.analysis.table import Table, escape_latex, escape_markdown
-from plr_dspy.experiments.runs.methods import LABEL_METHODS, METHODS
-from plr_dspy.experiments.tasks.tasks import CLASSIFICATION, REASONING
+from plr_dspy.experiments.names import CLASSIFICATION, LABEL_METHODS, METHODS, REASONING
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 

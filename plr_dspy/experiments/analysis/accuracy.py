@@ -16,7 +16,7 @@ from plr_dspy.experiments.analysis.frames import (
     setting_notes,
 )
 from plr_dspy.experiments.analysis.table import NOT_APPLICABLE, PARTIAL, Table
-from plr_dspy.experiments.runs.methods import applies
+from plr_dspy.experiments.names import applies
 from plr_dspy.experiments.runs.results import Result
 
 AVERAGE = "average"

@@ -11,7 +11,7 @@ from plr_dspy.experiments.analysis.calls import calls_table
 from plr_dspy.experiments.analysis.figures import draw_ablation, draw_accuracy_by_calls, draw_ranking
 from plr_dspy.experiments.analysis.paired import paired_table
 from plr_dspy.experiments.analysis.rankings import ranking_table
-from plr_dspy.experiments.runs.methods import METHODS
+from plr_dspy.experiments.names import METHODS
 from plr_dspy.experiments.runs.results import Result
 
 
