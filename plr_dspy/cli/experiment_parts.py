@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from plr_dspy.cli.log_levels import logged
-from plr_dspy.experiments.analysis.frames import in_order
 from plr_dspy.experiments.analysis.outputs import save_ablations, save_figures, save_tables
 from plr_dspy.experiments.analysis.published import load_published
 from plr_dspy.experiments.names import ABLATIONS, METHODS
@@ -21,7 +20,6 @@ from plr_dspy.experiments.runs.results import Result, Run, read_results
 from plr_dspy.experiments.runs.runner import Experiment, Worker
 from plr_dspy.experiments.runs.served_model import ServedModel
 from plr_dspy.experiments.runs.store import Store, results_path
-from plr_dspy.experiments.tasks.tasks import TASKS
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.runtime.signals import Interrupts
 
@@ -84,7 +82,7 @@ def _executor(args: argparse.Namespace) -> Executor:
 
 def write_part(args: argparse.Namespace) -> int:
     """Write the files of a part, of the results in a folder."""
-    save = {"table": _save_tables, "ablation": save_ablations, "figure": save_figures}[args.part]
+    save = {"table": _save_tables, "ablation": _save_ablations, "figure": save_figures}[args.part]
     for written in save(read_results(results_path(args.out)), args.to or args.out / args.part):
         print(written)
     return 0
@@ -95,7 +93,9 @@ def _save_tables(results: Sequence[Result], folder: Path) -> list[Path]:
     results = [result for result in results if result.method in METHODS]
     if not results:
         raise ValueError(f"no results of {', '.join(METHODS)}: make some with plr-dspy experiment run")
-    published = load_published()
-    sentence = published.sentence(in_order({result.task for result in results}, TASKS))
-    notes = [] if sentence is None else [sentence]
-    return save_tables(results, folder, published=published.cells(), notes=notes)
+    return save_tables(results, folder, published=load_published())
+
+
+def _save_ablations(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write the ablations, with what the paper reports for them."""
+    return save_ablations(results, folder, published=load_published())
