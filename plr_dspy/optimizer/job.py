@@ -14,6 +14,7 @@ import dspy
 
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
+from plr_dspy.optimizer.detailed_results import without_results
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
@@ -220,7 +221,7 @@ def prepare(
     check_demos(student)
     check_fields(student, trainset=trainset, valset=valset)
     rng = random.Random(seed)
-    program = ProgramFactory(student).build({})
+    program = without_results(ProgramFactory(student).build({}))
     added = add_labelled_demos(program, trainset, optimizer.num_demos, rng) if optimizer.num_demos else []
     demos = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     if not demos:

@@ -66,6 +66,7 @@ class PLReorder(Reorderer):
             nothing.
         accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
             what it was, because the scores paid for there hold all the same; the examples must be the same ones.
+        track_stats: Leave `DetailedResults` at the compiled program's ``detailed_results``, as `dspy.GEPA` does.
         display_progress: Draw a progress bar; where you have set up no log handlers, also show a line for each
             round and one at the end, as DSPy does.
 
@@ -103,6 +104,7 @@ class PLReorder(Reorderer):
         seed: int = 0,
         log_dir: str | Path | None = None,
         accept_changes: bool = False,
+        track_stats: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__(
@@ -115,6 +117,7 @@ class PLReorder(Reorderer):
             seed=seed,
             log_dir=log_dir,
             accept_changes=accept_changes,
+            track_stats=track_stats,
             display_progress=display_progress,
         )
         if auto not in (*BUDGETS, "paper"):
