@@ -28,9 +28,9 @@ from quickstart import BUNDLED, Data, load_data
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
+from plr_dspy.experiments.names import CLASSIFICATION, LOCAL
 from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
-from plr_dspy.experiments.tasks.tasks import CLASSIFICATION
+from plr_dspy.experiments.runs.served_model import ServedModel
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 

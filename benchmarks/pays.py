@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from quickstart import BUNDLED, Data, load_data, mean
 
 from plr_dspy import PLReorder
+from plr_dspy.experiments.names import CLASSIFICATION, LOCAL
 from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
-from plr_dspy.experiments.tasks.tasks import CLASSIFICATION
+from plr_dspy.experiments.runs.served_model import ServedModel
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 SEARCH, HALF, BOTH = "random search", "half of it", "half of it, PLReorder"

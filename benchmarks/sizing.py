@@ -20,7 +20,8 @@ from statistics import fmean
 
 import dspy
 
-from plr_dspy.experiments.runs.methods import METHODS, OUR_SHARE, applies, paper_calls
+from plr_dspy.experiments.names import METHODS, applies
+from plr_dspy.experiments.runs.methods import OUR_SHARE, paper_calls
 from plr_dspy.experiments.tasks.loading import load
 from plr_dspy.experiments.tasks.tasks import TASKS, Task
 from plr_dspy.local import LocalServer

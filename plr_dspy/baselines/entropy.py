@@ -94,7 +94,8 @@ class LocalE(_Entropy):
         num_candidates: Random orders, the original one among them; of fewer orders, all.
         temperature: At which probing inputs are written.
         **common: As in `PLReorder`: max_metric_calls (fewer probing inputs, so that it is never exceeded),
-            max_seconds, num_demos, num_threads, max_errors, seed, log_dir, accept_changes, display_progress.
+            max_seconds, num_demos, num_threads, max_errors, seed, log_dir, accept_changes, track_stats,
+            display_progress.
 
     Attributes:
         report, best_program: As in `PLReorder`.

@@ -36,7 +36,7 @@ class LabelReorderer(Reorderer):
             one, on the selection split.
         num_candidates: Random orders, the original one among them.
         **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
-            log_dir, accept_changes, display_progress.
+            log_dir, accept_changes, track_stats, display_progress.
     """
 
     scored_on = "probing inputs"

@@ -45,7 +45,7 @@ class PDO(LabelReorderer):
         prior: Probability of each label, for ``setting="prior"``; None takes the shares in the trainset.
         num_candidates: Random orders, the original one among them; of fewer orders, all.
         **common: As in `PLReorder`: max_metric_calls (fewer inputs, so that it is never exceeded), max_seconds,
-            num_demos, num_threads, max_errors, seed, log_dir, accept_changes, display_progress.
+            num_demos, num_threads, max_errors, seed, log_dir, accept_changes, track_stats, display_progress.
 
     Attributes:
         report, best_program: As in `PLReorder`.

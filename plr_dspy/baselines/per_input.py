@@ -131,7 +131,7 @@ class DEmO(LabelReorderer):
         num_candidates: Random orders, the original one among them; of fewer orders, all.
         num_kept: Orders to choose from for each input.
         **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
-            log_dir, accept_changes, display_progress.
+            log_dir, accept_changes, track_stats, display_progress.
 
     Attributes:
         report, best_program: As in `PLReorder`; the order in the report is the fairest one.

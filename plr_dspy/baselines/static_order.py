@@ -15,7 +15,7 @@ class StaticOrder(Reorderer):
 
     Args:
         metric, max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, display_progress: As in `PLReorder`.
+            accept_changes, track_stats, display_progress: As in `PLReorder`.
     """
 
     name = "StaticOrder"

@@ -37,7 +37,7 @@ class TopKOrder(Reorderer):
         max_metric_calls: Budget in program calls, never exceeded: as many orders as it pays for. None takes
             all: at most ``num_candidates * train + (num_finalists + 1) * selection`` calls.
         **common: As in `PLReorder`: max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, display_progress.
+            accept_changes, track_stats, display_progress.
 
     Attributes:
         report, best_program: As in `PLReorder`.

@@ -1,4 +1,7 @@
-"""The commands of `plr-dspy`: their arguments, what they run, and their exit codes."""
+"""The commands of `plr-dspy`: their arguments, their checks, and their exit codes.
+
+What a command runs is imported when its arguments are checked: DSPy, torch and pandas take seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,21 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import dspy
-
 from plr_dspy._version import __version__
-from plr_dspy.cli.experiment import add_experiment, logged
-from plr_dspy.cli.references import named_object, named_program, read_examples
-from plr_dspy.compilation.budget import BUDGETS
-from plr_dspy.lm.completion import completion_lm
-from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
-from plr_dspy.local import LocalServer, local_lm
-from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.optimizer.signal import SIGNALS
-from plr_dspy.programs.saving import json_obstacle
-from plr_dspy.report.report import Report
+from plr_dspy.cli.checks import check_count, check_file, check_key, check_parent, split_reference
+from plr_dspy.cli.experiment import add_experiment
+from plr_dspy.cli.log_levels import logged
+from plr_dspy.compilation.budget import BUDGETS, SIGNALS
 from plr_dspy.runtime.redaction import Redactor
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
 
-ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
+ADAPTERS = ("chat", "json", "plain")
 
 EXAMPLE = """
 example:
@@ -115,9 +110,7 @@ def _add_compile(commands: Any) -> None:
     parser.add_argument("--api-base", help="address of the model's server")
     parser.add_argument("--api-key-env", help="environment variable that holds the key")
     parser.add_argument("--max-tokens", type=int, help="longest answer")
-    parser.add_argument(
-        "--adapter", choices=sorted(ADAPTERS), default="chat", help="prompt format (default: chat)"
-    )
+    parser.add_argument("--adapter", choices=ADAPTERS, default="chat", help="prompt format (default: chat)")
     parser.add_argument(
         "--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)"
     )
@@ -149,71 +142,28 @@ def _add_compile(commands: Any) -> None:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    metric = named_object(args.metric, "metric")
-    program = named_program(args.program)
-    trainset = read_examples(args.train, args.inputs)
-    valset = None if args.val is None else read_examples(args.val, args.inputs)
-    if args.demos is not None:
-        if not args.demos.is_file():
-            raise ValueError(f"--demos: no file {args.demos}")
-        program.load(args.demos)
-    if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
-        raise ValueError(f"--out: {obstacle}")
+    split_reference(args.metric, "metric")
+    split_reference(args.program, "program")
+    for path, option in ((args.train, "--train"), (args.val, "--val"), (args.demos, "--demos")):
+        check_file(path, option)
     for path in (args.out, args.report):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"no folder {path.parent}: make it first")
-    optimizer = PLReorder(
-        metric,
-        signal=args.signal,
-        calibrate=args.calibrate,
-        auto=args.auto,
-        update=args.update,
-        max_metric_calls=args.max_calls,
-        max_seconds=args.max_seconds,
-        num_threads=args.threads,
-        seed=args.seed,
-        log_dir=args.log_dir,
-        accept_changes=args.accept_changes,
-    )
-    with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
-        if args.estimate:
-            print(optimizer.estimate(program, trainset=trainset, valset=valset))
-            return 0
-        try:
-            compiled = optimizer.compile(program, trainset=trainset, valset=valset)
-        finally:
-            if optimizer.report is not None:
-                print(optimizer.report)
-                if args.report is not None:
-                    optimizer.report.save(args.report)
-        compiled.save(args.out)
-    return 0
-
-
-@contextlib.contextmanager
-def _language_model(args: argparse.Namespace) -> Iterator[dspy.LM]:
-    settings = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    if args.lm == "local":
-        with local_lm("completion" if args.adapter == "plain" else "chat", **settings) as lm:
-            yield lm
-    elif args.adapter == "plain":
-        if args.api_base is None:
+        check_parent(path)
+    for option in ("max_calls", "threads", "max_tokens"):
+        check_count(getattr(args, option), option)
+    if args.lm != "local":
+        check_key(args.api_key_env)
+        if args.adapter == "plain" and args.api_base is None:
             raise ValueError("--api-base: plain prompts go to a completions endpoint; pass its address")
-        yield completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
-    else:
-        if args.api_base is not None:
-            settings["api_base"] = args.api_base
-        if args.api_key_env is not None:
-            if not os.environ.get(args.api_key_env):
-                raise ValueError(f"--api-key-env: the variable {args.api_key_env} is not set")
-            settings["api_key"] = os.environ[args.api_key_env]
-        yield dspy.LM(args.lm, **settings)
+    from plr_dspy.cli.compiling import compile_program
+
+    return compile_program(args)
 
 
 def _report(args: argparse.Namespace) -> int:
     path = args.path / "report.json" if args.path.is_dir() else args.path
-    if not path.is_file():
-        raise ValueError(f"no file {path}")
+    check_file(path, "report")
+    from plr_dspy.report.report import Report
+
     report = Report.load(path)
     if args.html is None:
         print(report)
@@ -223,6 +173,10 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    for option in ("threads", "parallel", "context_length"):
+        check_count(getattr(args, option), option)
+    from plr_dspy.local.server import LocalServer
+
     server = LocalServer(num_threads=args.threads, parallel=args.parallel, context_length=args.context_length)
     with server, contextlib.suppress(KeyboardInterrupt):  # which may come as soon as a line is read
         print(f"{server.model} at {server.api_base}; Ctrl-C stops it")

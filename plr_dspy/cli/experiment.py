@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from plr_dspy.experiments.analysis.frames import in_order
-from plr_dspy.experiments.analysis.outputs import save_ablations, save_figures, save_tables
-from plr_dspy.experiments.analysis.published import load_published
-from plr_dspy.experiments.runs.executors import Executor, here, in_processes, on_ray
-from plr_dspy.experiments.runs.grid import run_grid
-from plr_dspy.experiments.runs.methods import ABLATIONS, METHODS
-from plr_dspy.experiments.runs.protocol import Protocol, grid
-from plr_dspy.experiments.runs.results import Result, Run, read_results
-from plr_dspy.experiments.runs.runner import Experiment, Worker
-from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
-from plr_dspy.experiments.runs.store import Store, results_path
-from plr_dspy.experiments.tasks.tasks import CLASSIFICATION, TASKS, Format, MetricName
-from plr_dspy.programs.validation import whole_number
-from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.cli.checks import check_count
+from plr_dspy.experiments.names import (
+    ABLATIONS,
+    CLASSIFICATION,
+    LOCAL,
+    METHODS,
+    REASONING,
+    RESULTS,
+    Format,
+    MetricName,
+    check_method,
+)
+from plr_dspy.experiments.runs.served_model import ServedModel
 
 DEFAULT_OUT = Path("runs/experiment")
 """Folder of the results."""
@@ -59,22 +54,23 @@ def add_experiment(commands: Any) -> None:
     _add_grid(run.add_argument)
     _add_place(run.add_argument)
     run.set_defaults(run=_run)
-    for name, save, text in (
-        ("table", _save_tables, "accuracy, paired comparisons and calls, as Markdown, LaTeX and CSV"),
-        ("ablation", save_ablations, "the ablations, as a table and a picture"),
-        ("figure", save_figures, "accuracy by calls, and by learnt probability, as pictures"),
+    for name, text in (
+        ("table", "accuracy, paired comparisons and calls, as Markdown, LaTeX and CSV"),
+        ("ablation", "the ablations, as a table and a picture"),
+        ("figure", "accuracy by calls, and by learnt probability, as pictures"),
     ):
         part = parts.add_parser(name, help=text, description=f"Write {text}, of the results in a folder.")
         part.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of the results")
         part.add_argument("--to", type=Path, help=f"folder for the files (default: OUT/{name})")
-        part.set_defaults(run=_write, part=name, save=save)
+        part.set_defaults(run=_write, part=name)
 
 
 def _add_grid(add: Callable[..., Any]) -> None:
     """Add the options that say what is run."""
-    of_tasks = f"of {', '.join(TASKS)} (default: {' '.join(CLASSIFICATION)})"
+    tasks = (*CLASSIFICATION, *REASONING)
+    of_tasks = f"of {', '.join(tasks)} (default: {' '.join(CLASSIFICATION)})"
     several = partial(add, nargs="+")
-    several("--tasks", default=list(CLASSIFICATION), choices=sorted(TASKS), metavar="TASK", help=of_tasks)
+    several("--tasks", default=list(CLASSIFICATION), choices=sorted(tasks), metavar="TASK", help=of_tasks)
     several("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
     several("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
     any_number = partial(add, nargs="*")
@@ -104,94 +100,21 @@ def _add_place(add: Callable[..., Any]) -> None:
     add("--dry-run", action="store_true", help="say how many runs and calls are missing, and stop")
 
 
-@contextmanager
-def logged(levels: Mapping[str, int]) -> Iterator[None]:
-    """Set the levels of some loggers while this context lasts."""
-    before = {name: logging.getLogger(name).level for name in levels}
-    try:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
-
-
 def _run(args: argparse.Namespace) -> int:
-    """Make the runs of a grid that have no result yet, and say what became of them."""
-    methods = list(dict.fromkeys([*args.methods, *(m for name in args.ablations for m in ABLATIONS[name])]))
-    runs = grid(
-        tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods, rankings=args.rankings
-    )
-    whole_number("--threads", args.threads)
-    whole_number("--jobs", args.jobs)
-    experiment = Experiment(
-        Protocol(pool=args.pool, test=args.test, format=args.format, metric=args.metric),
-        ServedModel(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache),
-        folder=args.out.resolve(),
-        data_dir=None if args.data_dir is None else args.data_dir.resolve(),
-        num_threads=args.threads,
-    )
-    experiment.served_model.check_key()
-    if args.dry_run:
-        return _dry_run(experiment, runs)
-    # A line for each run is enough.
-    levels = {"plr_dspy": logging.WARNING, "plr_dspy.experiments": logging.INFO}
-    with logged(levels), Interrupts():
-        outcome = run_grid(experiment, runs, executor=_executor(args))
-    print(
-        f"{len(runs)} runs: {outcome.there} were there, {outcome.made} made, {len(outcome.failed)} failed; "
-        f"results in {experiment.folder}"
-    )
-    hide = Redactor([], variables=[args.api_key_env])
-    for run, error in outcome.failed.items():
-        print(f"  {run}: {type(error).__name__}: {hide(str(error))}")
-    return 1 if outcome.failed else 0
+    for method in args.methods:
+        check_method(method)
+    for option in ("threads", "jobs", "pool", "test"):
+        check_count(getattr(args, option), option)
+    served_model = ServedModel(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache)
+    served_model.check_key()
+    from plr_dspy.cli.experiment_parts import make_runs
 
-
-def _dry_run(experiment: Experiment, runs: Sequence[Run]) -> int:
-    """Say how many runs and program calls are missing, and make none."""
-    missing = list(runs)
-    if results_path(experiment.folder).is_file():
-        with Store(experiment.folder, experiment.settings()) as store:
-            missing = store.missing(runs)
-    calls: Counter[str] = Counter()
-    with Worker(experiment) as worker:
-        for run in missing:
-            calls[run.method] += worker.calls(run)
-    print(
-        f"{len(runs)} runs, {len(missing)} of them without a result: {calls.total():,} program calls at most, those on "
-        "held-out examples included"
-    )
-    for method, count in calls.items():
-        print(f"  {method}: {count:,}")
-    return 0
-
-
-def _executor(args: argparse.Namespace) -> Executor:
-    """What makes the runs: this process, further ones, or a Ray cluster."""
-    jobs = args.jobs or max(1, len(args.api_base))
-    if args.ray is not None:
-        return partial(on_ray, address=args.ray, num_workers=args.jobs)
-    return here if jobs == 1 else partial(in_processes, num_workers=jobs)
+    return make_runs(args, served_model)
 
 
 def _write(args: argparse.Namespace) -> int:
-    """Write the files of a part, of the results in a folder."""
-    path = results_path(args.out)
-    if not path.is_file():
+    if not (args.out / RESULTS).is_file():
         raise ValueError(f"no results in {args.out}: make some with plr-dspy experiment run --out {args.out}")
-    for written in args.save(read_results(path), args.to or args.out / args.part):
-        print(written)
-    return 0
+    from plr_dspy.cli.experiment_parts import write_part
 
-
-def _save_tables(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write the tables of the paper's methods, with what it reports for them."""
-    results = [result for result in results if result.method in METHODS]
-    if not results:
-        raise ValueError(f"no results of {', '.join(METHODS)}: make some with plr-dspy experiment run")
-    published = load_published()
-    sentence = published.sentence(in_order({result.task for result in results}, TASKS))
-    notes = [] if sentence is None else [sentence]
-    return save_tables(results, folder, published=published.cells(), notes=notes)
+    return write_part(args)

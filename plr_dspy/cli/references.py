@@ -12,19 +12,18 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.cli.checks import split_reference
 from plr_dspy.runtime.jsonl import read_json_lines
 
 
 def named_object(reference: str, what: str) -> Any:
     """The object that "FILE.py:NAME" or "MODULE:NAME" stands for."""
-    place, _, name = reference.rpartition(":")
-    if not place or not name:
-        raise ValueError(f"{what}: expected FILE.py:NAME or MODULE:NAME; got {reference!r}")
+    place, name = split_reference(reference, what)
     module = _module_at(Path(place), what) if place.endswith(".py") else _importable(place)
     try:
         return getattr(module, name)
     except AttributeError as error:
-        raise ValueError(f"{what}: {reference.rpartition(':')[0]} has no {name!r}") from error
+        raise ValueError(f"{what}: {place} has no {name!r}") from error
 
 
 def _importable(name: str) -> ModuleType:
@@ -41,8 +40,6 @@ def _imported(name: str, place: str) -> ModuleType:
 
 def _module_at(path: Path, what: str) -> ModuleType:
     """The module in a file, which may import its neighbours; loaded once."""
-    if not path.is_file():
-        raise ValueError(f"{what}: no file {path}")
     path = path.resolve()
     loaded = sys.modules.get(path.stem)
     if loaded is None:

@@ -21,6 +21,9 @@ MIN_ORDERS = 4
 MIN_FIRST = {"score": 4, "logprobs": 2}
 """Fewest examples that an order is scored on at first, by what a call tells."""
 
+SIGNALS = ("auto", *MIN_FIRST)
+"""What a search can be asked to learn from a call."""
+
 NUM_LOOKS = 360
 """First looks that the search's calls would pay for; larger budgets look more closely, not at more orders."""
 

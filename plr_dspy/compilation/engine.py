@@ -194,7 +194,7 @@ class Compilation:
         fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
         known = fitted.counted(known)
         rows = [[known[ordering][example] for example in row] for ordering, row in compared.items()]
-        results = make_results(entries, rows, fitted.gains(original))
+        results = make_results(entries, rows, fitted)
         chosen = choose(results, min_probability=self._min_probability) if any_difference(known) else 0
         best = len(rows) - 1 if by_criterion else chosen
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)

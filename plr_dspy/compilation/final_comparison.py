@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
-from plr_dspy.search.surrogate.fitted_model import Gain, Scores
+from plr_dspy.search.surrogate.fitted_model import FittedModel, Gain, Scores
 from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
@@ -42,11 +42,13 @@ class Result:
         finalist: The ordering and where it comes from.
         score: Its mean score on the selection split.
         gain: What is expected of it beside the original one on new examples; of the original itself, nothing.
+        offsets: Of the labels, that calibrate it; empty without log-probabilities.
     """
 
     finalist: Finalist
     score: float
     gain: Gain
+    offsets: tuple[float, ...] = ()
 
 
 def finalists(
@@ -156,11 +158,23 @@ def merge_scores(known: Scores, compared: Scores) -> Scores:
 
 
 def make_results(
-    entries: Sequence[Finalist], rows: Sequence[Sequence[float]], gains: Mapping[Ordering, Gain]
+    entries: Sequence[Finalist], rows: Sequence[Sequence[float]], fitted: FittedModel
 ) -> list[Result]:
-    """What the first entries came to, those that have rows of scores."""
+    """What the first entries came to, those that have rows of scores.
+
+    Args:
+        entries: The original first.
+        rows: Of scores, one for each of the first entries.
+        fitted: To all scores known.
+    """
+    gains = fitted.gains(entries[0].ordering)
     return [
-        Result(entry, math.fsum(row) / len(row), gains[entry.ordering])
+        Result(
+            entry,
+            math.fsum(row) / len(row),
+            gains[entry.ordering],
+            () if (found := fitted.calibration(entry.ordering)) is None else found.offsets,
+        )
         for entry, row in zip(entries, rows, strict=False)
     ]
 

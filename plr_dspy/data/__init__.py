@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from importlib import resources
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import dspy
+if TYPE_CHECKING:
+    import dspy
 
 
 def load_reviews(part: Literal["train", "test"]) -> list[dspy.Example]:
@@ -15,6 +16,8 @@ def load_reviews(part: Literal["train", "test"]) -> list[dspy.Example]:
     Args:
         part: "train" (220 reviews) or "test" (160); half of either is positive.
     """
+    import dspy
+
     text = (resources.files(__name__) / f"reviews_{part}.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
     return [dspy.Example(review=row["text"], sentiment=row["label"]).with_inputs("review") for row in rows]

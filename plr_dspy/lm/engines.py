@@ -12,7 +12,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import httpx
-import openai
 from dspy import lm15
 from dspy.clients._litellm import get_litellm
 from dspy.clients.engines.base import validate_request
@@ -158,6 +157,8 @@ class CompletionEngine(_CompletionSettings):
         """
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
+        import openai  # which litellm imports anyway: half a second
+
         with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
             reply = litellm.text_completion(client=self._client(openai.OpenAI, connection), **arguments)
         return self._response(reply, request)
@@ -177,6 +178,8 @@ class AsyncCompletionEngine(_CompletionSettings):
         """Make one attempt, as `CompletionEngine.complete` does."""
         arguments = self._arguments(request)
         litellm = get_litellm(feature="AsyncCompletionEngine")
+        import openai
+
         with self._errors(request):
             async with httpx.AsyncClient(verify=_ssl_context()) as connection:
                 client = self._client(openai.AsyncOpenAI, connection)

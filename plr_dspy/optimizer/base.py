@@ -15,7 +15,9 @@ from dspy.teleprompt.teleprompt import Teleprompter
 
 from plr_dspy.compilation.engine import Compilation
 from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.optimizer.candidates import candidate_programs
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate
+from plr_dspy.optimizer.detailed_results import detailed_results
 from plr_dspy.optimizer.job import Job, Optimizer, prepare
 from plr_dspy.optimizer.log_lines import PACKAGE
 from plr_dspy.optimizer.mlflow import track
@@ -44,6 +46,7 @@ NOT_DECIDING = FOUND | {
     "max_errors",
     "log_dir",
     "accept_changes",
+    "track_stats",
     "display_progress",
 }
 """Attributes that do not decide the result, or that an identity names otherwise."""
@@ -60,6 +63,7 @@ class Common(TypedDict, total=False):
     seed: int
     log_dir: str | Path | None
     accept_changes: bool
+    track_stats: bool
     display_progress: bool
 
 
@@ -68,7 +72,7 @@ class Reorderer(Teleprompter, Optimizer):
 
     Args:
         metric, max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, display_progress: As in `PLReorder`.
+            accept_changes, track_stats, display_progress: As in `PLReorder`.
 
     Attributes:
         report: The `Report` of the last compile, also when it was interrupted or ended in an error.
@@ -88,6 +92,7 @@ class Reorderer(Teleprompter, Optimizer):
         seed: int = 0,
         log_dir: str | Path | None = None,
         accept_changes: bool = False,
+        track_stats: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__()
@@ -101,6 +106,7 @@ class Reorderer(Teleprompter, Optimizer):
         self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
         self.log_dir = as_folder("log_dir", log_dir)
         self.accept_changes = accept_changes
+        self.track_stats = track_stats
         self.display_progress = display_progress
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
@@ -133,7 +139,8 @@ class Reorderer(Teleprompter, Optimizer):
 
         Returns:
             A compiled copy that differs from the student in the order of its demos, with the
-            report as plain data at ``reorder_report``.
+            report as plain data at ``reorder_report``, and the orders of the final comparison at
+            ``candidate_programs``: dicts with "score", "program", "origin" and "ordering", the chosen one first.
 
         Raises:
             TypeError, ValueError: for bad arguments, before any program call.
@@ -220,12 +227,22 @@ class Reorderer(Teleprompter, Optimizer):
         settings = {**job.settings(), **limits}
         seconds = time.monotonic() - started
         self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
-        compiled = ProgramFactory(job.program).build(job.slots.demos(outcome.ordering))
+        factory = ProgramFactory(job.program)
+        compiled = factory.build(job.slots.demos(outcome.ordering))
         compiled = self.finished(job, compiled, outcome=outcome, objective=objective)
         compiled.reorder_report = self.report.to_dict()
+        compiled.candidate_programs = candidates = candidate_programs(job, outcome, factory)
+        folder = as_folder("log_dir", self.log_dir)
+        if self.track_stats:
+            compiled.detailed_results = detailed_results(
+                candidates,
+                total_metric_calls=self.report.program_calls["total"],
+                log_dir=None if folder is None else str(folder),
+                seed=job.seed,
+            )
         compiled._compiled = True
         self.best_program = compiled
-        if (folder := as_folder("log_dir", self.log_dir)) is not None:
+        if folder is not None:
             try:
                 self.report.save(folder / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk

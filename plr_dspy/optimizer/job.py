@@ -15,6 +15,7 @@ import dspy
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
+from plr_dspy.optimizer.detailed_results import without_results
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
@@ -97,6 +98,10 @@ class Optimizer(ABC):
     def bare(self, student: Any) -> Any:
         """Return what is compiled of a student."""
         return student
+
+    def calibrated(self, job: Job, program: dspy.Module, offsets: Sequence[float]) -> dspy.Module:
+        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were."""
+        return program
 
     def finished(
         self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
@@ -228,7 +233,7 @@ def prepare(
     check_demos(student)
     check_fields(student, trainset=trainset, valset=valset)
     rng = random.Random(seed)
-    program = ProgramFactory(student).build({})
+    program = without_results(ProgramFactory(student).build({}))
     added = add_labelled_demos(program, trainset, optimizer.num_demos, rng) if optimizer.num_demos else []
     demos = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     if not demos:
@@ -255,7 +260,7 @@ def prepare(
 
 def _check_hooks(optimizer: Optimizer) -> None:
     """Raise where a user's subclass keeps something under the name of a method that a compile calls."""
-    for hook in ("arguments", "bare", "plan", "setup", "check", "listened", "finished"):
+    for hook in ("arguments", "bare", "plan", "setup", "check", "listened", "calibrated", "finished"):
         if not callable(getattr(optimizer, hook)):
             raise TypeError(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 
-from dspy.utils.logging_utils import configure_dspy_loggers
-
-from plr_dspy.runtime.progress_bar import shows_progress
+from plr_dspy.runtime.progress_bar import DSPY_HANDLER, shows_progress
 
 PACKAGE = "plr_dspy"
+
+LINE_FORMAT, TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"
+"""DSPy's."""
 
 
 def show_log_lines() -> None:
@@ -17,11 +19,26 @@ def show_log_lines() -> None:
     They also go to whatever the user has configured, and then to that alone: nothing is shown twice.
     """
     logger = logging.getLogger(PACKAGE)
-    level = logger.level
-    configure_dspy_loggers(PACKAGE)
-    logger.setLevel(level or logging.INFO)
-    logger.propagate = True
-    logger.handlers[-1].addFilter(_is_needed)
+    for handler in [handler for handler in logger.handlers if handler.name == DSPY_HANDLER]:
+        logger.removeHandler(handler)
+    handler = logging.StreamHandler(_DSPyStream())
+    handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
+    handler.set_name(DSPY_HANDLER)
+    handler.addFilter(_is_needed)
+    logger.addHandler(handler)
+    logger.setLevel(logger.level or logging.INFO)
+
+
+class _DSPyStream:
+    """The stream of DSPy's log lines; DSPy is imported when there is a line to show, for it takes its time."""
+
+    def write(self, text: str) -> None:
+        from dspy.utils.logging_utils import DSPY_LOGGING_STREAM
+
+        DSPY_LOGGING_STREAM.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()  # what DSPy's stream writes to; Python calls this at its end, whatever was written
 
 
 def _is_needed(record: logging.LogRecord) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ import dspy
 
 from plr_dspy.calibration.program import CalibratedProgram, Calibration
 from plr_dspy.compilation.assembly import new_search
-from plr_dspy.compilation.budget import BUDGETS, make_plan
+from plr_dspy.compilation.budget import BUDGETS, SIGNALS, make_plan
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.optimizer.base import Reorderer, as_plain_data
 from plr_dspy.optimizer.job import Job, Setup, by_metric
-from plr_dspy.optimizer.signal import SIGNALS, label_shares, listened, work_of
+from plr_dspy.optimizer.signal import label_shares, listened, work_of
 from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.label_calls import LabelWork
@@ -80,6 +80,7 @@ class PLReorder(Reorderer):
             nothing.
         accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
             what it was, because the scores paid for there hold all the same; the examples must be the same ones.
+        track_stats: Leave `DetailedResults` at the compiled program's ``detailed_results``, as `dspy.GEPA` does.
         display_progress: Draw a progress bar; where you have set up no log handlers, also show a line for each
             round and one at the end, as DSPy does.
 
@@ -118,6 +119,7 @@ class PLReorder(Reorderer):
         seed: int = 0,
         log_dir: str | Path | None = None,
         accept_changes: bool = False,
+        track_stats: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__(
@@ -130,6 +132,7 @@ class PLReorder(Reorderer):
             seed=seed,
             log_dir=log_dir,
             accept_changes=accept_changes,
+            track_stats=track_stats,
             display_progress=display_progress,
         )
         if auto not in (*BUDGETS, "paper"):
@@ -214,15 +217,20 @@ class PLReorder(Reorderer):
         self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
     ) -> dspy.Module:
         """Return the program in the order chosen, calibrated where this was asked for."""
-        if not self.calibrate:
-            return compiled
-        work, effect = job.setup.work, outcome.calibration
-        if effect is None or not isinstance(work, LabelWork):
+        offsets = outcome.calibration.offsets if outcome.calibration is not None else []
+        if self.calibrate and not offsets:
             logger.warning("the program is not calibrated: too few calls were made (%s)", outcome.stopped)
-            return compiled
+        return self.calibrated(job, compiled, offsets)
+
+    def calibrated(self, job: Job, program: dspy.Module, offsets: Sequence[float]) -> dspy.Module:
+        """Return a program in one of the orders as it was scored."""
+        work = job.setup.work
+        if not self.calibrate or not offsets or not isinstance(work, LabelWork):
+            return program
         labels = tuple(work.output.labels)
-        found = Calibration("batch", labels, tuple(effect.offsets), (1.0,) * len(labels), effect.num_examples)
-        return CalibratedProgram(compiled, found, predictor=work.output.predictor)
+        num_inputs = len(job.splits.train) + len(job.splits.selection)
+        found = Calibration("batch", labels, tuple(offsets), (1.0,) * len(labels), num_inputs)
+        return CalibratedProgram(program, found, predictor=work.output.predictor)
 
     def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
         """Return the job of a search that learns from log-probabilities, if the first call has brought some."""

@@ -116,7 +116,8 @@ def test_estimate_makes_no_call(folder, capsys):
             compile_arguments(program="reviews_app.py:unsaveable"),
             "--out: demo 2 of predictor 'self' holds a set in field 'notes'",
         ),
-        (compile_arguments("--max-calls", "-3"), "max_metric_calls"),
+        (compile_arguments("--max-calls", "-3"), "--max-calls must be at least 1; got -3"),
+        (compile_arguments("--max-calls", "3"), "max_metric_calls"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (
             compile_arguments("--adapter", "chat", "--lm", "openai/x", "--api-key-env", "NO_SUCH_KEY"),

@@ -4,7 +4,8 @@ import dspy
 import pytest
 from dspy import lm15
 
-from plr_dspy.experiments.tasks.tasks import CLASSIFICATION, REASONING, TASKS
+from plr_dspy.experiments.names import CLASSIFICATION, REASONING
+from plr_dspy.experiments.tasks.tasks import TASKS
 from plr_dspy.programs.copies import ProgramFactory
 
 CLASSES = [TASKS[name] for name in CLASSIFICATION]

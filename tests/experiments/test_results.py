@@ -7,7 +7,7 @@ import pytest
 from result_records import record, result
 
 from plr_dspy.experiments.analysis.frames import frame_of, setting_notes
-from plr_dspy.experiments.runs.methods import METHODS
+from plr_dspy.experiments.names import METHODS
 from plr_dspy.experiments.runs.results import Result, read_results
 
 

@@ -18,10 +18,10 @@ from plr_dspy.experiments.analysis.accuracy import accuracy_table
 from plr_dspy.experiments.analysis.calls import calls_table
 from plr_dspy.experiments.analysis.outputs import save_tables
 from plr_dspy.experiments.analysis.paired import paired_table
+from plr_dspy.experiments.analysis.published import load_published, published_table
 from plr_dspy.experiments.analysis.significance import grouped_interval, holm, sign_flip_test
 from plr_dspy.experiments.analysis.table import Table, escape_latex, escape_markdown
-from plr_dspy.experiments.runs.methods import LABEL_METHODS, METHODS
-from plr_dspy.experiments.tasks.tasks import CLASSIFICATION, REASONING
+from plr_dspy.experiments.names import CLASSIFICATION, LABEL_METHODS, METHODS, REASONING
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 
@@ -200,38 +200,6 @@ class TestAccuracy:
     def test_settings_that_differ_are_told(self):
         table = accuracy_table([*runs("Static", [10]), *runs("Ours", [10], settings={"pool": 10})])
         assert "they differ in: pool" in table.to_markdown()
-
-
-class TestPublished:
-    def test_numbers_stand_below_ours(self):
-        table = accuracy_table(
-            [*runs("Static", [10]), *runs("Ours", [12]), *runs("Static", [9], task="subj")],
-            published={("mr", 8, "Static"): 61.25, ("mr", 4, "Static"): 1.0, ("trec", 8, "DEmO"): 2.0},
-        )
-        assert line_of(table, "Static, published") == ["61.2", "", ""]
-        assert row(table, task="mr", method="Static")["published"] == "61.25"
-        assert row(table, task="subj", method="Static")["published"] == ""
-        assert row(table, task="mr", method="Ours")["published"] == ""
-        assert "Static, published & 61.2 &  &" in table.to_latex()
-        assert "Ours, published" not in table.to_markdown()
-        assert ranks(table) == {"Static": "2", "Ours": "1"}
-
-    def test_their_average_only_of_all_tasks(self):
-        records = [*runs("Static", [10]), *runs("Static", [9], task="subj")]
-        published = {("mr", 8, "Static"): 60.0, ("subj", 8, "Static"): 80.0}
-        assert line_of(accuracy_table(records, published=published), "Static, published") == [
-            "60.0",
-            "80.0",
-            "70.0",
-        ]
-
-    def test_none_leaves_no_trace(self):
-        assert "published" not in accuracy_table(runs("Static", [10])).to_markdown()
-
-    @pytest.mark.parametrize("published", [{("mr", 8, "Static"): 161.0}, {("mr", 8): 61.0}, {"mr": 61.0}])
-    def test_what_is_no_percentage_of_a_run(self, published):
-        with pytest.raises(ValueError, match="published must"):
-            accuracy_table(runs("Static", [10]), published=published)
 
 
 class TestPaired:
@@ -457,9 +425,10 @@ def grid():
 
 
 ALL_TABLES = [
-    lambda records: accuracy_table(records, published={("mr", 4, "Static"): 61.0}),
+    accuracy_table,
     paired_table,
     calls_table,
+    lambda records: published_table(records, load_published()),
 ]
 
 
@@ -557,9 +526,11 @@ class TestLayout:
 class TestSaving:
     def test_all_tables_in_all_formats(self, tmp_path):
         records = list(grid())
-        files = save_tables(records, tmp_path / "new" / "tables", published={("mr", 4, "Static"): 61.0})
+        files = save_tables(records, tmp_path / "new" / "tables", published=load_published())
         assert sorted(path.name for path in files) == [
-            f"{name}.{ending}" for name in ("accuracy", "calls", "paired") for ending in ("csv", "md", "tex")
+            f"{name}.{ending}"
+            for name in ("accuracy", "calls", "paired", "published")
+            for ending in ("csv", "md", "tex")
         ]
         assert sorted(p.name for p in (tmp_path / "new" / "tables").iterdir()) == sorted(
             p.name for p in files
@@ -567,6 +538,7 @@ class TestSaving:
         text = {path.name: path.read_text(encoding="utf-8") for path in files}
         assert text["accuracy.md"] == ALL_TABLES[0](records).to_markdown()
         assert text["paired.tex"] == paired_table(records).to_latex()
+        assert text["published.md"] == ALL_TABLES[3](records).to_markdown()
         assert text["calls.csv"] == calls_table(records).to_csv()
 
     def test_without_a_base_there_is_no_paired_table(self, tmp_path):

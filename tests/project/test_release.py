@@ -154,7 +154,7 @@ PROGRAM = """
     again = dspy.Predict("review -> sentiment")
     again.load("program.json")
     assert len(again.demos) == 4
-    assert load_published().results
+    assert load_published().tables
     optimizer.report.to_html("report.html")
     assert 0 < optimizer.report.program_calls["total"] <= 120
     sys.argv = ["plr-dspy", "report", "log"]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from plr_dspy.experiments.analysis.frames import counted, frame_of, mean_intervals
 from plr_dspy.experiments.analysis.table import Table
-from plr_dspy.experiments.runs.methods import ABLATIONS
+from plr_dspy.experiments.names import ABLATIONS
 from plr_dspy.experiments.runs.results import Result
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any
 
 import pandas as pd
 
@@ -16,28 +16,23 @@ from plr_dspy.experiments.analysis.frames import (
     setting_notes,
 )
 from plr_dspy.experiments.analysis.table import NOT_APPLICABLE, PARTIAL, Table
-from plr_dspy.experiments.runs.methods import applies
+from plr_dspy.experiments.names import applies
 from plr_dspy.experiments.runs.results import Result
 
 AVERAGE = "average"
 """Name of the column of macro averages."""
 
-FIELDS = ["num_demos", "task", "method", "mean", "low", "high", "seeds", "rank", "published"]
+FIELDS = ["num_demos", "task", "method", "mean", "low", "high", "seeds", "rank"]
 """Columns of the CSV."""
 
 TIE_DIGITS = 9
 """Decimals to which means are rounded before they are ranked: what differs in the last bit only is a tie."""
-
-PublishedCells: TypeAlias = Mapping[tuple[str, int, str], float]
-"""Accuracies in % by task, number of demos and method."""
 
 
 def accuracy_table(
     results: Sequence[Result],
     *,
     confidence: float = 0.95,
-    published: PublishedCells | None = None,
-    notes: Sequence[str] = (),
 ) -> Table:
     """Mean accuracy over seeds in %, a block for each number of demos, a column for each of its tasks.
 
@@ -50,32 +45,22 @@ def accuracy_table(
     Args:
         results: Results of one model and prompt format.
         confidence: Level of the intervals, in (0, 1).
-        published: Accuracies in %: each stands in a line below that of its method. Entries of which the table has no
-            block, task or method are left aside.
-        notes: Further sentences below the table.
 
     Raises:
-        ValueError: when the results cannot stand in one table, or a published number is no percentage.
+        ValueError: when the results cannot stand in one table.
     """
     check_confidence(confidence)
-    for key, percent in (published or {}).items():
-        if not (isinstance(key, tuple) and len(key) == 3):
-            raise ValueError(f"published must have keys (task, num_demos, method); got {key!r}")
-        if not 0 <= percent <= 100:
-            raise ValueError(f"published must hold percentages, 0 to 100; got {percent!r} for {key}")
     frame = frame_of(results)
     frame["percent"] = 100 * frame.accuracy
-    blocks = [
-        _block(num_demos, runs, confidence, published or {}) for num_demos, runs in frame.groupby("num_demos")
-    ]
+    blocks = [_block(num_demos, runs, confidence) for num_demos, runs in frame.groupby("num_demos")]
     numbers = pd.concat(blocks, ignore_index=True)
     cells = list(_cells(numbers))
-    legend = [*_legend(numbers, cells, confidence), *_seed_notes(numbers), *setting_notes(results), *notes]
+    legend = [*_legend(numbers, cells, confidence), *_seed_notes(numbers), *setting_notes(results)]
     title = f"Accuracy of {frame.model[0]} in %, {frame.format[0]} prompts"
     return Table("accuracy", title, cells, FIELDS, legend)
 
 
-def _block(num_demos: int, runs: pd.DataFrame, confidence: float, published: PublishedCells) -> pd.DataFrame:
+def _block(num_demos: int, runs: pd.DataFrame, confidence: float) -> pd.DataFrame:
     """The cells of one number of demos: `FIELDS`, "of_seeds" (all of the column), and whether it "applies"."""
     by_seed = runs.pivot(index=["method", "seed"], columns="task", values="percent").sort_index()
     tasks = by_seed.columns = list(by_seed.columns)
@@ -98,16 +83,12 @@ def _block(num_demos: int, runs: pd.DataFrame, confidence: float, published: Pub
 
     of_tasks = {**{task: [task] for task in tasks}, AVERAGE: tasks}
     places = [(method, of_tasks[column]) for method, column in zip(cells.method, cells.task, strict=True)]
-    cells["published"] = [
-        fmean(published.get((task, num_demos, method), float("nan")) for task in of_column)
-        for method, of_column in places
-    ]
     cells["applies"] = [all(applies(method, task) for task in of_column) for method, of_column in places]
     return cells
 
 
 def _cells(numbers: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the cells of the table; published numbers stand below those of their method."""
+    """Yield the cells of the table."""
     for (num_demos, method), cells in numbers.groupby(["num_demos", "method"], observed=True):
         block = counted(num_demos, "demo")
         for cell in cells.itertuples():
@@ -116,10 +97,6 @@ def _cells(numbers: pd.DataFrame) -> Iterator[dict[str, Any]]:
             suffix = margin + (PARTIAL if 0 < cell.seeds < cell.of_seeds else "")
             place = {"block": block, "row": method, "column": cell.task}
             yield {**place, **cell._asdict(), "text": text, "suffix": suffix}
-        if cells.published.notna().any():
-            for cell in cells.itertuples():
-                text = "" if pd.isna(cell.published) else f"{cell.published:.1f}"
-                yield {"block": block, "row": f"{method}, published", "column": cell.task, "text": text}
 
 
 def _seed_notes(numbers: pd.DataFrame) -> Iterator[str]:
@@ -153,5 +130,3 @@ def _legend(numbers: pd.DataFrame, cells: Sequence[dict[str, Any]], confidence: 
         yield f"{NOT_APPLICABLE}: the method reads label probabilities, and does not apply."
     if ((numbers.seeds == 0) & numbers.applies).any():
         yield "Empty: no runs; for an average, not on all tasks."
-    if numbers.published.notna().any():
-        yield "published: as reported in the paper, not by these runs."

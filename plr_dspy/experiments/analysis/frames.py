@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from plr_dspy.experiments.runs.methods import METHODS
+from plr_dspy.experiments.names import METHODS
 from plr_dspy.experiments.runs.results import Result
 from plr_dspy.experiments.tasks.tasks import TASKS
 from plr_dspy.statistics.comparisons import mean_interval

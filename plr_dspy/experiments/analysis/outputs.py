@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plr_dspy.experiments.analysis.ablations import ablation_frame, ablation_table
-from plr_dspy.experiments.analysis.accuracy import PublishedCells, accuracy_table
+from plr_dspy.experiments.analysis.accuracy import accuracy_table
 from plr_dspy.experiments.analysis.calls import calls_table
 from plr_dspy.experiments.analysis.figures import draw_ablation, draw_accuracy_by_calls, draw_ranking
 from plr_dspy.experiments.analysis.paired import paired_table
+from plr_dspy.experiments.analysis.published import Published, published_table
 from plr_dspy.experiments.analysis.rankings import ranking_table
-from plr_dspy.experiments.runs.methods import METHODS
+from plr_dspy.experiments.analysis.table import Table
+from plr_dspy.experiments.names import METHODS
 from plr_dspy.experiments.runs.results import Result
+
+VARIED = "PLR-"
+"""What the names of the methods begin with that the ablations vary."""
 
 
 def save_tables(
@@ -20,8 +25,7 @@ def save_tables(
     folder: Path,
     *,
     against: str = "Static",
-    published: PublishedCells | None = None,
-    notes: Sequence[str] = (),
+    published: Published | None = None,
 ) -> list[Path]:
     """Write all tables as .md, .tex and .csv, each whole or not at all, and return the files.
 
@@ -29,20 +33,25 @@ def save_tables(
         results: Results of one model and prompt format.
         folder: Made where it is missing.
         against: Base method of the paired table, which is left out where that method or any other has no results.
-        published, notes: As in `accuracy_table`.
+        published: The paper's tables, for one with its numbers beside ours where it has some.
 
     Raises:
         ValueError: when the results cannot stand in one table; then no file is written.
     """
-    tables = [accuracy_table(results, published=published, notes=notes), calls_table(results)]
+    tables = [accuracy_table(results), calls_table(results)]
     methods = {result.method for result in results}
     if against in methods and len(methods) > 1:
         tables.append(paired_table(results, against))
+    tables += _beside(results, published, "published")
     return [path for table in tables for path in table.save(folder)]
 
 
-def save_ablations(results: Sequence[Result], folder: Path) -> list[Path]:
+def save_ablations(
+    results: Sequence[Result], folder: Path, *, published: Published | None = None
+) -> list[Path]:
     """Write accuracy by setting of each ablation, as a table and a picture, and return the files.
+
+    Where the paper's tables are given and have some of the settings, another table has its numbers beside ours.
 
     Raises:
         ValueError: when the results cannot stand in one table, or no ablation has results of two settings.
@@ -50,7 +59,15 @@ def save_ablations(results: Sequence[Result], folder: Path) -> list[Path]:
     frame = ablation_frame(results)
     picture = folder / "ablation.png"
     draw_ablation(frame, picture)
-    return [picture, *ablation_table(frame).save(folder)]
+    varied = [result for result in results if result.method.startswith(VARIED)]
+    tables = [ablation_table(frame), *_beside(varied, published, "ablation_published")]
+    return [picture, *(path for table in tables for path in table.save(folder))]
+
+
+def _beside(results: Sequence[Result], published: Published | None, name: str) -> list[Table]:
+    """The table with the paper's numbers beside ours, if there is one."""
+    table = None if published is None or not results else published_table(results, published, name)
+    return [] if table is None else [table]
 
 
 def save_figures(results: Sequence[Result], folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import pandas as pd
 from plr_dspy.experiments.analysis.frames import check_confidence, counted, frame_of, setting_notes
 from plr_dspy.experiments.analysis.significance import grouped_interval, holm, sign_flip_test
 from plr_dspy.experiments.analysis.table import NOT_APPLICABLE, PARTIAL, Table
-from plr_dspy.experiments.runs.methods import applies
+from plr_dspy.experiments.names import applies
 from plr_dspy.experiments.runs.results import Result
 from plr_dspy.statistics.comparisons import paired_interval
 

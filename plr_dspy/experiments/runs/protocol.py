@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import dspy
 
-from plr_dspy.experiments.runs.methods import RANKING, applies, check_method
+from plr_dspy.experiments.names import RANKING, Format, MetricName, applies, check_method
 from plr_dspy.experiments.runs.results import Run
-from plr_dspy.experiments.tasks.tasks import TASKS, Format, MetricName
+from plr_dspy.experiments.tasks.tasks import TASKS
 from plr_dspy.programs.validation import whole_number
 
 MOST_RANKED_DEMOS = 6

@@ -16,8 +16,9 @@ import dspy
 
 from plr_dspy._version import __version__
 from plr_dspy.baselines.per_input import PerInputOrder
+from plr_dspy.experiments.names import RANKING
 from plr_dspy.experiments.runs.held_out import HeldOut, ranked_orders
-from plr_dspy.experiments.runs.methods import RANKING, new_method, shares
+from plr_dspy.experiments.runs.methods import new_method, shares
 from plr_dspy.experiments.runs.protocol import Draw, Protocol, draw
 from plr_dspy.experiments.runs.results import Result, Run
 from plr_dspy.experiments.runs.served_model import MakeLM, ServedModel

@@ -6,18 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import dspy
+from plr_dspy.experiments.names import LOCAL, Format
 
-from plr_dspy.experiments.tasks.tasks import Format
-from plr_dspy.lm.completion import completion_lm
-from plr_dspy.local import LocalServer
+if TYPE_CHECKING:
+    import dspy
 
-LOCAL = "local"
-"""Name of the local model, in place of a litellm name."""
-
-MakeLM: TypeAlias = Callable[[int], dspy.LM]
+MakeLM: TypeAlias = "Callable[[int], dspy.LM]"
 """Makes an LM whose answers have at most so many tokens."""
 
 
@@ -77,6 +73,11 @@ class ServedModel:
         Raises:
             ValueError: for plain prompts to a model whose address is not known, or a key that is not set.
         """
+        import dspy
+
+        from plr_dspy.lm.completion import completion_lm
+        from plr_dspy.local.server import LocalServer
+
         self.check_key()
         common: dict[str, Any] = {"cache": self.cache, "temperature": self.temperature}
         if self.model == LOCAL:

@@ -8,6 +8,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from plr_dspy.experiments.names import RESULTS
 from plr_dspy.experiments.runs.results import Result, Run, read_results
 from plr_dspy.runtime.jsonl import append_json_line, mend_end
 
@@ -83,4 +84,4 @@ class Store:
 
 def results_path(folder: Path) -> Path:
     """Path of the results in the folder of an experiment."""
-    return folder / "results.jsonl"
+    return folder / RESULTS

@@ -11,10 +11,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import dspy
 
 from plr_dspy.experiments.grading import lenient, same_expression, same_number
+from plr_dspy.experiments.names import Format, MetricName
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 
-Format: TypeAlias = Literal["plain", "chat"]
-MetricName: TypeAlias = Literal["strict", "lenient"]
 TaskMetric: TypeAlias = Callable[..., bool]
 
 
@@ -165,9 +164,3 @@ TASKS: dict[str, Task] = {
     )
 }
 """The tasks by name, in the order of the paper's tables."""
-
-CLASSIFICATION = tuple(task.name for task in TASKS.values() if not task.reasoning)
-"""Names of the tasks whose answers are labels."""
-
-REASONING = tuple(task.name for task in TASKS.values() if task.reasoning)
-"""Names of the tasks whose answers are open."""

@@ -1,0 +1,73 @@
+"""What `plr-dspy compile` runs, once its arguments are checked."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+
+import dspy
+
+from plr_dspy.cli.references import named_object, named_program, read_examples
+from plr_dspy.lm.completion import completion_lm
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+from plr_dspy.local.server import local_lm
+from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.programs.saving import json_obstacle
+
+ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
+
+
+def compile_program(args: argparse.Namespace) -> int:
+    """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
+    metric = named_object(args.metric, "metric")
+    program = named_program(args.program)
+    trainset = read_examples(args.train, args.inputs)
+    valset = None if args.val is None else read_examples(args.val, args.inputs)
+    if args.demos is not None:
+        program.load(args.demos)
+    if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
+        raise ValueError(f"--out: {obstacle}")
+    optimizer = PLReorder(
+        metric,
+        signal=args.signal,
+        calibrate=args.calibrate,
+        auto=args.auto,
+        update=args.update,
+        max_metric_calls=args.max_calls,
+        max_seconds=args.max_seconds,
+        num_threads=args.threads,
+        seed=args.seed,
+        log_dir=args.log_dir,
+        accept_changes=args.accept_changes,
+    )
+    with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
+        if args.estimate:
+            print(optimizer.estimate(program, trainset=trainset, valset=valset))
+            return 0
+        try:
+            compiled = optimizer.compile(program, trainset=trainset, valset=valset)
+        finally:
+            if optimizer.report is not None:
+                print(optimizer.report)
+                if args.report is not None:
+                    optimizer.report.save(args.report)
+        compiled.save(args.out)
+    return 0
+
+
+@contextlib.contextmanager
+def _language_model(args: argparse.Namespace) -> Iterator[dspy.LM]:
+    settings = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    if args.lm == "local":
+        with local_lm("completion" if args.adapter == "plain" else "chat", **settings) as lm:
+            yield lm
+    elif args.adapter == "plain":
+        yield completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
+    else:
+        if args.api_base is not None:
+            settings["api_base"] = args.api_base
+        if args.api_key_env is not None:
+            settings["api_key"] = os.environ[args.api_key_env]
+        yield dspy.LM(args.lm, **settings)

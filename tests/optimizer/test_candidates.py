@@ -1,0 +1,167 @@
+"""What a compiled program carries of the orders compared, in the ways of DSPy's own optimizers."""
+
+import copy
+import json
+
+import dspy
+import pytest
+from fakes import configured, exact_match, questions
+
+from plr_dspy import PLReorder
+from plr_dspy.baselines import StaticOrder, TopKOrder
+
+EXAMPLES = questions(60)
+
+
+@pytest.fixture(autouse=True)
+def lm():
+    with configured(EXAMPLES) as lm:
+        yield lm
+
+
+class TwoSteps(dspy.Module):
+    def __init__(self):
+        self.first = dspy.Predict("question -> hint")
+        self.second = dspy.Predict("question, hint -> answer")
+        self.second.demos = [{**e, "hint": "none"} for e in EXAMPLES[:4]]
+
+    def forward(self, question):
+        return self.second(question=question, hint=self.first(question=question).get("hint", "none"))
+
+
+def student():
+    return dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+
+
+def reorder(kind=PLReorder, **options):
+    return kind(
+        exact_match, **{"max_metric_calls": 200, "num_threads": 4, "display_progress": False, **options}
+    )
+
+
+def shown(program):
+    return [[demo["question"] for demo in predictor.demos] for predictor in program.predictors()]
+
+
+class TestCandidatePrograms:
+    @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
+    def test_they_are_the_orders_of_the_final_comparison(self, kind):
+        optimizer = reorder(kind)
+        program = optimizer.compile(student(), trainset=EXAMPLES)
+        found = program.candidate_programs
+        assert len(found) == len(optimizer.report.candidates) > 1
+        scores = {tuple(c.ordering["self"]): c.score for c in optimizer.report.candidates}
+        assert {tuple(c["ordering"]["self"]): c["score"] for c in found} == scores
+        assert {c["origin"] for c in found} >= {"original"}
+        demos = [demo.question for demo in student().demos]
+        for candidate in found:
+            assert shown(candidate["program"]) == [[demos[i] for i in candidate["ordering"]["self"]]]
+
+    def test_the_chosen_one_comes_first_and_they_run(self):
+        optimizer = reorder()
+        program = optimizer.compile(student(), trainset=EXAMPLES)
+        first, *others = program.candidate_programs
+        assert shown(first["program"]) == shown(program)
+        assert first["score"] == optimizer.report.comparison.chosen
+        gains = {tuple(c.ordering["self"]): c.expected_gain for c in optimizer.report.candidates}
+        ranked = [gains[tuple(c["ordering"]["self"])] for c in others]
+        assert ranked == sorted(ranked, reverse=True)
+        assert all(c["program"](question=EXAMPLES[0].question).answer for c in program.candidate_programs)
+
+    def test_the_chosen_one_comes_first_where_another_promises_more(self):
+        """Here the original order stays, since none is sure enough to be better."""
+        optimizer = reorder(min_probability=1.0)
+        program = optimizer.compile(student(), trainset=EXAMPLES)
+        assert max(candidate.expected_gain for candidate in optimizer.report.candidates) > 0
+        assert program.candidate_programs[0]["origin"] == "original"
+
+    def test_no_part_of_the_program(self, tmp_path):
+        before = TwoSteps()
+        program = reorder(track_stats=True).compile(before, trainset=EXAMPLES)
+        assert len(program.candidate_programs) > 1
+        assert [name for name, _ in program.named_predictors()] == ["first", "second"]
+        assert program.dump_state().keys() - {"metadata"} == before.dump_state().keys() - {"metadata"}
+        program.save(tmp_path / "program.json")
+        saved = json.loads((tmp_path / "program.json").read_text())
+        assert saved.keys() == {"first", "second", "metadata"}
+        again = TwoSteps()
+        again.load(tmp_path / "program.json")
+        assert shown(again) == shown(program)
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda program: program.deepcopy()])
+    def test_a_copy_has_candidates_of_its_own(self, duplicate):
+        program = reorder(track_stats=True).compile(student(), trainset=EXAMPLES)
+        other = duplicate(program)
+        other.candidate_programs[0]["program"].demos.clear()
+        other.demos.clear()
+        assert shown(program)[0] == shown(program.candidate_programs[0]["program"])[0] != []
+        assert program.candidate_programs[0]["program"].demos is not program.demos
+
+    def test_where_nothing_was_compared_there_are_none(self):
+        program = reorder(StaticOrder, track_stats=True).compile(student(), trainset=EXAMPLES)
+        assert program.candidate_programs == []
+        details = program.detailed_results
+        assert (details.candidates, details.best_idx, details.best_candidate) == ([], None, None)
+
+    def test_they_do_not_pile_up(self, tmp_path):
+        first = reorder(track_stats=True).compile(student(), trainset=EXAMPLES)
+        second = reorder().compile(first, trainset=EXAMPLES)
+        assert not hasattr(second, "detailed_results")
+        for candidate in second.candidate_programs:
+            assert not hasattr(candidate["program"], "candidate_programs")
+            assert not hasattr(candidate["program"], "reorder_report")
+        assert len(first.candidate_programs) > 1, "the student keeps what it has"
+        assert first.detailed_results.candidates
+
+    def test_what_a_student_was_found_by_is_no_part_of_it(self, tmp_path):
+        """A report holds seconds: with it a chain of two would never find its folder again."""
+        optimizer = reorder(log_dir=tmp_path)
+        for _ in range(2):
+            optimizer.compile(reorder().compile(TwoSteps(), trainset=EXAMPLES), trainset=EXAMPLES)
+        assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
+
+    def test_attributes_of_the_users_own_stay(self):
+        class Mine(TwoSteps):
+            def forward(self, question):
+                assert self.detailed_results == {"mine": 1}
+                return super().forward(question)
+
+        mine = Mine()
+        mine.detailed_results = {"mine": 1}
+        assert reorder().compile(mine, trainset=EXAMPLES).detailed_results == {"mine": 1}
+
+
+class TestDetailedResults:
+    def test_only_where_they_are_asked_for(self):
+        assert not hasattr(reorder().compile(student(), trainset=EXAMPLES), "detailed_results")
+
+    @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
+    def test_they_have_the_attributes_of_gepa(self, kind, tmp_path):
+        optimizer = reorder(kind, track_stats=True, log_dir=tmp_path, seed=3)
+        program = optimizer.compile(student(), trainset=EXAMPLES)
+        details, found = program.detailed_results, program.candidate_programs
+        assert details.candidates == [candidate["program"] for candidate in found]
+        assert details.val_aggregate_scores == [candidate["score"] for candidate in found]
+        assert details.best_idx == 0
+        assert shown(details.best_candidate) == shown(program)
+        assert details.total_metric_calls == optimizer.report.program_calls["total"]
+        assert details.num_full_val_evals == len(found)
+        assert (details.log_dir, details.seed) == (str(tmp_path), 3)
+        data = json.loads(json.dumps(details.to_dict()))
+        assert data["candidates"] == [candidate["ordering"] for candidate in found]
+        assert data["val_aggregate_scores"] == details.val_aggregate_scores
+        assert data["best_idx"] == 0
+        gepas = set(dspy.teleprompt.gepa.gepa.DspyGEPAResult.__dataclass_fields__) | {
+            "best_idx",
+            "best_candidate",
+        }
+        ours = set(type(details).__dataclass_fields__) | {"best_idx", "best_candidate"}
+        assert ours - gepas == {"orderings"}
+
+    def test_they_do_not_decide_the_result(self, tmp_path):
+        options = {"log_dir": tmp_path, "num_threads": 1}
+        reorder(**options).compile(student(), trainset=EXAMPLES)
+        optimizer = reorder(track_stats=True, **options)
+        optimizer.compile(student(), trainset=EXAMPLES)
+        assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
+        assert "track_stats" not in optimizer.report.settings
