@@ -22,7 +22,7 @@ COMPARE ?=
 .PHONY: demo test test-vllm test-lowest lint compare bench docs notebooks dist clean
 
 demo: $(READY)
-	$(BIN)/python examples/quickstart.py --max-calls 250 --random-orders 4 $(DEMO)
+	$(BIN)/python examples/quickstart.py --max-calls 200 --random-orders 3 --test 80 $(DEMO)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
