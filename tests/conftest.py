@@ -31,6 +31,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 LOCAL_MODEL = {
+    "test_calibration_local",
     "test_cli",
     "test_end_to_end",
     "test_experiment_run",

@@ -12,6 +12,7 @@ import dspy
 
 from plr_dspy.baselines.objective import Criterion, LabelObjective
 from plr_dspy.baselines.probing import FixedInputs, ProbingWork, WrittenInputs
+from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.compilation.budget import MIN_EXAMPLES
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
@@ -65,6 +66,11 @@ class LabelReorderer(Reorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output."""
+        if isinstance(program, CalibratedProgram):
+            raise ValueError(
+                f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
+                "student.program, and calibrate what comes of it"
+            )
         predictors = program.predictors()
         if len(predictors) != 1:
             raise ValueError(

@@ -10,19 +10,19 @@ from typing import Any
 import dspy
 import numpy as np
 from dspy.teleprompt.teleprompt import Teleprompter
-from numpy.typing import NDArray
 
 from plr_dspy.calibration.linear import fit_linear
-from plr_dspy.calibration.program import PURPOSE, CalibratedProgram, Calibration, finite_output_of
+from plr_dspy.calibration.outputs import PURPOSE, finite_output_of, prior_shares, right_labels
+from plr_dspy.calibration.program import CalibratedProgram, Calibration
 from plr_dspy.calibration.readings import readings
 from plr_dspy.label_probabilities.servers import NoProbabilities
-from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.programs.content_free import CONTENT_FREE, check_text_inputs
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.label_scores import LabelOutput
 from plr_dspy.programs.splits import shown_by, value_key
 from plr_dspy.programs.validation import (
+    check_demos,
     check_examples,
+    check_fields,
     check_language_model,
     check_student,
     whole_number,
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 METHODS = ("batch", "contextual", "linear")
 
-FEW_INPUTS = 10
-"""With fewer, the labels that these happen to have move the offsets."""
+INPUTS_PER_LABEL = 5
+"""With fewer, the labels that the inputs happen to have cost a point or more where there is nothing to correct."""
 
 
 class BatchCalibration(Teleprompter):  # type: ignore[misc]
@@ -118,15 +118,19 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program, see `max_errors`.
         """
+        seed = whole_number("seed", self.seed if seed is None else seed, least=0) or 0
+        predictor = self.predictor
         if isinstance(student, CalibratedProgram):
-            student = student.program
+            student, predictor = student.program, predictor or student.predictor
         check_student(student)
+        check_demos(student)
         check_examples("trainset", trainset)
         check_language_model(student)
-        output = finite_output_of(student, self.predictor)
+        output = finite_output_of(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output)
-        examples = self._examples(student, trainset, self.seed if seed is None else seed)
-        answers = _right_labels(examples, output) if self.method == "linear" else None
+        examples = self._examples(student, trainset, len(output.labels), seed=seed)
+        check_fields(student, trainset=examples)
+        answers = right_labels(examples, output) if self.method == "linear" else None
         found = readings(
             student,
             examples,
@@ -148,7 +152,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         if answers is None:
             offsets, scales = batch_offsets(table, prior=prior, unseen=unseen), np.ones(table.shape[1])
         else:
-            fit = fit_linear(table, answers[told], seed=self.seed)
+            fit = fit_linear(table, answers[told], seed=seed)
             offsets, scales = fit.offsets, fit.scales
         calibration = Calibration(
             self.method, tuple(output.labels), tuple(offsets.tolist()), tuple(scales.tolist()), len(told)
@@ -166,7 +170,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         return dict(vars(self))
 
     def _examples(
-        self, student: dspy.Module, trainset: Sequence[dspy.Example], seed: int
+        self, student: dspy.Module, trainset: Sequence[dspy.Example], num_labels: int, *, seed: int
     ) -> list[dspy.Example]:
         """The examples that are used: inputs that differ, and that no demo shows.
 
@@ -177,7 +181,8 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             if not trainset:
                 raise ValueError("trainset must hold an example, whose inputs are filled without content")
             names = list(trainset[0].inputs().keys())
-            check_text_inputs("method='contextual'", dict(trainset[0].inputs().items()))
+            inputs = dict(trainset[0].inputs().items())
+            check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
             return [dspy.Example(dict.fromkeys(names, text)).with_inputs(*names) for text in CONTENT_FREE]
         demos = [demo for _, predictor in named_predictors(student) for demo in predictor.demos]
         shown = shown_by(demos, trainset)
@@ -191,57 +196,14 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
                 f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
                 f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
             )
-        if len(usable) < FEW_INPUTS:
+        count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * num_labels
+        if self.method == "batch" and count < wanted:
             logger.warning(
-                "only %d inputs to calibrate on: which labels they happen to have moves the result; pass %d or more",
-                len(usable),
-                FEW_INPUTS,
+                "only %d inputs to calibrate %d labels on: which labels they happen to have moves the result; pass %d "
+                "or more%s",
+                count,
+                num_labels,
+                wanted,
+                " and a larger num_inputs" if self.num_inputs < wanted else "",
             )
-        examples = list(usable.values())
-        return random.Random(seed).sample(examples, min(self.num_inputs, len(examples)))
-
-
-def prior_shares(
-    prior: Mapping[Any, float], output: LabelOutput, *, name: str = "prior"
-) -> NDArray[np.float64]:
-    """The shares of labels in the order of an output's labels.
-
-    Args:
-        prior: Shares by label, either its value or what demos call it.
-        output: The labels.
-        name: What users call the shares.
-
-    Raises:
-        ValueError: unless each label has a share above 0, and they sum to 1.
-    """
-    texts = {text: prior.get(value, prior.get(text)) for text, value in output.labels.items()}
-    missing = [text for text, share in texts.items() if share is None]
-    if missing or len(prior) != len(texts):
-        raise ValueError(f"{name} must have a share for each of the labels {list(texts)}; got {dict(prior)}")
-    shares = np.array(list(texts.values()), dtype=np.float64)
-    if not (np.isfinite(shares).all() and (shares > 0).all()):
-        raise ValueError(f"{name} must have a share above 0 for each label; got {dict(prior)}")
-    if abs(shares.sum() - 1.0) > 1e-3:
-        raise ValueError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
-    normalised: NDArray[np.float64] = shares / shares.sum()
-    return normalised
-
-
-def _right_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> NDArray[np.int64]:
-    """Numbers of the labels that examples have.
-
-    Raises:
-        ValueError: when one has none of them.
-    """
-    numbers = []
-    for example in examples:
-        value = example.get(output.name)
-        text = label_text(output.labels, value)
-        text = value if text is None and value in output.labels else text
-        if text is None:
-            raise ValueError(
-                f"method='linear' needs examples whose {output.name!r} is one of {list(output.labels)}; got {value!r}: "
-                "give all examples one, or pass method='batch', which needs no labels"
-            )
-        numbers.append(list(output.labels).index(text))
-    return np.array(numbers)
+        return random.Random(seed).sample(list(usable.values()), count)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,15 +13,14 @@ from typing import Any
 import dspy
 import numpy as np
 
-from plr_dspy.label_probabilities.reader import LogprobRequests, Reading, reading
+from plr_dspy.calibration.outputs import PURPOSE, finite_output_of, output_reader, reading_of_answer
+from plr_dspy.label_probabilities.reader import LogprobRequests, Reading
 from plr_dspy.label_probabilities.servers import without_probabilities
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.label_scores import LabelOutput, label_output
+from plr_dspy.programs.label_scores import LabelOutput
 from plr_dspy.statistics.calibration import calibrated
 
 logger = logging.getLogger(__name__)
-
-PURPOSE = "calibration"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Calibration:
         numbers = [*self.offsets, *self.scales]
         if not len(self.labels) == len(self.offsets) == len(self.scales) or not np.isfinite(numbers).all():
             raise ValueError(f"calibration must have a finite offset and scale for each label; got {self}")
+
+    @classmethod
+    def none(cls, labels: Iterable[str]) -> Calibration:
+        """Return the calibration that changes nothing."""
+        names = tuple(labels)
+        return cls("none", names, (0.0,) * len(names), (1.0,) * len(names), 0)
 
     def applied(self, found: Reading) -> Reading:
         """Return the reading with calibrated log-probabilities, and the label that is likeliest by them."""
@@ -81,12 +88,20 @@ class CalibratedProgram(dspy.Module):
         allow_uncalibrated: bool = False,
     ) -> None:
         super().__init__()
+        if not isinstance(program, dspy.Module):
+            raise TypeError(
+                f"program must be a dspy.Module; got {type(program).__name__}: pass an instance of one"
+            )
+        if isinstance(program, CalibratedProgram):
+            raise ValueError(
+                "program must not be calibrated already: pass its attribute program, which it wraps"
+            )
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = finite_output_of(program, predictor).predictor
         self.allow_uncalibrated = allow_uncalibrated
         self.calibration = calibration
-        self._without: list[str] = []  # names of LMs that give no log-probabilities
+        self._endpoints = _Endpoints()
         if calibration is not None:
             self._check(calibration)
 
@@ -97,57 +112,40 @@ class CalibratedProgram(dspy.Module):
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program.
         """
-        with self._reading() as reader:
+        with self._reading() as (reader, output):
             prediction = self.program(**inputs)
-        return self._told(prediction, reader)
+        return _with_probabilities(prediction, reader, output)
 
     async def aforward(self, **inputs: Any) -> Any:
         """Do what `forward` does, with the program's async calls."""
-        with self._reading() as reader:
+        with self._reading() as (reader, output):
             if hasattr(self.program, "aforward"):
                 prediction = await self.program.acall(**inputs)
             else:
                 prediction = await dspy.asyncify(self.program)(**inputs)
-        return self._told(prediction, reader)
+        return _with_probabilities(prediction, reader, output)
 
     @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        """Read what is said of labels in this context, and decide by it; yield the reader."""
+    def _reading(self) -> Iterator[tuple[Any, LabelOutput]]:
+        """Read what is said of labels in this context, and decide by it; yield the reader and the output."""
         output = finite_output_of(self.program, self.predictor)
-        predictor = dict(named_predictors(self.program))[output.predictor]
-        lm = predictor.lm or dspy.settings.lm
-        requests = LogprobRequests(required=not self.allow_uncalibrated)
-        requests.wanted = getattr(lm, "model", None) not in self._without
-        reader = reading(
-            dspy.settings.adapter or dspy.ChatAdapter(),
-            output.name,
-            output.labels,
-            requests=requests,
-            decision=None if self.calibration is None else self.calibration.applied,
-            predictor=predictor,
-        )
+        requests = LogprobRequests(required=True)
+        if self.allow_uncalibrated:
+            lm = dict(named_predictors(self.program))[output.predictor].lm
+            requests = self._endpoints.requests(lm or dspy.settings.lm)
+        decision = None if self.calibration is None else self.calibration.applied
+        reader = output_reader(self.program, output, requests=requests, decision=decision)
         try:
             with dspy.context(adapter=reader):
-                yield reader
+                yield reader, output
         except Exception as error:
-            if not requests.reason:
+            if self.allow_uncalibrated or not requests.reason:
                 raise
-            raise without_probabilities(lm, PURPOSE) from error
+            raise without_probabilities(reader.asked, PURPOSE) from error
         if requests.reason and not self.allow_uncalibrated:
-            raise without_probabilities(lm, PURPOSE)
+            raise without_probabilities(reader.asked, PURPOSE)
         if requests.reason:
-            logger.warning("answers are not calibrated: %s", requests.reason)
-            self._without.append(lm.model)
-
-    def _told(self, prediction: Any, reader: Any) -> Any:
-        """Return the prediction with the probabilities."""
-        if isinstance(prediction, dspy.Prediction):
-            labels = finite_output_of(self.program, self.predictor).labels.values()
-            found = reader.readings[-1] if reader.readings else None
-            prediction.probabilities = found and dict(
-                zip(labels, np.exp(found.log_probabilities).tolist(), strict=True)
-            )
-        return prediction
+            self._endpoints.warn(requests.reason)
 
     def _check(self, calibration: Calibration) -> None:
         labels = finite_output_of(self.program, self.predictor).labels
@@ -190,23 +188,38 @@ class CalibratedProgram(dspy.Module):
         self.calibration = calibration
 
 
-def finite_output_of(program: dspy.Module, predictor: str | None) -> LabelOutput:
-    """Find the output that is calibrated.
+def _with_probabilities(prediction: Any, reader: Any, output: LabelOutput) -> Any:
+    """Give a prediction the probabilities of its answer; return what the program returned."""
+    if isinstance(prediction, dspy.Prediction):
+        found = reading_of_answer(reader, output, prediction)
+        told = found and np.exp(found.log_probabilities).tolist()
+        prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
+    return prediction
 
-    Args:
-        program: It has one.
-        predictor: Name of the predictor that has it; None where only one does.
 
-    Raises:
-        ValueError: when there is no such output, or more than one.
-    """
-    names = [name for name, _ in named_predictors(program)]
-    if predictor is not None and predictor not in names:
-        raise ValueError(f"predictor must be one of {names}; got {predictor!r}")
-    output = label_output(program, only=predictor)
-    if isinstance(output, str):
-        cure = "" if predictor is not None or len(names) == 1 else f", or pass predictor= with one of {names}"
-        raise ValueError(
-            f"calibration needs an output with few possible values: {output}. Give exactly one output such a type{cure}"
-        )
-    return output
+class _Endpoints:
+    """Keeps what is known of the log-probabilities of LMs; copies of a program share it, and it is not saved."""
+
+    def __init__(self) -> None:
+        self._requests: weakref.WeakKeyDictionary[Any, LogprobRequests] = weakref.WeakKeyDictionary()
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def requests(self, lm: dspy.BaseLM | None) -> LogprobRequests:
+        """Return what decides whether an LM is asked; None stands for those that a program brings itself."""
+        with self._lock:
+            return self._requests.setdefault(self if lm is None else lm, LogprobRequests())
+
+    def warn(self, reason: str) -> None:
+        """Warn, once for each reason."""
+        with self._lock:
+            new = reason not in self._warned
+            self._warned.add(reason)
+        if new:
+            logger.warning("answers are not calibrated: %s", reason)
+
+    def __deepcopy__(self, memo: Any) -> _Endpoints:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _Endpoints, ()

@@ -7,11 +7,11 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.calibration.program import PURPOSE
-from plr_dspy.label_probabilities.reader import LogprobRequests, Reading, reading
+from plr_dspy.calibration.outputs import PURPOSE, output_reader, reading_of_answer
+from plr_dspy.calibration.program import Calibration
+from plr_dspy.label_probabilities.reader import LogprobRequests, Reading
 from plr_dspy.label_probabilities.servers import without_probabilities
 from plr_dspy.programs.calls import WrongAnswer, answer, own_copy
-from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.label_scores import LabelOutput
 from plr_dspy.programs.slots import ProgramSlots
@@ -79,6 +79,8 @@ class ReadingWork:
         self._examples = examples
         self._output = output
         self._requests = LogprobRequests(required=True)
+        # The likeliest label is the answer, as it will be in use: a reply that cannot be read costs no second call.
+        self._decision = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Return a cell with log-probabilities, if the reply has any; answers that cannot be read may have some.
@@ -87,27 +89,20 @@ class ReadingWork:
             NoProbabilities: when the LM gives none.
             Exception: of the program.
         """
-        name, labels = self._output.name, self._output.labels
-        predictor = dict(named_predictors(program))[self._output.predictor]
-        reader = reading(
-            dspy.settings.adapter or dspy.ChatAdapter(),
-            name,
-            labels,
-            requests=self._requests,
-            predictor=predictor,
-        )
+        reader = output_reader(program, self._output, requests=self._requests, decision=self._decision)
+        given = None
         try:
             with dspy.context(adapter=reader):
-                answer(program, own_copy(self._examples[example]))
+                given = answer(program, own_copy(self._examples[example]))
         except WrongAnswer:
             pass
         except Exception as error:
             if not self._requests.reason:
                 raise
-            raise without_probabilities(predictor.lm or dspy.settings.lm, PURPOSE) from error
+            raise without_probabilities(reader.asked, PURPOSE) from error
         if self._requests.reason:
-            raise without_probabilities(predictor.lm or dspy.settings.lm, PURPOSE)
-        found = [each for each in (*reader.readings, *reader.unparsed) if each is not None]
-        if not found:
+            raise without_probabilities(reader.asked, PURPOSE)
+        found = reading_of_answer(reader, self._output, given)
+        if found is None:
             return Cell(0.0)
-        return Cell(0.0, label_logprobs=found[-1].log_probabilities, unseen_labels=found[-1].unseen)
+        return Cell(0.0, label_logprobs=found.log_probabilities, unseen_labels=found.unseen)

@@ -90,7 +90,7 @@ class FirstSigns:
         return by_example
 
     def _check_answers(self, cells: Sequence[Cell]) -> None:
-        unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
+        unparsed = [cell for cell in cells if cell.outcome == WRONG]
         if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):
             return
         said = (

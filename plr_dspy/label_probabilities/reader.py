@@ -15,12 +15,15 @@ from dspy.utils.exceptions import AdapterParseError
 from scipy.special import log_softmax
 
 from plr_dspy.label_probabilities.light_memory import light_memory
-from plr_dspy.label_probabilities.servers import asking_for_probabilities, is_refusal
+from plr_dspy.label_probabilities.servers import NoProbabilities, asking_for_probabilities, is_refusal
 from plr_dspy.label_probabilities.tokens import Position, masses_in_reply, positions_of
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 
 LEAST = -30.0
 """The smallest log-probability that is believed: servers write -9999 for what they do not compute."""
+
+_UNREAD = object()
+"""Stands for an answer that the adapter could not read, until it is decided."""
 
 
 class Reading(NamedTuple):
@@ -49,7 +52,7 @@ class LogprobRequests:
     follow one another, so that an endpoint refuses one request at most.
 
     Args:
-        required: A call that is refused is not made again without asking.
+        required: No call is made without asking.
 
     Attributes:
         wanted: Whether calls ask; it can be switched off.
@@ -58,7 +61,7 @@ class LogprobRequests:
     """
 
     def __init__(self, *, required: bool = False) -> None:
-        self._required = required
+        self.required = required
         self.wanted = True
         self.given = False
         self.reason = ""
@@ -91,7 +94,7 @@ class LogprobRequests:
             if self.given or not is_refusal(error):
                 return False
             self._stop(f"{lm.model} refuses requests for log-probabilities")
-            return not self._required
+            return not self.required
 
     def _stop(self, reason: str) -> None:
         self.wanted = False
@@ -103,16 +106,16 @@ class _Reader:
 
     Attributes:
         readings: One for each call with the output; None where a reply says nothing of labels.
-        unparsed: What replies say that the adapter could not read, and that were not decided by this.
+        asked: The LM of the last call with the output.
     """
 
     readings: list[Reading | None]
-    unparsed: list[Reading]
+    asked: Any
     _name: str
     _labels: Mapping[str, Any]
     _requests: LogprobRequests
     _decision: Decision | None
-    _predictor: Any
+    _reads: Callable[[Any], bool] | None
     _outer: _Reader | None
 
     def __call__(
@@ -157,26 +160,21 @@ class _Reader:
             return values
         except AdapterParseError:
             first = outputs[0] if len(outputs) == 1 else None
-            if not self._is_ours(original_signature) or not isinstance(first, Mapping):
+            if self._decision is None or not self._requests.wanted or not isinstance(first, Mapping):
+                raise
+            if not self._is_ours(original_signature) or len(original_signature.output_fields) > 1:
                 raise
             positions = positions_of(first.get("logprobs"))
-            found = _reading_of(positions, list(self._labels), None, name=self._name)
-            if found is None:
+            if _reading_of(positions, list(self._labels), None, name=self._name) is None:
                 raise
-            if self._decision is None or len(original_signature.output_fields) > 1:
-                self.unparsed.append(found)
-                raise
-            return [{self._name: None, "logprobs": first.get("logprobs")}]
+            return [{self._name: _UNREAD, "logprobs": first.get("logprobs")}]
 
     def _is_ours(self, signature: Any) -> bool:
         """Whether a call with this signature is one that is read."""
         outputs = signature.output_fields
         if self._name not in outputs or "logprobs" in outputs:
             return False
-        if (
-            self._predictor is not None
-            and (dspy.settings.caller_modules or [None])[-1] is not self._predictor
-        ):
+        if self._reads is not None and not self._reads((dspy.settings.caller_modules or [None])[-1]):
             return False
         return labels_of(without_none(outputs[self._name].annotation)) == self._labels
 
@@ -186,38 +184,47 @@ class _Reader:
         if not self._is_ours(signature):
             yield None
             return
+        self.asked = lm
         with self._requests.turn() as wanted:
+            if not wanted and self._requests.required:
+                raise NoProbabilities(self._requests.reason)
             if not wanted:
                 yield None
                 return
-            with nullcontext() if _asks_itself(lm, lm_kwargs) else light_memory():
+            memory = nullcontext() if _asks_itself(lm, lm_kwargs) else light_memory()
+            # What is streamed might not be the answer, and chat replies in parts come without log-probabilities.
+            with memory, dspy.context(send_stream=None):
                 yield asking_for_probabilities(lm, lm_kwargs)
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
         for i, value in enumerate(values or [{}]):
             positions = positions_of(value.get("logprobs"))
-            label = label_text(self._labels, value.get(self._name))
+            said = value.get(self._name)
+            label = label_text(self._labels, said)
             found = None
-            if label is not None or self._decision is not None:
+            # None is an answer of its own where the type allows it.
+            if label is not None or (self._decision is not None and said is not None):
                 found = _reading_of(positions, list(self._labels), label, name=self._name)
             if found is not None and self._decision is not None:
                 found = self._decision(found)
                 value[self._name] = self._labels[str(found.label)]
             if i == 0:
-                self._requests.note_reply(lm, given=any(len(place.alternatives) > 1 for place in positions))
-                self._keep(found)
+                given = any(len(place.alternatives) > 1 for place in positions)
+                self._requests.note_reply(lm, given=given)
+                self._keep(found, lm, given=given)
         if not _asks_itself(lm, lm_kwargs):
             for value in values:
                 value.pop("logprobs", None)
         return values
 
-    def _keep(self, found: Reading | None) -> None:
+    def _keep(self, found: Reading | None, lm: Any, *, given: bool) -> None:
         """Keep a reading, here and where the same is read from outside."""
         self.readings.append(found)
         outer = self._outer
         if outer is not None and (outer._name, outer._labels) == (self._name, self._labels):
-            outer._keep(found)
+            outer._requests.note_reply(lm, given=given)
+            outer._keep(found, lm, given=given)
 
 
 def reading(
@@ -227,7 +234,7 @@ def reading(
     *,
     requests: LogprobRequests,
     decision: Decision | None = None,
-    predictor: dspy.Predict | None = None,
+    reads: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Return a copy of an adapter that reads the log-probabilities of labels from the replies to its own calls.
 
@@ -241,7 +248,7 @@ def reading(
         requests: Decides whether log-probabilities are asked for.
         decision: Gives the answer, whatever label the reply says; it is asked where the adapter could not read the
             reply, too, if the output is the only one. None leaves the answer as it is.
-        predictor: Whose calls are read; None for all with such an output.
+        reads: Tells whether the calls of a module are read; None for all with such an output.
 
     Returns:
         The copy. Its `readings` hold a `Reading`, or None, for each call that asked.
@@ -251,12 +258,12 @@ def reading(
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
     vars(reader).update(
         readings=[],
-        unparsed=[],
+        asked=None,
         _name=name,
         _labels=dict(labels),
         _requests=requests,
         _decision=decision,
-        _predictor=predictor,
+        _reads=reads,
         _outer=outer,
     )
     return reader

@@ -77,7 +77,7 @@ class RandomSample(Reorderer):
 
     def setup(self, job: Job) -> Setup:
         """Make a search for random orders, the program's own first."""
-        work = label_work(self.metric, job, calibrating=True)
+        work = label_work(self.metric, job)
         search = random_search(job.plan, job.slots.space, seed=job.seed)
         return by_metric(job, search, work=work if isinstance(work, LabelWork) else None)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import chisquare
 
-from plr_dspy.calibration.optimizer import prior_shares
+from plr_dspy.calibration.outputs import prior_shares
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.label_probabilities.servers import NoProbabilities

@@ -117,14 +117,7 @@ class WrongAnswer(Exception):
 
     Args:
         error: What it raised.
-
-    Attributes:
-        error: The same.
-        said: What the reply that could not be read says of labels: their log-probabilities, and the numbers of those
-            that are not among the likeliest tokens. None where nobody wants to know.
     """
-
-    said: tuple[tuple[float, ...], tuple[int, ...]] | None = None
 
     def __init__(self, error: Exception) -> None:
         text = str(error)

@@ -8,7 +8,9 @@ from typing import Any
 CONTENT_FREE = ("[N/A]", "", "[MASK]")
 
 
-def check_text_inputs(purpose: str, inputs: Mapping[str, Any]) -> None:
+def check_text_inputs(
+    purpose: str, inputs: Mapping[str, Any], *, cure: str = "use PLReorder or TopKOrder"
+) -> None:
     """Raise unless all inputs are text.
 
     Raises:
@@ -18,5 +20,5 @@ def check_text_inputs(purpose: str, inputs: Mapping[str, Any]) -> None:
         if not isinstance(value, str):
             raise ValueError(
                 f"{purpose} makes inputs of its own, which must be text; input {name!r} is a {type(value).__name__}: "
-                "use PLReorder or TopKOrder"
+                f"{cure}"
             )

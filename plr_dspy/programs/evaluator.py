@@ -160,8 +160,7 @@ class ProgramEvaluator:
                 if isinstance(wrong.error, ContextWindowExceededError):
                     self._warn_too_long(key, ordering)
                 message = self.failures.first_line(wrong)
-                known, unseen = wrong.said or (None, ())
-                cell = Cell(None, WRONG, type(wrong.error).__name__, message, None, known, unseen)
+                cell = Cell(None, WRONG, type(wrong.error).__name__, message)
             except BaseException as error:  # of the user's program or metric: never a silent 0
                 message = self.failures.first_line(error)
                 cell, failure = Cell(None, FAILED, type(error).__name__, message), error

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import dspy
+import numpy as np
 
-from plr_dspy.label_probabilities.reader import LogprobRequests
+from plr_dspy.label_probabilities.reader import LogprobRequests, Reading
 from plr_dspy.label_probabilities.reader import reading as reading_adapter
 from plr_dspy.lm.finite_outputs import label_text
-from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer
+from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.programs.label_scores import Array, LabelOutput
 from plr_dspy.scoring.cells import Cell
 
@@ -29,7 +30,8 @@ class LabelWork(MetricWork):
         metric, examples: As in `MetricWork`.
         output: The program's output whose labels are read.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
-        calibrating: Whether answers are to be calibrated: then what replies that cannot be read say counts, too.
+        calibrating: Whether answers are to be calibrated: then the likeliest label is the answer, also of replies that
+            the adapter cannot read, as it is of a `CalibratedProgram`.
 
     Attributes:
         output, scores: The same.
@@ -70,15 +72,14 @@ class LabelWork(MetricWork):
             return super().__call__(program, example, usage)
         name, labels = self.output.name, self.output.labels
         adapter = reading_adapter(
-            dspy.settings.adapter or dspy.ChatAdapter(), name, labels, requests=self._requests
+            dspy.settings.adapter or dspy.ChatAdapter(),
+            name,
+            labels,
+            requests=self._requests,
+            decision=self._likeliest if self._calibrating else None,
         )
-        try:
-            with dspy.context(adapter=adapter):
-                shown, prediction = self._answered(program, example, usage)
-        except WrongAnswer as wrong:
-            if self._calibrating and len(adapter.unparsed) == 1 and not adapter.readings:
-                wrong.said = _rounded(adapter.unparsed[0].log_probabilities), adapter.unparsed[0].unseen
-            raise
+        with dspy.context(adapter=adapter):
+            shown, prediction = self._answered(program, example, usage)
         # Read before the metric, which may write to the prediction.
         value = prediction.get(name) if isinstance(prediction, dspy.Prediction) else None
         cell = self._scored(shown, prediction)
@@ -87,8 +88,9 @@ class LabelWork(MetricWork):
             return cell
         if cell.score != self.scores[example, list(labels).index(found.label)]:
             return cell
-        return replace(cell, label_logprobs=_rounded(found.log_probabilities), unseen_labels=found.unseen)
+        rounded = tuple(round(each, DECIMALS) for each in found.log_probabilities)
+        return replace(cell, label_logprobs=rounded, unseen_labels=found.unseen)
 
-
-def _rounded(log_probabilities: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(each, DECIMALS) for each in log_probabilities)
+    def _likeliest(self, found: Reading) -> Reading:
+        """Decide for the likeliest label, as calibrated programs do."""
+        return found._replace(label=list(self.output.labels)[int(np.argmax(found.log_probabilities))])

@@ -16,6 +16,9 @@ Array = NDArray[np.float64]
 NUM_BINS = 10
 """Of confidence, as in C. Guo et al., "On calibration of modern neural networks", ICML 2017."""
 
+LESS = 1e-6
+"""By how much a label that was not among the likeliest tokens stays less likely than one that was."""
+
 
 def batch_offsets(
     log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike | None = None
@@ -68,7 +71,7 @@ def calibrated(
     moved: Array = log_softmax(known * np.asarray(scales) + np.asarray(offsets), axis=-1)
     if unseen is not None and (hidden := np.asarray(unseen, dtype=bool)).any():
         # No calibration makes of "not among the likeliest" more than it was.
-        seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True)
+        seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True) - LESS
         moved = log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1)
     return moved
 

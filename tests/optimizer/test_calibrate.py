@@ -159,7 +159,7 @@ class TestOrdersUnderCalibration:
 
         engine = Mumbling(probabilities=leaning_and_sharp)
         program, report = go(engine, calibrate=True, max_metric_calls=150)
-        assert report.errors[0].outcome == "counted as wrong"
+        assert not report.errors
         assert report.comparison.chosen > 0.6  # A third of the answers would be wrong without.
         with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False)):
             assert {program(text=f"text {3 * i}").label for i in range(400, 420)} == set(LABELS)

@@ -1,0 +1,470 @@
+"""BatchCalibration: what it finds, what it reads and pays for, and what it refuses before any call."""
+
+import math
+from enum import Enum
+from typing import Any, Literal, Optional
+
+import dspy
+import numpy as np
+import pytest
+from dspy import lm15
+from label_engines import Classifier, gold, leaning, softmax
+
+from plr_dspy import BatchCalibration, CalibratedProgram
+from plr_dspy.label_probabilities.servers import NoProbabilities
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+
+LABELS = ["negative", "positive"]
+KIND = Literal["negative", "positive"]
+REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
+ADAPTERS = [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter]
+
+
+def examples(count, labels=LABELS, *, first=0):
+    texts = [f"text {i}" for i in range(first, first + count)]
+    return [dspy.Example(text=text, label=gold(labels, text)).with_inputs("text") for text in texts]
+
+
+def student(kind: Any = KIND, *, module=dspy.Predict):
+    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind))
+
+
+def calibrate(engine, program=None, *, trainset=None, adapter=None, method="batch", lm=None, **options):
+    options = {"num_threads": 2, "display_progress": False, **options}
+    with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
+        trainset = examples(30) if trainset is None else trainset
+        return BatchCalibration(method, **options).compile(program or student(), trainset=trainset)
+
+
+def ask(engine, program, adapter=None, **inputs):
+    with dspy.context(lm=engine.lm(), adapter=adapter or dspy.ChatAdapter()):
+        return program(**(inputs or {"text": "a text of its own"}))
+
+
+def centred(values):
+    values = np.asarray(values)
+    return values - values.mean()
+
+
+def offsets_of(probabilities, texts, labels=LABELS):
+    """By the formula: less the log of the mean probabilities."""
+    means = np.mean([[probabilities(text)[label] for label in labels] for text in texts], axis=0)
+    return centred(-np.log(means))
+
+
+class TestWhatItFinds:
+    @pytest.mark.parametrize("adapter", ADAPTERS)
+    def test_the_offsets_of_the_inputs(self, adapter):
+        engine = Classifier(leaning(LABELS, 2.0))
+        found = calibrate(engine, adapter=adapter()).calibration
+        assert found.offsets == pytest.approx(
+            offsets_of(engine.probabilities, set(engine.inputs)).tolist(), abs=1e-3
+        )
+        assert (found.method, found.labels, found.scales) == ("batch", tuple(LABELS), (1.0, 1.0))
+        assert found.num_inputs == len(engine.inputs) == len(set(engine.inputs)) == 30
+
+    @pytest.mark.parametrize("adapter", ADAPTERS)
+    def test_the_probabilities_of_a_prediction(self, adapter):
+        engine = Classifier(leaning(LABELS, 2.0))
+        program = calibrate(engine, adapter=adapter())
+        raw = engine.probabilities("a text of its own")
+        scores = {
+            label: math.log(raw[label]) + offset
+            for label, offset in zip(LABELS, program.calibration.offsets, strict=True)
+        }
+        prediction = ask(engine, program, adapter())
+        assert prediction.probabilities == pytest.approx(softmax(scores), abs=1e-3)
+        assert prediction.label == max(scores, key=scores.get)
+
+    def test_a_prior(self):
+        engine = Classifier(leaning(LABELS, 0.0))
+        even, uneven = calibrate(engine), calibrate(engine, prior={"negative": 0.2, "positive": 0.8})
+        moved = np.subtract(uneven.calibration.offsets, even.calibration.offsets)
+        assert moved == pytest.approx(centred(np.log([0.2, 0.8])))
+
+    def test_at_most_so_many_inputs_chosen_by_the_seed(self):
+        def chosen(**options):
+            engine = Classifier(leaning(LABELS, 1.0))
+            calibrate(engine, num_inputs=12, **options)
+            return sorted(engine.inputs)
+
+        assert len(chosen()) == 12
+        assert chosen(seed=3) == chosen(seed=3) != chosen()
+
+    def test_what_demos_show_is_left_out(self):
+        program, trainset = student(), examples(12)
+        program.demos = trainset[:4]
+        engine = Classifier(leaning(LABELS, 1.0))
+        calibrate(engine, program, trainset=trainset)
+        assert sorted(engine.inputs) == sorted(each.text for each in trainset[4:])
+
+    def test_inputs_without_content(self):
+        engine = Classifier(leaning(LABELS, 1.5))
+        found = calibrate(engine, method="contextual").calibration
+        assert sorted(engine.inputs) == ["", "[MASK]", "[N/A]"]
+        assert found.offsets == pytest.approx(
+            offsets_of(engine.probabilities, engine.inputs).tolist(), abs=1e-3
+        )
+
+    def test_the_student_stays_as_it_is(self):
+        program = student()
+        before = program.dump_state()
+        compiled = calibrate(Classifier(leaning(LABELS, 1.0)), program)
+        assert program.dump_state() == before
+        assert not program._compiled
+        assert compiled._compiled
+        assert compiled.program is not program
+
+    def test_labelled_examples(self):
+        labels = LABELS
+        engine = Classifier(leaning(labels, 2.0))
+        found = calibrate(engine, method="linear", trainset=examples(200), num_inputs=200).calibration
+        assert found.offsets[1] < found.offsets[0] - 1
+        raw, told = (
+            np.mean([ask(engine, each, text=e.text).label == e.label for e in examples(150, first=1_000)])
+            for each in (student(), calibrate(engine, method="linear", trainset=examples(200)))
+        )
+        assert told > raw + 0.05
+
+    @pytest.mark.parametrize("method", ["batch", "contextual"])
+    def test_labels_are_not_read(self, method):
+        engine, right = Classifier(leaning(LABELS, 1.0)), examples(20)
+        wrong = [each.copy(label=LABELS[each.label == "negative"]).with_inputs("text") for each in right]
+        nonsense = [each.copy(label=["no label"]).with_inputs("text") for each in right]
+        none = [dspy.Example(text=each.text).with_inputs("text") for each in right]
+        states = [
+            calibrate(engine, method=method, trainset=trainset).dump_state()
+            for trainset in (right, wrong, nonsense, none)
+        ]
+        assert states[0] == states[1] == states[2] == states[3]
+
+
+class TestRequests:
+    @pytest.mark.parametrize("kind", ["readable", "unreadable"])
+    @pytest.mark.parametrize("adapter", ADAPTERS)
+    def test_one_for_each_input(self, kind, adapter):
+        """ChatAdapter would ask again by JSONAdapter for a reply that it cannot read."""
+        engine = Classifier(leaning(LABELS, 1.0), unreadable=lambda text: kind == "unreadable")
+        program = calibrate(engine, adapter=adapter())
+        assert engine.asked == [20] * 30
+        raw = engine.probabilities("a text of its own")
+        prediction = ask(engine, program, adapter())
+        assert prediction.label in raw
+        assert engine.asked == [20] * 31
+
+    def test_replies_that_cannot_be_read_are_calibrated_like_others(self):
+        readable, unreadable = (
+            calibrate(Classifier(leaning(LABELS, 1.0), unreadable=lambda text, bad=bad: bad))
+            for bad in (False, True)
+        )
+        assert readable.calibration.offsets == pytest.approx(unreadable.calibration.offsets)
+
+    @pytest.mark.parametrize("allowed", [True, False])
+    @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
+    def test_an_lm_without_log_probabilities_costs_one(self, endpoint, allowed):
+        engine = Classifier(leaning(LABELS, 1.0), **endpoint)
+        with pytest.raises(
+            NoProbabilities, match=r"calibration needs the log-probabilities.*fake/x gives none"
+        ):
+            calibrate(engine, num_threads=8, allow_uncalibrated=allowed)
+        assert engine.asked == [20]
+
+    def test_no_reply_says_anything_of_labels(self):
+        engine = Classifier(lambda text: {"neither": 1.0})
+        with pytest.raises(NoProbabilities, match="0 of 30 have any"):
+            calibrate(engine, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False))
+
+    def test_a_few_replies_say_nothing_of_labels(self, caplog):
+        def probabilities(text):
+            return {"neither": 1.0} if text in ("text 3", "text 7") else leaning(LABELS, 1.0)(text)
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        found = calibrate(Classifier(probabilities), adapter=adapter).calibration
+        assert found.num_inputs == 28
+        assert "2 of 30 replies say nothing of labels" in caplog.text
+
+    def test_labelled_examples_stay_with_their_replies_where_others_fail(self):
+        """The first half of the replies has no label; answers must not slip."""
+        trainset = examples(100)
+
+        def probabilities(text):
+            if int(text.split()[-1]) < 50:
+                return {"neither": 1.0}
+            other = LABELS[gold(LABELS, text) == "negative"]
+            return {other: 0.9, gold(LABELS, text): 0.1}  # always wrong
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        program = calibrate(
+            Classifier(probabilities), adapter=adapter, method="linear", trainset=trainset, num_inputs=100
+        )
+        assert program.calibration.num_inputs == 50
+        assert all(scale < 0.5 for scale in program.calibration.scales)
+
+    def test_errors_of_the_program(self):
+        class Broken(dspy.Module):
+            def __init__(self):
+                self.classify = student()
+
+            def forward(self, text):
+                raise KeyError("missing")
+
+        engine = Classifier(leaning(LABELS, 1.0))
+        with pytest.raises(KeyError, match="missing"):
+            calibrate(engine, Broken(), max_errors=2)
+        assert not engine.asked
+
+
+class Mood(Enum):
+    GOOD = "fine"
+    BAD = "awful"
+
+
+class TestLabelSets:
+    @pytest.mark.parametrize("adapter", ADAPTERS)
+    @pytest.mark.parametrize(
+        ("kind", "texts", "values"),
+        [
+            (Literal["yes", "no"], ["yes", "no"], ["yes", "no"]),
+            (Optional[KIND], LABELS, LABELS),  # noqa: UP045
+            (bool, ["True", "False"], [True, False]),
+            (Mood, ["fine", "awful"], [Mood.GOOD, Mood.BAD]),
+        ],
+    )
+    def test_probabilities_by_the_value(self, kind, texts, values, adapter):
+        engine = Classifier(leaning(texts, 1.0))
+        program = calibrate(engine, student(kind), adapter=adapter())
+        prediction = ask(engine, program, adapter())
+        assert list(prediction.probabilities) == values
+        assert prediction.label is max(prediction.probabilities, key=prediction.probabilities.get)
+        assert sum(prediction.probabilities.values()) == pytest.approx(1)
+
+    @pytest.mark.parametrize("count", [2, 5, 18])
+    def test_many_labels(self, count):
+        labels = [f"{chr(97 + i)} kind" for i in range(count)]
+        engine = Classifier(leaning(labels, 2.0))
+        program = calibrate(engine, student(Literal[tuple(labels)]), trainset=examples(100))
+        expected = offsets_of(engine.probabilities, set(engine.inputs), labels)
+        assert program.calibration.offsets == pytest.approx(expected.tolist(), abs=0.01)
+
+    def test_labels_that_share_a_first_token(self):
+        labels = ["very good", "very bad", "neutral"]
+        probabilities = leaning(labels, 1.5, towards=0)
+        engine = Classifier(probabilities, split=lambda label: label.replace("very ", "very |").split("|"))
+        program = calibrate(engine, student(Literal[tuple(labels)]))
+        raw = probabilities("a text of its own")
+        prediction = ask(engine, program)
+        assert prediction.label in labels
+        scores = [
+            math.log(raw[label]) + o for label, o in zip(labels, program.calibration.offsets, strict=True)
+        ]
+        if max(raw, key=raw.get) != "neutral":  # Then the reply tells the second tokens.
+            assert prediction.label == labels[int(np.argmax(scores))]
+
+    def test_a_label_that_the_model_never_says(self):
+        labels = ["negative", "positive", "mixed"]
+        engine = Classifier(lambda text: {**leaning(LABELS, 1.0)(text), "mixed": 0.0})
+        program = calibrate(engine, student(Literal[tuple(labels)]))
+        found = program.calibration.offsets
+        assert found[2] == min(found)
+        for i in range(20):
+            assert ask(engine, program, text=f"new {i}").label != "mixed"
+
+    def test_none_stays_the_answer_where_the_type_allows_it(self):
+        engine = Classifier(
+            lambda text: (
+                {"None": 0.8, "positive": 0.15, "negative": 0.05}
+                if text == "nothing"
+                else leaning(LABELS, 1.0)(text)
+            )
+        )
+        program = calibrate(engine, student(Optional[KIND]), adapter=PlainTextAdapter())  # noqa: UP045
+        prediction = ask(engine, program, PlainTextAdapter(), text="nothing")
+        assert prediction.label is None
+        assert prediction.probabilities is None
+
+    def test_a_label_after_the_reasoning(self):
+        engine = Classifier(leaning(LABELS, 2.0))
+        program = calibrate(engine, student(module=dspy.ChainOfThought))
+        assert program.calibration.offsets == pytest.approx(
+            offsets_of(engine.probabilities, set(engine.inputs)).tolist(), abs=1e-3
+        )
+        prediction = ask(engine, program)
+        assert prediction.reasoning == "because"
+        assert engine.asked == [20] * 31
+
+
+class TestBadInput:
+    def refused(self, error, match, **options):
+        engine = Classifier(leaning(LABELS, 1.0))
+        with pytest.raises(error, match=match):
+            calibrate(engine, **options)
+        assert not engine.asked
+
+    @pytest.mark.parametrize(
+        ("prior", "error", "match"),
+        [
+            (
+                {"negative": 0.5, "positive": 0.6},
+                ValueError,
+                "prior must sum to 1.*sums to 1.1: divide by that",
+            ),
+            ({"negative": 1.0}, ValueError, "prior must have a share for each of the labels"),
+            ({"negative": 0.5, "positive": 0.3, "mixed": 0.2}, ValueError, "share for each of the labels"),
+            ({"negative": -0.5, "positive": 1.5}, ValueError, "share above 0"),
+            ({"negative": 0.0, "positive": 1.0}, ValueError, "share above 0"),
+            ({"negative": math.nan, "positive": 1.0}, ValueError, "share above 0"),
+            ({"negative": "half", "positive": 0.5}, TypeError, "prior must hold numbers"),
+            ([0.5, 0.5], TypeError, "prior must be a dict"),
+        ],
+    )
+    def test_prior(self, prior, error, match):
+        self.refused(error, match, prior=prior)
+
+    def test_prior_of_what_is_learned(self):
+        self.refused(
+            ValueError, "prior must be None", method="linear", prior={"negative": 0.5, "positive": 0.5}
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "error", "match"),
+        [
+            ({"method": "platt"}, ValueError, r"method must be one of \['batch', 'contextual', 'linear'\]"),
+            ({"num_inputs": 1}, ValueError, "num_inputs must be at least 2"),
+            ({"num_threads": 0}, ValueError, "num_threads"),
+            ({"seed": -1}, ValueError, "seed"),
+            ({"seed": "one"}, TypeError, "seed"),
+            ({"predictor": "other"}, ValueError, r"predictor must be one of \['self'\]; got 'other'"),
+            ({"trainset": []}, ValueError, "trainset must hold at least 2 different inputs"),
+            ({"trainset": examples(1)}, ValueError, "trainset must hold at least 2 different inputs"),
+            ({"trainset": examples(1) * 20}, ValueError, "2 different inputs.*of its 20 examples 1"),
+            ({"trainset": [], "method": "contextual"}, ValueError, "trainset must hold an example"),
+            ({"trainset": "text"}, TypeError, "trainset must be a list"),
+            ({"trainset": [dspy.Example(text="a")] * 3}, ValueError, r"trainset\[0\] has no inputs"),
+            (
+                {"trainset": [dspy.Example(review=str(i)).with_inputs("review") for i in range(5)]},
+                ValueError,
+                "must give the student's inputs",
+            ),
+            ({"program": dspy.Predict("text -> label")}, ValueError, "no output is a Literal"),
+            ({"program": dspy.Predict("text -> a: bool, b: bool")}, ValueError, "2 outputs"),
+            ({"program": dspy.Predict("text -> label: Literal['one']")}, ValueError, "two labels"),
+            (
+                {"program": dspy.Predict("text -> a: bool, probabilities")},
+                ValueError,
+                "'probabilities'.*rename",
+            ),
+            ({"program": dspy.Predict}, TypeError, "student must be a dspy.Module"),
+        ],
+    )
+    def test_arguments(self, options, error, match):
+        self.refused(error, match, **options)
+
+    @pytest.mark.parametrize("seed", [-1, "one"])
+    def test_the_seed_of_compile(self, seed):
+        engine = Classifier(leaning(LABELS, 1.0))
+        with dspy.context(lm=engine.lm()), pytest.raises((TypeError, ValueError), match="seed"):
+            BatchCalibration().compile(student(), trainset=examples(20), seed=seed)
+        assert not engine.asked
+
+    def test_no_lm(self):
+        with dspy.context(lm=None), pytest.raises(ValueError, match="no LM is configured"):
+            BatchCalibration().compile(student(), trainset=examples(20))
+
+    def test_an_async_program(self):
+        class Later(dspy.Module):
+            def __init__(self):
+                self.classify = student()
+
+            async def aforward(self, text):
+                return await self.classify.acall(text=text)
+
+        self.refused(TypeError, "student is an async program", program=Later())
+
+    def test_two_predictors_with_labels(self):
+        class Two(dspy.Module):
+            def __init__(self):
+                self.first, self.second = student(), student()
+
+            def forward(self, text):
+                self.first(text=text)
+                return self.second(text=text)
+
+        self.refused(
+            ValueError, r"2 predictors.*or pass predictor= with one of \['first', 'second'\]", program=Two()
+        )
+
+    def test_inputs_that_are_no_text(self):
+        numbers = [dspy.Example(text=i).with_inputs("text") for i in range(12)]
+        self.refused(
+            ValueError, "input 'text' is a int: pass method='batch'", trainset=numbers, method="contextual"
+        )
+
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            (lambda each: dspy.Example(text=each.text), "whose 'label' is one of .*; got None"),
+            (lambda each: each.copy(label="mixed"), "got 'mixed'.*or pass method='batch'"),
+            (lambda each: each.copy(label=["positive"]), r"got \['positive'\]"),
+            (lambda each: each.copy(label="positive"), "different labels; all 30 have 'positive'"),
+        ],
+    )
+    def test_labels_that_are_needed(self, change, match):
+        trainset = [change(each).with_inputs("text") for each in examples(30)]
+        self.refused(ValueError, match, trainset=trainset, method="linear")
+
+    def test_what_enums_are_called_in_data_will_do(self):
+        engine = Classifier(leaning(["fine", "awful"], 1.0))
+        trainset = [
+            dspy.Example(text=f"text {i}", label=(Mood.GOOD, "awful")[i % 2]).with_inputs("text")
+            for i in range(12)
+        ]
+        program = calibrate(engine, student(Mood), trainset=trainset, method="linear")
+        assert program.calibration.num_inputs == 12
+
+    def test_few_inputs_are_warned_of(self, caplog):
+        calibrate(Classifier(leaning(LABELS, 1.0)), trainset=examples(9))
+        assert "only 9 inputs to calibrate 2 labels on" in caplog.text
+        caplog.clear()
+        calibrate(Classifier(leaning(LABELS, 1.0)), trainset=examples(10))
+        assert "only" not in caplog.text
+
+
+class TestNothingToTakeAway:
+    """A model whose probabilities are right, and lean to no label."""
+
+    @staticmethod
+    def accuracy(engine, program, held):
+        with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
+            return np.mean([program(text=each.text).label == each.label for each in held])
+
+    @pytest.mark.parametrize("labels", [LABELS, ["a", "b", "c", "d"]])
+    @pytest.mark.parametrize("method", ["batch", "linear"])
+    def test_accuracy_stays(self, labels, method):
+        """Two answers in a hundred would be noise of the 64 inputs; four would be a fault."""
+        engine, kind = Classifier(leaning(labels, 0.0)), Literal[tuple(labels)]
+        held = examples(500, labels, first=1_000)
+        program = calibrate(engine, student(kind), trainset=examples(64, labels), method=method)
+        assert self.accuracy(engine, program, held) > self.accuracy(engine, student(kind), held) - 0.03
+
+    def test_a_lean_that_is_there_is_taken_away(self):
+        engine, held = Classifier(leaning(LABELS, 3.0)), examples(300, first=1_000)
+        program = calibrate(engine, trainset=examples(64))
+        assert self.accuracy(engine, program, held) > self.accuracy(engine, student(), held) + 0.1
+
+
+def test_a_calibrated_program_is_calibrated_anew():
+    engine = Classifier(leaning(LABELS, 2.0))
+    once = calibrate(engine)
+    twice = calibrate(engine, once)
+    assert isinstance(twice, CalibratedProgram)
+    assert twice.calibration == once.calibration
+    assert not isinstance(twice.program, CalibratedProgram)
+    assert engine.asked == [20] * 60
+
+
+def test_parameters():
+    optimizer = BatchCalibration("contextual", num_inputs=5, seed=2, predictor="classify")
+    params = optimizer.get_params()
+    assert (params["method"], params["num_inputs"], params["predictor"]) == ("contextual", 5, "classify")
+    params.pop("method")
+    assert BatchCalibration("contextual", **params).get_params() == optimizer.get_params()
