@@ -15,6 +15,7 @@ import torch
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Trial
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
 
 
@@ -35,14 +36,30 @@ def iteration(rule, num_demos: int, rounds: int) -> float:
     return statistics.median(milliseconds(one_round) for _ in range(rounds))
 
 
-def modelled(num_demos: int, num_cells: int, rounds: int) -> float:
-    """Median time of ask + tell of the default search that knows so many scores, 8 to 40 an ordering."""
+def modelled(
+    num_demos: int, num_cells: int, rounds: int, *, shares: np.ndarray | bool | None = False
+) -> float:
+    """Median time of ask + tell of the default search that knows so many scores, 8 to 40 an ordering.
+
+    Args:
+        num_demos, num_cells, rounds: The size of it.
+        shares: Of two labels whose answers are calibrated; None for log-probabilities alone, False for scores alone.
+    """
     rng = np.random.default_rng(0)
+    right = np.arange(160) % 2
+    leanings, own = rng.normal(size=2**16), rng.normal(size=160)
+
+    def told(ordering: Ordering, example: int) -> tuple[float, float]:
+        z = 0.5 * (own[example] + 2 * right[example] - 1 + leanings[hash(ordering) % 2**16])
+        return -float(np.logaddexp(0.0, 2 * z)), -float(np.logaddexp(0.0, -2 * z))
+
+    responses = None if shares is False else LabelResponses(np.eye(2)[right], told, shares=shares)
     search = ThompsonSearch(
         OrderingSpace.of_sizes(num_demos),
         num_examples=160,
         classes=[[i % 2 for i in range(num_demos)]],
         example_classes=[i % 2 for i in range(160)],
+        responses=responses,
     )
     known: dict[Ordering, dict[int, float]] = {}
 
@@ -84,9 +101,12 @@ def main() -> None:
         times = [iteration(rule, num_demos, rounds) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
         alone = fit(num_demos, rounds)
         print(f"{num_demos:5d}   {times[0]:8.1f}   {times[1]:8.1f}   {times[2]:12.1f}   {alone:18.1f}")
-    print("\nthe default search: demos, cells known, ms")
+    print("\nthe default search: demos, cells known, ms with scores, log-probabilities, calibrated answers")
     for num_demos, num_cells in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
-        print(f"{num_demos:5d}   {num_cells:6,d}   {modelled(num_demos, num_cells, rounds):6.1f}")
+        kinds = [
+            modelled(num_demos, num_cells, rounds, shares=kind) for kind in (False, None, np.full(2, 0.5))
+        ]
+        print(f"{num_demos:5d}   {num_cells:6,d}   " + "   ".join(f"{kind:6.1f}" for kind in kinds))
 
 
 if __name__ == "__main__":

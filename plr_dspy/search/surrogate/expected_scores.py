@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from plr_dspy.search.surrogate.label_offsets import LabelOffsets
 from plr_dspy.search.surrogate.response_effects import ResponseEffects
+from plr_dspy.search.surrogate.softmax import softmax_of
 
 Array = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ class ExpectedScores:
     def answers(self, means: Array, variances: Array) -> Array:
         """Probability that each label is the likeliest, ``[..., L]``, by the logistic approximation of the normal."""
         scale = np.pi / np.sqrt(6.0 * variances)
-        probabilities: Array = softmax((means @ self._basis) * scale[..., None], axis=-1)
+        probabilities: Array = softmax_of((means @ self._basis) * scale[..., None])
         return probabilities
 
     def drawn(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
+from plr_dspy.search.surrogate.softmax import softmax_of
 from plr_dspy.statistics.calibration import calibrated
 
 Array = NDArray[np.float64]
@@ -31,7 +31,7 @@ class LabelOffsets:
         self._log_probabilities = log_probabilities
         self._unseen = unseen
         self._known = ~np.isnan(log_probabilities[..., :1])
-        self._probabilities = softmax(np.nan_to_num(log_probabilities), axis=-1)
+        self._probabilities = softmax_of(np.nan_to_num(log_probabilities))
         shown = np.broadcast_to(self._known, unseen.shape)
         self._said = np.array(
             [not shown[..., i].any() or _share(unseen, shown, i) <= MOSTLY for i in range(len(shares))]
@@ -84,5 +84,5 @@ def _share(unseen: NDArray[np.bool_], shown: NDArray[np.bool_], label: int) -> f
 
 def _probable(logits: Array, variances: Array) -> Array:
     """Mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
-    probabilities: Array = softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None], axis=-1)
+    probabilities: Array = softmax_of(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None])
     return probabilities

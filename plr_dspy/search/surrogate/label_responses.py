@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ class LabelResponses:
     log_probabilities: Callable[[Ordering, int], Sequence[float] | None]
     unseen: Callable[[Ordering, int], Sequence[int]] = lambda ordering, example: ()
     shares: Array | None = None
+    _rows: dict[Ordering, tuple[tuple[int, ...], list[int], Array, NDArray[np.bool_]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def table(
         self, rows: Mapping[Ordering, Collection[int]], examples: Sequence[int]
@@ -46,8 +49,19 @@ class LabelResponses:
         table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
         hidden = np.zeros(table.shape, dtype=bool)
         for row, mask, (ordering, asked) in zip(table, hidden, rows.items(), strict=True):
-            for example in asked:
-                if (found := self.log_probabilities(ordering, example)) is not None:
-                    row[columns[example]] = found
-                    mask[columns[example], list(self.unseen(ordering, example))] = True
+            numbers, known, unseen = self._row(ordering, asked)
+            places = [columns[number] for number in numbers]
+            row[places], mask[places] = known, unseen
         return table, hidden
+
+    def _row(self, ordering: Ordering, asked: Collection[int]) -> tuple[list[int], Array, NDArray[np.bool_]]:
+        """What is known of an ordering: examples ``[n]``, log-probabilities and what was unseen, ``[n, L]``."""
+        kept = self._rows.get(ordering)
+        if kept is None or kept[0] != tuple(asked):
+            found = {e: told for e in asked if (told := self.log_probabilities(ordering, e)) is not None}
+            unseen = np.zeros((len(found), self.scores.shape[1]), dtype=bool)
+            for mask, example in zip(unseen, found, strict=True):
+                mask[list(self.unseen(ordering, example))] = True
+            known = np.array(list(found.values())).reshape(unseen.shape)
+            kept = self._rows[ordering] = (tuple(asked), list(found), known, unseen)
+        return kept[1:]
