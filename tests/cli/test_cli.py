@@ -12,7 +12,7 @@ import dspy
 import pytest
 from brief import brief_reviews
 
-from plr_dspy import Report
+from plr_dspy import CalibratedProgram, Report
 from plr_dspy.cli import commands as cli
 from plr_dspy.cli.references import read_examples
 
@@ -91,6 +91,15 @@ def test_compile_and_report(folder, capsys):
         assert f"{first.program_calls['total']:,} program calls" in capsys.readouterr().out
 
 
+def test_a_calibrated_program_is_saved(folder, capsys):
+    assert cli.main(compile_arguments("--calibrate", "--report", "found.json")) == 0
+    program = CalibratedProgram(dspy.Predict("review -> sentiment: Literal['negative', 'positive']"))
+    program.load("program.json")
+    assert program.calibration.labels == ("negative", "positive")
+    assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
+    assert "the program is calibrated" in capsys.readouterr().out
+
+
 def test_estimate_makes_no_call(folder, capsys):
     level = logging.getLogger("plr_dspy").level
     assert cli.main(compile_arguments("--estimate")) == 0
@@ -129,6 +138,12 @@ def test_estimate_makes_no_call(folder, capsys):
                 metric="reviews_app.py:picky",
             ),
             "signal='logprobs' is not possible",
+        ),
+        (
+            compile_arguments(
+                *("--adapter", "chat", "--lm", "openai/x", "--calibrate"), metric="reviews_app.py:picky"
+            ),
+            "calibrate=True is not possible",
         ),
         (["report", "none.json"], "no file none.json"),
         (["report", "train.jsonl"], "no plr_dspy report"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from notebook_runs import run_notebook, text_of
 
-from plr_dspy import PlainTextAdapter, PLReorder, completion_lm
+from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.label_probabilities.adapter import LabelProbe
@@ -156,3 +156,31 @@ def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_MODEL", vllm.model)
     said = text_of(run_notebook("04_several_predictors_vllm.ipynb", tmp_path))
     assert "of the prompt tokens were in vLLM's prefix cache" in said
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat", "chat_litellm"])
+def test_calibrated_programs_make_one_request_a_prediction(kind, vllm, request):
+    program = dspy.Predict(Sentiment)
+    program.demos = REVIEWS[:4]
+    before = vllm.count("vllm:request_success_total")
+    with dspy.context(lm=request.getfixturevalue(kind), adapter=PlainTextAdapter()):
+        calibrated = BatchCalibration(num_inputs=12, display_progress=False).compile(
+            program, trainset=REVIEWS[:40]
+        )
+        predictions = [calibrated(review=example.review) for example in REVIEWS[40:48]]
+    assert vllm.count("vllm:request_success_total") - before == 12 + 8
+    for prediction in predictions:
+        assert sum(prediction.probabilities.values()) == pytest.approx(1.0)
+        assert prediction.sentiment == max(prediction.probabilities, key=prediction.probabilities.get)
+
+
+def test_an_order_under_calibration(vllm, completions):
+    program = dspy.Predict(Sentiment)
+    program.demos = REVIEWS[:4]
+    before = vllm.count("vllm:request_success_total")
+    reorder = PLReorder(accuracy, calibrate=True, max_metric_calls=60, num_threads=4, display_progress=False)
+    with dspy.context(lm=completions, adapter=PlainTextAdapter()):
+        found = reorder.compile(program, trainset=REVIEWS[4:44])
+    assert vllm.count("vllm:request_success_total") - before == reorder.report.program_calls["total"] <= 60
+    assert isinstance(found, CalibratedProgram)
+    assert reorder.report.calibration is not None
