@@ -37,7 +37,7 @@ from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.report.text import SURE
 from plr_dspy.statistics.comparisons import mean_interval
 
-MODES = ("light", "logprobs", "paper", "top-k")
+MODES = ("light", "logprobs", "calibrated", "paper", "top-k")
 FIRST_SEED = 40_000
 
 
@@ -45,8 +45,9 @@ def compiled(pool: Pool, mode: str, budget: int | None, seed: int) -> Outcome:
     """What a compile in this mode finds."""
     if mode == "top-k":
         return top_k_outcome(pool, seed, budget)
-    if mode == "logprobs":
-        return planned_outcome(pool, pool.plan("light", budget, signal=mode), "mle", seed, mode)
+    if mode in ("logprobs", "calibrated"):
+        plan = pool.plan("light", budget, signal="logprobs")
+        return planned_outcome(pool, plan, "mle", seed, "logprobs", calibrating=mode == "calibrated")
     return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
 
 
@@ -58,7 +59,8 @@ def row(seed: int, landscape: Landscape, num_pool: int, mode: str, budget: int |
     found = compiled(pool, mode, budget, seed)
     chosen, original = found.ordering[0], pool.space.identity[0]
     claimed = found.comparison is not None and found.comparison.probability >= SURE
-    gain = pool.held_out(chosen) - pool.held_out(original)
+    calibrating = mode == "calibrated"
+    gain = pool.held_out(chosen, calibrating=calibrating) - pool.held_out(original, calibrating=calibrating)
     return [claimed, chosen != original, gain, found.program_calls["total"]]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from landscapes import Landscape, LandscapePayer
+from scipy.special import log_softmax
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.assembly import new_objective, new_search
@@ -26,6 +27,7 @@ from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.features import FAMILIES
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
+from plr_dspy.statistics.calibration import batch_offsets, calibrated
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,17 @@ class Pool:
     def space(self) -> OrderingSpace:
         return OrderingSpace.of_sizes(self.landscape.num_demos)
 
-    def held_out(self, order: tuple[int, ...]) -> float:
-        return float(self.landscape.answers(order)[self.num_train + self.num_selection :].mean())
+    def held_out(self, order: tuple[int, ...], *, calibrating: bool = False) -> float:
+        """Mean score on the held-out examples; of answers calibrated on the others, where asked for."""
+        size = self.num_train + self.num_selection
+        if not calibrating:
+            return float(self.landscape.answers(order)[size:].mean())
+        known, scores = (
+            log_softmax(self.landscape.log_probabilities(order), axis=1),
+            self.landscape.label_scores,
+        )
+        answers = calibrated(known, batch_offsets(known[:size])).argmax(axis=1)
+        return float(scores[np.arange(len(scores)), answers][size:].mean())
 
     def plan(self, auto: str, budget: int | None = None, **overrides: Any) -> Plan:
         return make_plan(
@@ -99,11 +110,17 @@ def planned(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, 
 
 
 def planned_outcome(
-    pool: Pool, plan: Plan, update: str | UpdateRule, seed: int, signal: str = "score"
+    pool: Pool,
+    plan: Plan,
+    update: str | UpdateRule,
+    seed: int,
+    signal: str = "score",
+    calibrating: bool = False,
 ) -> Outcome:
-    """What the search of a plan finds, by scores or by log-probabilities as well."""
-    payer = LandscapePayer(pool.landscape)
-    responses = LabelResponses(pool.landscape.label_scores, payer.log_probabilities)
+    """What the search of a plan finds, by scores, by log-probabilities as well, or for calibrated answers."""
+    payer, scores = LandscapePayer(pool.landscape), pool.landscape.label_scores
+    even = np.full(scores.shape[1], 1.0 / scores.shape[1])
+    responses = LabelResponses(scores, payer.log_probabilities, shares=even if calibrating else None)
     search = new_search(
         plan,
         pool.space,
