@@ -51,7 +51,7 @@ class PLReorder(Reorderer):
         calibrate: Score orders by calibrated answers, and return a `CalibratedProgram` in the chosen order: then an
             order is chosen for what calibration cannot give (docs/calibration.md). It costs no further call, and
             needs what signal="logprobs" needs. True takes the labels for equally frequent, unless those of the
-            examples clearly are not; a dict from labels to shares says how frequent they are.
+            examples are clearly not and calibrated answers score better so; a dict from labels to shares says it.
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
             runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at

@@ -142,7 +142,10 @@ def listened(
 
 
 def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
-    """Shares of examples that labels are right for, ``[L]``, which answers are calibrated to.
+    """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to.
+
+    The same share for each label, and where labels clearly have others, these: a weak model that is calibrated to them
+    answers the frequent labels alone, so that the scores of calibrated answers decide.
 
     Args:
         calibrate: As in `PLReorder`; not False.
@@ -152,11 +155,10 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
         ValueError: when they are given for other labels, or do not sum to 1.
     """
     if isinstance(calibrate, Mapping):
-        return prior_shares(calibrate, work.output, name="calibrate")
+        return prior_shares(calibrate, work.output, name="calibrate")[None]
     best = work.scores == work.scores.max(axis=1, keepdims=True)
     counts: Array = (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
     even = np.full(len(counts), 1.0 / len(counts))
     if chisquare(counts).pvalue >= CLEARLY_UNEVEN:
-        return even
-    shares: Array = (counts + 1.0) / (counts + 1.0).sum()
-    return shares
+        return even[None]
+    return np.stack([even, (counts + 1.0) / (counts + 1.0).sum()])

@@ -14,27 +14,32 @@ MOSTLY = 0.5
 """A label that is not among the likeliest tokens in more than this share of the cells is not made more likely."""
 
 
+PRIOR_CELLS = 4.0
+"""Cells that what is expected of an ordering counts as much as."""
+
+
 class LabelOffsets:
     """Finds the offsets of orderings.
 
     Args:
         log_probabilities: Of labels, ``[m, E, L]``, NaN where there are none.
         unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``.
-        shares: Of the examples that each label is right for, ``[L]``.
+        shares: Of the examples that each label is right for, ``[S, L]``: several guesses, of which `settle` takes one;
+            until then the first counts.
 
     Attributes:
-        shares: The same.
+        shares: The guess that counts, ``[L]``.
     """
 
     def __init__(self, log_probabilities: Array, unseen: NDArray[np.bool_], shares: Array) -> None:
-        self.shares = shares
+        self._guesses, self.shares = shares, shares[0]
         self._log_probabilities = log_probabilities
         self._unseen = unseen
         self._known = ~np.isnan(log_probabilities[..., :1])
         self._probabilities = softmax_of(np.nan_to_num(log_probabilities))
         shown = np.broadcast_to(self._known, unseen.shape)
         self._said = np.array(
-            [not shown[..., i].any() or _share(unseen, shown, i) <= MOSTLY for i in range(len(shares))]
+            [not shown[..., i].any() or _share(unseen, shown, i) <= MOSTLY for i in range(shares.shape[1])]
         )
 
     def expected(self, logits: Array, variances: Array) -> Array:
@@ -52,7 +57,34 @@ class LabelOffsets:
     def of_cells(self, logits: Array, variances: Array) -> Array:
         """Offsets ``[m, L]`` of the orderings, from their cells and, where these are not known, what is expected."""
         expected = _probable(logits, variances)
-        return self._of(np.where(self._known, self._probabilities, expected).mean(axis=1))
+        counts = self._known.sum(axis=1)
+        known = np.where(self._known, self._probabilities, 0.0).sum(axis=1)
+        foreseen = np.where(self._known, expected, 0.0).sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(counts > 0, np.log(known) - np.log(foreseen), 0.0)
+        return self._of(expected.mean(axis=1) * np.exp(counts / (counts + PRIOR_CELLS) * ratio))
+
+    def settle(self, logits: Array, variances: Array, scores: Array) -> None:
+        """Take the guess by which the cells' calibrated answers score best; the first unless another clearly does.
+
+        Args:
+            logits, variances: As in `expected`.
+            scores: What labels score, ``[E, L]``.
+        """
+        means = []
+        for shares in self._guesses:
+            self.shares = shares
+            found = np.full(self._known.shape[:2], np.nan)
+            for number, offsets in enumerate(self.of_cells(logits, variances)):
+                examples, _, told = self.told(number, offsets)
+                found[number, examples] = scores[examples, told.argmax(axis=1)]
+            seen = ~np.isnan(found).all(axis=0)
+            means.append(np.nanmean(found[:, seen], axis=0))
+        gains = np.array(means) - means[0]
+        errors = gains.std(axis=1) / np.sqrt(gains.shape[1])
+        self.shares = self._guesses[
+            int(np.where(gains.mean(axis=1) > errors, gains.mean(axis=1), 0.0).argmax())
+        ]
 
     def _of(self, means: Array) -> Array:
         offsets = np.log(self.shares) - np.log(means)

@@ -21,8 +21,8 @@ class LabelResponses:
         scores: What the metric gives for each label on each example, ``[E, L]``.
         log_probabilities: Of the labels, by ordering and example; None where they are not known.
         unseen: Numbers of the labels that were not among the likeliest tokens, by ordering and example.
-        shares: Share of the examples that each label is right for, ``[L]``: answers are calibrated to it. None
-            takes answers as they are.
+        shares: Share of the examples that each label is right for, ``[L]``, or some guesses, ``[S, L]``: answers are
+            calibrated to it. None takes answers as they are.
     """
 
     scores: Array

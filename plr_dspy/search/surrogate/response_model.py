@@ -50,7 +50,8 @@ class ResponseModel:
         apart: Whether a row is no ordering of the others' kind, ``[m]``.
         earlier: `components` of the fit before; None for none.
         unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``; None for nowhere.
-        shares: Share of the examples that each label is right for, ``[L]``; None for the same share each.
+        shares: Share of the examples that each label is right for, or some guesses, of which that is taken by which
+            calibrated answers score best, ``[L]`` or ``[S, L]``; None for the same share each.
         calibrating: Whether answers are calibrated to these shares.
 
     Attributes:
@@ -79,7 +80,7 @@ class ResponseModel:
         self._label_offsets = LabelOffsets(
             log_probabilities,
             np.zeros(log_probabilities.shape, dtype=bool) if unseen is None else unseen,
-            np.full(num_labels, 1.0 / num_labels) if shares is None else shares,
+            np.full((1, num_labels), 1.0 / num_labels) if shares is None else np.atleast_2d(shares),
         )
         self._basis = helmert(label_scores.shape[1])  # [d, L]
         directions = label_scores @ self._basis.T
@@ -104,6 +105,8 @@ class ResponseModel:
             self._fit_processes(features, earlier)
         everywhere = np.arange(len(label_scores))
         contrasts, variances = self._expect.contrasts(self.leanings, self.slopes, everywhere)
+        if calibrating:
+            self._label_offsets.settle(contrasts @ self._basis, variances, label_scores)
         self.offsets = self._label_offsets.of_cells(contrasts @ self._basis, variances)
         table = self._expect.table(self.leanings, self.slopes, everywhere)
         self.means: Array = table[:, self._shown].mean(axis=1)
