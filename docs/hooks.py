@@ -1,4 +1,4 @@
-"""What the site adds to the pages of this folder: the README, the changelog and the notebooks."""
+"""What the site adds to the pages of this folder: README, changelog, guide for contributors, notebooks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parents[1]
-ADDED = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md"}
+ADDED = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files of the repository and their pages."""
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add them, with their links to docs/ as those of a page."""
+    """Add them, with their links to docs/ and to each other as those of a page."""
     for name, page in ADDED.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        for other, page_of_other in ADDED.items():
+            text = re.sub(rf"\]\({re.escape(other)}(?=[#)])", f"]({page_of_other}", text)
         files.append(File.generated(config, page, content=text))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         text, resources = MarkdownExporter().from_filename(str(path), {"unique_key": path.stem})

@@ -80,6 +80,8 @@ def of_questions():
 PRESUPPOSED = {
     "README.md": lambda: {
         "pairs": [(e.question, e.answer) for e in EXAMPLES],
+    },
+    "docs/parts.md": lambda: {
         "score": lambda ordering: float(ordering[0].index(0)),
         "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
     },
@@ -120,7 +122,12 @@ def blocks(page):
 @pytest.fixture
 def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
-    of_reviews = page in ("docs/baselines.md", "docs/calibration.md", "docs/quickstart.md")
+    of_reviews = page in (
+        "docs/baselines.md",
+        "docs/calibration.md",
+        "docs/proposal.md",
+        "docs/quickstart.md",
+    )
     engine = LabelEngine(LABELS, label_shares) if of_reviews else OrderSensitiveEngine(ANSWERS)
 
     class FakeLM(dspy.LM):
@@ -208,7 +215,10 @@ def test_links_lead_somewhere(page):
 def test_all_pages_are_in_the_navigation():
     listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
     notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert listed == {Path(page).name.lower() for page in PAGES} | {"changelog.md"} | notebooks
+    assert (
+        listed
+        == {Path(page).name.lower() for page in PAGES} | {"changelog.md", "contributing.md"} | notebooks
+    )
 
 
 def test_the_api_page_has_every_public_name():
