@@ -33,9 +33,9 @@ from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLReorder
 from plr_dspy.baselines import StaticOrder, TopKOrder
 from plr_dspy.calibration.program import finite_output_of
 from plr_dspy.calibration.readings import readings
+from plr_dspy.experiments.names import CLASSIFICATION
 from plr_dspy.experiments.runs.held_out import HeldOut
 from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
-from plr_dspy.experiments.tasks.tasks import CLASSIFICATION
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.statistics.calibration import batch_offsets, calibrated
 from plr_dspy.statistics.comparisons import mean_interval
