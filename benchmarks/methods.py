@@ -120,7 +120,7 @@ def planned_outcome(
     """What the search of a plan finds, by scores, by log-probabilities as well, or for calibrated answers."""
     payer, scores = LandscapePayer(pool.landscape), pool.landscape.label_scores
     even = np.full(scores.shape[1], 1.0 / scores.shape[1])
-    responses = LabelResponses(scores, payer.log_probabilities, shares=even if calibrating else None)
+    responses = LabelResponses(scores, payer.log_probabilities, shares=even, calibrating=calibrating)
     search = new_search(
         plan,
         pool.space,

@@ -53,7 +53,11 @@ def modelled(
         z = 0.5 * (own[example] + 2 * right[example] - 1 + leanings[hash(ordering) % 2**16])
         return -float(np.logaddexp(0.0, 2 * z)), -float(np.logaddexp(0.0, -2 * z))
 
-    responses = None if shares is False else LabelResponses(np.eye(2)[right], told, shares=shares)
+    responses = (
+        None
+        if shares is False
+        else LabelResponses(np.eye(2)[right], told, shares=shares, calibrating=shares is not None)
+    )
     search = ThompsonSearch(
         OrderingSpace.of_sizes(num_demos),
         num_examples=160,

@@ -80,13 +80,15 @@ def reading_of_answer(reader: Any, output: LabelOutput, answer: Any) -> Reading 
         reader: Of the program call.
         output: The output.
         answer: What the program returned. Where it made several calls, the last of those that gave the same label
-            counts; the last of all where it has no such label.
+            counts; the last of all where it holds no label, and none where no call gave its label.
     """
     found: list[Reading | None] = reader.readings
     value = answer.get(output.name) if isinstance(answer, dspy.Prediction) else None
     label = label_text(output.labels, value)
     same = [each for each in found if each is not None and each.label == label]
-    return (same or found or [None])[-1]
+    if label is None:
+        return found[-1] if found else None
+    return same[-1] if same else None
 
 
 def prior_shares(

@@ -22,6 +22,9 @@ from plr_dspy.statistics.calibration import calibrated
 
 logger = logging.getLogger(__name__)
 
+CURE = "the program that it wraps (its attribute program), or allow_uncalibrated=True"
+"""What answers without log-probabilities."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -31,7 +34,8 @@ class Calibration:
         method: How it was found: "batch", "contextual" or "linear".
         labels: As demos call them, ``[L]``.
         offsets, scales: Of the labels, ``[L]``.
-        num_inputs: Inputs that it was found from.
+        num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile: where this order was not
+            called on one, others were.
     """
 
     method: str
@@ -96,6 +100,10 @@ class CalibratedProgram(dspy.Module):
             raise ValueError(
                 "program must not be calibrated already: pass its attribute program, which it wraps"
             )
+        if not isinstance(calibration, (Calibration, type(None))):
+            raise TypeError(
+                f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
+            )
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = finite_output_of(program, predictor).predictor
@@ -141,9 +149,9 @@ class CalibratedProgram(dspy.Module):
         except Exception as error:
             if self.allow_uncalibrated or not requests.reason:
                 raise
-            raise without_probabilities(reader.asked, PURPOSE) from error
+            raise without_probabilities(reader.asked, PURPOSE, cure=CURE) from error
         if requests.reason and not self.allow_uncalibrated:
-            raise without_probabilities(reader.asked, PURPOSE)
+            raise without_probabilities(reader.asked, PURPOSE, cure=CURE)
         if requests.reason:
             self._endpoints.warn(requests.reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,10 @@ from plr_dspy.programs.label_scores import LabelOutput
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.runtime.signals import Interrupts
-from plr_dspy.scoring.cells import Cell
+from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer
+
+logger = logging.getLogger(__name__)
 
 
 def readings(
@@ -40,6 +43,7 @@ def readings(
 
     Raises:
         NoProbabilities: when the LM gives no log-probabilities.
+        RuntimeError: when no call ended with an answer.
         Exception: of the program, see `max_errors`.
     """
     slots = ProgramSlots(program)
@@ -57,7 +61,19 @@ def readings(
             on_cell=bar.advance,
             interrupted=interrupts.received,
         )
-        cells = CellScorer(evaluator).cells_each({slots.space.identity: range(len(examples))})[0]
+        scorer = CellScorer(evaluator)
+        cells = scorer.cells_each({slots.space.identity: range(len(examples))})[0]
+    failed = [cell for cell in cells.values() if cell.outcome == FAILED]
+    if len(failed) == len(cells):
+        raise scorer.nothing_ran(failed, 1)
+    if failed:
+        logger.warning(
+            "%d of %d calls failed, the first by %s: %s",
+            len(failed),
+            len(cells),
+            failed[0].error,
+            failed[0].message,
+        )
     return [
         None if cell.label_logprobs is None else Reading(None, cell.label_logprobs, cell.unseen_labels)
         for cell in cells.values()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import dspy
 
+from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.cli.references import named_object, named_program, read_examples
 from plr_dspy.lm.completion import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
@@ -26,7 +29,7 @@ def compile_program(args: argparse.Namespace) -> int:
     trainset = read_examples(args.train, args.inputs)
     valset = None if args.val is None else read_examples(args.val, args.inputs)
     if args.demos is not None:
-        program.load(args.demos)
+        program = _with_demos(program, args.demos)
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
     optimizer = PLReorder(
@@ -55,6 +58,16 @@ def compile_program(args: argparse.Namespace) -> int:
                     optimizer.report.save(args.report)
         compiled.save(args.out)
     return 0
+
+
+def _with_demos(program: dspy.Module, path: Path) -> dspy.Module:
+    """Load a saved program; of one that is calibrated, the program that was."""
+    if "calibration" not in json.loads(path.read_text(encoding="utf-8")):
+        program.load(path)
+        return program
+    wrapped = CalibratedProgram(program)
+    wrapped.load(path)
+    return wrapped.program
 
 
 @contextlib.contextmanager

@@ -283,8 +283,13 @@ def _reading_type(kind: type) -> type:
 def _reading_of(
     positions: Sequence[Position], labels: Sequence[str], label: str | None, *, name: str
 ) -> Reading | None:
-    """Return what a reply says of labels; None where none is among the likeliest tokens, or only one token is told."""
-    if not positions:
+    """Return what a reply says of labels.
+
+    It is None where none is among the likeliest tokens, where only one token is told, and where the label was read from
+    another spelling, as adapters read "yes" as True: then the tokens there are not those of labels.
+    """
+    said = "".join(position.token for position in positions).casefold()
+    if not positions or (label is not None and label.casefold() not in said):
         return None
     masses, alternatives = masses_in_reply(positions, labels, label, name=name)
     if len(alternatives) < 2 or not masses.any():

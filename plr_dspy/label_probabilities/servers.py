@@ -179,9 +179,11 @@ def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str,
     return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
 
 
-def without_probabilities(lm: Any, purpose: str) -> NoProbabilities:
-    """Make the error for an LM that gives no log-probabilities."""
+def without_probabilities(
+    lm: Any, purpose: str, *, cure: str = "PLReorder or TopKOrder, which need none"
+) -> NoProbabilities:
+    """Make the error for an LM that gives no log-probabilities; the cure is what can be used in place of it."""
     return NoProbabilities(
         f"{purpose} needs the log-probabilities of tokens, and {lm.model} gives none: use a model and provider that "
-        "do (OpenAI's chat models, vLLM, llama.cpp), or PLReorder or TopKOrder, which need none"
+        f"do (OpenAI's chat models, vLLM, llama.cpp), or {cure}"
     )

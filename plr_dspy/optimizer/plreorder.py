@@ -143,7 +143,7 @@ class PLReorder(Reorderer):
             raise TypeError(
                 f"calibrate must be True, False, or a dict from labels to shares; got {calibrate!r}"
             )
-        if calibrate and signal == "score":
+        if calibrate is not False and signal == "score":
             raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
         self.signal = signal
         self.calibrate = calibrate
@@ -199,8 +199,8 @@ class PLReorder(Reorderer):
 
     def setup(self, job: Job) -> Setup:
         """Make the search that the plan asks for, of orders that the metric scores."""
-        work, signal = work_of(self.metric, job, self.signal, calibrating=bool(self.calibrate))
-        if self.calibrate and isinstance(work, LabelWork):
+        work, signal = work_of(self.metric, job, self.signal, calibrating=self.calibrate is not False)
+        if isinstance(work, LabelWork):
             label_shares(self.calibrate, work)
         return by_metric(job, self._search(job, job.plan), work=work, signal=signal)
 
@@ -208,7 +208,7 @@ class PLReorder(Reorderer):
         """Return the program that is ordered: one that is calibrated for its present order is calibrated anew."""
         if not isinstance(student, CalibratedProgram):
             return student
-        if self.calibrate:
+        if self.calibrate is not False:
             return student.program
         logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
         return student
@@ -218,7 +218,7 @@ class PLReorder(Reorderer):
     ) -> dspy.Module:
         """Return the program in the order chosen, calibrated where this was asked for."""
         offsets = outcome.calibration.offsets if outcome.calibration is not None else []
-        if self.calibrate and not offsets:
+        if self.calibrate is not False and not offsets:
             logger.warning(
                 "the program is not calibrated (%s): BatchCalibration calibrates it", outcome.stopped
             )
@@ -227,7 +227,7 @@ class PLReorder(Reorderer):
     def calibrated(self, job: Job, program: dspy.Module, offsets: Sequence[float]) -> dspy.Module:
         """Return a program in one of the orders as it was scored."""
         work = job.setup.work
-        if not self.calibrate or not offsets or not isinstance(work, LabelWork):
+        if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
             return program
         labels = tuple(work.output.labels)
         num_inputs = len(job.splits.train) + len(job.splits.selection)
@@ -253,7 +253,8 @@ class PLReorder(Reorderer):
             signal=self.signal,
             plan=plan,
             search=partial(self._search, job),
-            shares=label_shares(self.calibrate, work) if self.calibrate else None,
+            shares=label_shares(self.calibrate, work),
+            calibrating=self.calibrate is not False,
             deadline=deadline,
         )
 

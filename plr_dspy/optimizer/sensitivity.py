@@ -16,7 +16,7 @@ from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.optimizer.base import Common, Reorderer
 from plr_dspy.optimizer.job import Job, Setup, by_metric, prepare
-from plr_dspy.optimizer.signal import label_work
+from plr_dspy.optimizer.signal import label_shares, label_work
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, Work
 from plr_dspy.programs.label_calls import LabelWork
@@ -215,18 +215,24 @@ def _calibrated(
     """
     if not isinstance(work, LabelWork):
         return None
-    moved, num_told = table.copy(), 0
-    for row, order in zip(moved, orders, strict=True):
-        cells = [scorer.cell(order, example) for example in examples]
-        told = [i for i, cell in enumerate(cells) if cell.label_logprobs is not None]
-        num_told += len(told)
-        if len(told) < 2:
-            continue
-        known = np.array([cells[i].label_logprobs for i in told])
-        unseen = np.array([np.isin(np.arange(known.shape[1]), cells[i].unseen_labels) for i in told])
-        answers = calibrated(known, batch_offsets(known, unseen=unseen), unseen=unseen).argmax(axis=1)
-        row[told] = work.scores[[examples[i] for i in told], answers]
-    return moved if num_told > LEAST_SHARE * table.size else None
+    tables, num_told = [], 0
+    for shares in label_shares(True, work):
+        moved, num_told = table.copy(), 0
+        for row, order in zip(moved, orders, strict=True):
+            cells = [scorer.cell(order, example) for example in examples]
+            told = [i for i, cell in enumerate(cells) if cell.label_logprobs is not None]
+            num_told += len(told)
+            if len(told) < 2:
+                continue
+            known = np.array([cells[i].label_logprobs for i in told])
+            unseen = np.array([np.isin(np.arange(known.shape[1]), cells[i].unseen_labels) for i in told])
+            offsets = batch_offsets(known, unseen=unseen, prior=shares)
+            answers = calibrated(known, offsets, unseen=unseen).argmax(axis=1)
+            row[told] = work.scores[[examples[i] for i in told], answers]
+        tables.append(moved)
+    gains = (tables[-1] - tables[0]).mean(axis=0)
+    better = gains.mean() > gains.std() / np.sqrt(len(gains))
+    return tables[-1 if better else 0] if num_told > LEAST_SHARE * table.size else None
 
 
 def _score_table(

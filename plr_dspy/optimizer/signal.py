@@ -34,6 +34,9 @@ from plr_dspy.search.surrogate.label_responses import LabelResponses
 CLEARLY_UNEVEN = 0.01
 """Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
 
+MOST_TRIES = 8
+"""Calls that may bring no log-probabilities where these must come: a program may answer some examples without an LM."""
+
 FIRST_CALLS = 2
 """Examples of the first look of either kind of search: where the first call fails, the next one tells."""
 
@@ -47,6 +50,11 @@ def work_of(metric: Metric, job: Job, signal: str, *, calibrating: bool = False)
         ValueError: when they must be the signal, and the program, the metric or the plan does not allow for it.
     """
     examples = [*job.splits.train, *job.splits.selection]
+    if calibrating and job.slots.space.num_distinct < 2:
+        raise ValueError(
+            "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the program "
+            "to BatchCalibration"
+        )
     if signal == "score" or job.slots.space.num_distinct < 2:
         return MetricWork(metric, examples), Signal("score", "", [])
     reason = "auto='paper' scores orders as the paper does"
@@ -86,7 +94,8 @@ def listened(
     signal: str,
     plan: Plan,
     search: Callable[[Plan, LabelResponses], Search],
-    shares: Array | None = None,
+    shares: Array,
+    calibrating: bool = False,
     deadline: float | None = None,
 ) -> Job:
     """The job as it is done after the first call has shown whether the endpoint gives log-probabilities.
@@ -97,7 +106,8 @@ def listened(
         signal: As in `PLReorder`.
         plan: Of a search that learns from log-probabilities.
         search: Makes that search.
-        shares: Share of examples that each label is right for, where answers are calibrated to it; otherwise None.
+        shares: Guesses of the share of examples that each label is right for, as of `label_shares`.
+        calibrating: Whether answers are calibrated to it.
         deadline: By `time.monotonic`, when no further call may begin.
 
     Raises:
@@ -107,7 +117,9 @@ def listened(
     setup, work = job.setup, job.setup.work
     assert isinstance(work, LabelWork)
     original = job.slots.space.identity
-    for example in range(min(FIRST_CALLS, job.plan.num_first_examples, plan.num_first_examples)):
+    required = calibrating or signal == "logprobs"
+    num_tries = MOST_TRIES if required else min(job.plan.num_first_examples, plan.num_first_examples)
+    for example in range(min(num_tries, MOST_TRIES if required else FIRST_CALLS, len(job.splits.train))):
         cell = scorer.cells_each({original: [example]})[0][example]
         late = deadline is not None and time.monotonic() >= deadline
         if cell.label_logprobs is not None or work.reason or late:
@@ -116,7 +128,9 @@ def listened(
         work.reading = False
         failed = "the first calls failed" if cell.outcome == FAILED else "the first answers came without any"
         reason = work.reason or failed
-        if shares is not None:
+        if required and cell.outcome == FAILED:
+            raise scorer.nothing_ran([cell], 1)
+        if calibrating:
             raise NoProbabilities(
                 f"calibrate=True needs the log-probabilities of labels, and there are none: {reason}. Leave it out to "
                 "go on with scores"
@@ -135,7 +149,7 @@ def listened(
     def unseen(ordering: Ordering, example: int) -> Sequence[int]:
         return scorer.cell(ordering, example).unseen_labels
 
-    responses = LabelResponses(work.scores, log_probabilities, unseen, shares)
+    responses = LabelResponses(work.scores, log_probabilities, unseen, shares, calibrating)
     num_train = len(job.splits.train)
     objective = partial(new_objective, plan, num_train=num_train, original=job.original, shifted=True)
     return job.laid_out(plan, replace(setup, search=search(plan, responses), objective=objective))

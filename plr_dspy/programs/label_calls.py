@@ -48,6 +48,7 @@ class LabelWork(MetricWork):
     ) -> None:
         super().__init__(metric, examples)
         self._calibrating = calibrating
+        self._why = ""
         self.output = output
         self.scores = scores
         self._requests = LogprobRequests()
@@ -63,8 +64,8 @@ class LabelWork(MetricWork):
 
     @property
     def reason(self) -> str:
-        """Why the endpoint is no longer asked for log-probabilities; empty where it gives them."""
-        return self._requests.reason
+        """Why there are no log-probabilities to learn from; empty where there are."""
+        return self._requests.reason or self._why
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
@@ -83,6 +84,8 @@ class LabelWork(MetricWork):
         # Read before the metric, which may write to the prediction.
         value = prediction.get(name) if isinstance(prediction, dspy.Prediction) else None
         cell = self._scored(shown, prediction)
+        if len(adapter.readings) > 1:
+            self._why = "the program calls its classifier several times for an answer"
         found = adapter.readings[0] if len(adapter.readings) == 1 else None  # The answer may be that of any.
         if found is None or found.label != label_text(labels, value):
             return cell

@@ -148,12 +148,14 @@ def learnt(report: Report) -> list[str]:
     lines = ["learnt from the log-probabilities of labels that came with the calls"]
     if (leaning := signal.leaning) is None:
         return lines
+    calibrated = report.settings.get("calibrate") not in (None, False)
     furthest = max(range(len(signal.labels)), key=lambda i: leaning.original[i] - leaning.right[i])
     said = f"answers {signal.labels[furthest]!r} on {100 * leaning.original[furthest]:.0f} % of the examples"
     chosen = "" if original_stays(report) else f", the chosen order on {100 * leaning.chosen[furthest]:.0f} %"
     return [
         *lines,
-        f"the {original_name(report)} {said}{chosen}; it is right on {100 * leaning.right[furthest]:.0f} %",
+        f"{'before calibration, ' * calibrated}the {original_name(report)} {said}{chosen}; that label is right on "
+        f"{100 * leaning.right[furthest]:.0f} %",
     ]
 
 
@@ -161,7 +163,7 @@ def calibration(report: Report) -> list[str]:
     """Say what calibration does, and whether it alone is as good as the order."""
     if (effect := report.calibration) is None:
         return []
-    applied = bool(report.settings.get("calibrate"))
+    applied = report.settings.get("calibrate") not in (None, False)
     name, chosen = original_name(report), ""
     if not original_stays(report):
         chosen = f"; the chosen order {effect.chosen:.2f} as it is, {effect.chosen_calibrated:.2f} calibrated"

@@ -11,7 +11,7 @@ import pytest
 from fakes import FIELD, chat_response, logprobs_of
 from test_signal import DEMOS, EXAMPLES, LABELS, Engine, exact, failure, go, interrupt, normal, student
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder, Report, order_sensitivity
+from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLReorder, Report, order_sensitivity
 from plr_dspy.label_probabilities.servers import NoProbabilities
 from plr_dspy.report.html import page
 
@@ -251,6 +251,42 @@ class TestBadInput:
             go(engine, calibrate=shares)
         assert not engine.prompts
 
+    def test_an_empty_dict(self):
+        engine = engine_of()
+        with pytest.raises(ValueError, match="calibrate must have a share for each of the labels"):
+            go(engine, calibrate={})
+        assert not engine.prompts
+
+    def test_one_order_alone(self):
+        engine = engine_of()
+        with pytest.raises(
+            ValueError, match=r"all orders of the demos give the same prompt.*BatchCalibration"
+        ):
+            go(engine, program=student(demos=DEMOS[:1]), calibrate=True)
+        assert not engine.prompts
+
+    def test_a_program_that_asks_twice(self):
+        class Twice(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = student()
+
+            def forward(self, text):
+                return [self.predict(text=text) for _ in range(2)][-1]
+
+        with pytest.raises(NoProbabilities, match="the program calls its classifier several times"):
+            go(engine_of(), program=Twice(), calibrate=True)
+
+    def test_first_calls_that_fail_are_told_and_made_again(self, tmp_path):
+        engine = engine_of()
+        engine.at = dict.fromkeys(range(8), failure)
+        options = {"calibrate": True, "log_dir": tmp_path, "max_errors": 100}
+        with pytest.raises(RuntimeError, match=r"no call ended with an answer.*ConnectionError|down"):
+            go(engine, **options)
+        program, report = go(engine, **options)
+        assert isinstance(program, CalibratedProgram)
+        assert report.comparison is not None
+
     def test_an_endpoint_that_gives_none(self):
         engine = engine_of(logprobs=False)
         with pytest.raises(
@@ -276,6 +312,40 @@ class TestWithoutIt:
         _, report = go(Engine(), signal="score")
         assert report.calibration is None
         assert "calibrat" not in str(report)
+
+    def test_uneven_labels(self):
+        """What the report says calibration would give is what calibrate=True gives."""
+
+        def uneven(demos, text):
+            z = (2.0 if int(text.split()[-1]) % 4 else -2.0) + 0.8 * normal(text)
+            return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
+
+        examples = [
+            dspy.Example(text=f"text {i}", label=LABELS[bool(i % 4)]).with_inputs("text") for i in range(120)
+        ]
+        effects = [
+            go(engine_of(uneven), trainset=examples, calibrate=calibrate)[1].calibration
+            for calibrate in (False, True)
+        ]
+        assert effects[0].original_calibrated == pytest.approx(effects[1].original_calibrated, abs=0.03)
+        assert effects[0].original_calibrated > effects[0].original - 0.03
+
+
+def test_labels_that_are_read_from_other_words_stay():
+    """The adapter reads "yes" as True: the tokens there are not those of the labels."""
+
+    class Yes(Engine):
+        def reply(self, request, *, told):
+            tops = [{"[[ ## label ## ]]\n": 1.0}, {"yes": 0.93, "no": 0.04, "True": 0.005, "False": 0.02}]
+            return chat_response("[[ ## label ## ]]\nyes", logprobs=logprobs_of(tops) if told else None)
+
+    program = CalibratedProgram(
+        student(bool, []), Calibration("batch", ("True", "False"), (-1.0, 1.0), (1.0, 1.0), 9)
+    )
+    with dspy.context(lm=dspy.LM("fake/x", engine=Yes(), cache=False)):
+        prediction = program(text="text 1")
+    assert prediction.label is True
+    assert prediction.probabilities is None
 
 
 class TestSensitivity:

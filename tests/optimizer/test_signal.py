@@ -209,7 +209,8 @@ class TestScoresWhereThereIsNothingElse:
             def forward(self, text):
                 return [self.predict(text=text) for _ in range(2)][-1]
 
-        self.same(Engine(), Engine(), "the first answers came without any", program=Twice())
+        reason = "the program calls its classifier several times for an answer"
+        self.same(Engine(), Engine(), reason, program=Twice())
 
 
 def failure():

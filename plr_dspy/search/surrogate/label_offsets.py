@@ -71,6 +71,8 @@ class LabelOffsets:
             logits, variances: As in `expected`.
             scores: What labels score, ``[E, L]``.
         """
+        if len(self._guesses) == 1:
+            return
         means = []
         for shares in self._guesses:
             self.shares = shares

@@ -21,14 +21,16 @@ class LabelResponses:
         scores: What the metric gives for each label on each example, ``[E, L]``.
         log_probabilities: Of the labels, by ordering and example; None where they are not known.
         unseen: Numbers of the labels that were not among the likeliest tokens, by ordering and example.
-        shares: Share of the examples that each label is right for, ``[L]``, or some guesses, ``[S, L]``: answers are
-            calibrated to it. None takes answers as they are.
+        shares: Share of the examples that each label is right for, ``[L]``, or some guesses, ``[S, L]``; None for the
+            same share each.
+        calibrating: Whether answers are calibrated to it, or taken as they are.
     """
 
     scores: Array
     log_probabilities: Callable[[Ordering, int], Sequence[float] | None]
     unseen: Callable[[Ordering, int], Sequence[int]] = lambda ordering, example: ()
     shares: Array | None = None
+    calibrating: bool = False
     _rows: dict[Ordering, tuple[tuple[int, ...], list[int], Array, NDArray[np.bool_]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

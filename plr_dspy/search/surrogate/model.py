@@ -55,7 +55,7 @@ class OrderingModel:
     @property
     def calibrating(self) -> bool:
         """Whether orderings are scored by calibrated answers."""
-        return self._responses is not None and self._responses.shares is not None
+        return self._responses is not None and self._responses.calibrating
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()

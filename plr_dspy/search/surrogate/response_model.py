@@ -105,8 +105,7 @@ class ResponseModel:
             self._fit_processes(features, earlier)
         everywhere = np.arange(len(label_scores))
         contrasts, variances = self._expect.contrasts(self.leanings, self.slopes, everywhere)
-        if calibrating:
-            self._label_offsets.settle(contrasts @ self._basis, variances, label_scores)
+        self._label_offsets.settle(contrasts @ self._basis, variances, label_scores)
         self.offsets = self._label_offsets.of_cells(contrasts @ self._basis, variances)
         table = self._expect.table(self.leanings, self.slopes, everywhere)
         self.means: Array = table[:, self._shown].mean(axis=1)
