@@ -25,6 +25,9 @@ from plr_dspy.scoring.scorer import CellScorer
 
 logger = logging.getLogger(__name__)
 
+CACHED = ("cached_tokens", "cache_creation_tokens")
+"""Kinds of prompt tokens that have prices of their own."""
+
 GRACE = 2.0
 """Seconds that an interrupt leaves to the calls under way."""
 
@@ -198,15 +201,17 @@ def _is_past(deadline: float | None) -> bool:
 
 
 def _token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """The token counts of a usage record; it has details and costs beside them."""
-    return {
-        model: {
+    """The token counts of a usage record, which has costs and more beside them; cached ones are among the prompt's."""
+    counts = {}
+    for model, usage in tokens.items():
+        details = usage.get("prompt_tokens_details") or {}
+        cached = {kind: details.get(kind) for kind in CACHED if details.get(kind)}
+        counts[model] = {
             kind: count
-            for kind, count in usage.items()
+            for kind, count in {**usage, **cached}.items()
             if kind.endswith("_tokens") and isinstance(count, int)
         }
-        for model, usage in tokens.items()
-    }
+    return counts
 
 
 def program_scorer(
