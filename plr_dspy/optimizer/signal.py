@@ -108,7 +108,9 @@ def listened(
     assert isinstance(work, LabelWork)
     original = job.slots.space.identity
     for example in range(min(FIRST_CALLS, job.plan.num_first_examples, plan.num_first_examples)):
-        cell = scorer.cells_each({original: [example]})[0][example]
+        if not (cells := scorer.cells_each({original: [example]})):
+            return job  # an earlier part has spent the money, and lost this call
+        cell = cells[0][example]
         late = deadline is not None and time.monotonic() >= deadline
         if cell.label_logprobs is not None or work.reason or late:
             break
