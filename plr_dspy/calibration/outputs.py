@@ -9,7 +9,8 @@ import dspy
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.label_probabilities.reader import Decision, LogprobRequests, Reading, reading
+from plr_dspy.label_probabilities.reader import Decision, Reading, reading
+from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.label_scores import LabelOutput, label_output

@@ -14,7 +14,8 @@ import dspy
 import numpy as np
 
 from plr_dspy.calibration.outputs import PURPOSE, finite_output_of, output_reader, reading_of_answer
-from plr_dspy.label_probabilities.reader import LogprobRequests, Reading
+from plr_dspy.label_probabilities.reader import Reading
+from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.label_probabilities.servers import without_probabilities
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.label_scores import LabelOutput

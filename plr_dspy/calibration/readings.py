@@ -10,7 +10,8 @@ import dspy
 
 from plr_dspy.calibration.outputs import PURPOSE, output_reader, reading_of_answer
 from plr_dspy.calibration.program import Calibration
-from plr_dspy.label_probabilities.reader import LogprobRequests, Reading
+from plr_dspy.label_probabilities.reader import Reading
+from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.label_probabilities.servers import without_probabilities
 from plr_dspy.programs.calls import WrongAnswer, answer, own_copy
 from plr_dspy.programs.evaluator import ProgramEvaluator

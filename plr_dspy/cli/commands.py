@@ -129,6 +129,7 @@ def _add_compile(commands: Any) -> None:
     )
     parser.add_argument("--max-calls", type=int, help="program calls at most, instead of --auto's")
     parser.add_argument("--max-seconds", type=float, help="no call begins later")
+    parser.add_argument("--max-cost", type=float, help="US dollars that calls may cost, by litellm's prices")
     parser.add_argument("--threads", type=int, help="calls under way at once")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--log-dir", type=Path, help="folder that keeps every finished call")

@@ -40,6 +40,7 @@ def compile_program(args: argparse.Namespace) -> int:
         update=args.update,
         max_metric_calls=args.max_calls,
         max_seconds=args.max_seconds,
+        max_cost=args.max_cost,
         num_threads=args.threads,
         seed=args.seed,
         log_dir=args.log_dir,

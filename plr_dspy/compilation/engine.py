@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from plr_dspy.compilation.calibration_effect import calibration_effect, effect_without_comparison
-from plr_dspy.compilation.deadlines import Deadlines
 from plr_dspy.compilation.evidence import any_difference, weigh
 from plr_dspy.compilation.final_comparison import (
+    MIN_COMPARED,
     Finalist,
     choose,
     compare,
@@ -21,6 +20,7 @@ from plr_dspy.compilation.final_comparison import (
     merge_scores,
 )
 from plr_dspy.compilation.first_signs import FirstSigns
+from plr_dspy.compilation.limits import Limits
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.sequential_halving import entrants, race
@@ -30,6 +30,7 @@ from plr_dspy.orderings.trials import Iteration
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.objectives import SearchObjective
+from plr_dspy.scoring.purse import Purse
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.scoring.staged_objective import RacingExamples
 from plr_dspy.search.loop import TIME_LIMIT, Progress, run
@@ -38,9 +39,6 @@ from plr_dspy.search.stopping import Stopper
 from plr_dspy.search.surrogate.fitted_model import Scores
 
 logger = logging.getLogger(__name__)
-
-MIN_COMPARED = 8
-"""Examples of the final comparison, at least, where there are so many."""
 
 
 class Compilation:
@@ -57,6 +55,7 @@ class Compilation:
         sample: Says one of the program's answers, for messages.
         stoppers: What ends the search early.
         max_seconds: No program call begins later than this; None for no limit.
+        purse: Holds the money; None for no limit.
         checkpoint: Opened; what it holds is not done again.
         bar: Shows how far it is.
     """
@@ -74,6 +73,7 @@ class Compilation:
         sample: Callable[[], str] = str,
         stoppers: Sequence[Stopper],
         max_seconds: float | None,
+        purse: Purse | None = None,
         checkpoint: Checkpoint,
         bar: ProgressBar,
     ) -> None:
@@ -85,7 +85,7 @@ class Compilation:
         self._stoppers: list[Stopper] = [*stoppers] if plan.by_criterion else [self._signs, *stoppers]
         self._checkpoint = checkpoint
         self._bar = bar
-        self._deadlines = Deadlines(max_seconds, plan, scorer.ledger)
+        self._limits = Limits(max_seconds, purse or Purse(), plan, scorer.ledger)
         self._progress = Progress()
         self._searched = False
         self.objective = objective
@@ -103,7 +103,7 @@ class Compilation:
             logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
             return replace(self._keep_original(), stopped="all orders give the same prompt")
         if not self._searched:
-            self.objective.deadline = self._deadlines.search()
+            self.objective.deadline = self._limits.search()
             run(
                 self._search,
                 self.objective,
@@ -118,12 +118,13 @@ class Compilation:
                 self._save(searched=True)
         outcome = self._calibrated(self._end())
         self._note_end()
-        return outcome
+        return replace(outcome, stopped=self._limits.named(outcome.stopped))
 
     def _end(self) -> Outcome:
         if self._signs.nothing_found and self._original != WITHOUT_DEMOS:
             return replace(self._keep_original(), evidence=self._signs.evidence())
-        plan, share = self._plan, self._spending.share_searched(self._progress.stopped)
+        plan = self._plan
+        share = min(self._limits.share, self._spending.share_searched(self._progress.stopped))
         entries = self._finalists(share)
         if not entries:
             return self._keep_original()
@@ -133,8 +134,8 @@ class Compilation:
                 self._scorer,
                 [entry.ordering for entry in entries],
                 self._spending.selection[:num_examples],
-                max_program_calls=plan.call_limit,
-                deadline=self._deadlines.end(),
+                max_program_calls=self._limits.call_limit,
+                deadline=self._limits.end(),
             )
         except NothingRan as error:
             if not plan.by_criterion:
@@ -171,7 +172,7 @@ class Compilation:
         plan, search, objective = self._plan, self._search, self.objective
         assert isinstance(objective, RacingExamples)
         self._phase = "race of the best orders"
-        objective.deadline = self._deadlines.race()
+        objective.deadline = self._limits.race()
         objective.max_program_calls = plan.call_limit - plan.final_calls
         best = self._progress.best(search, plan.num_entrants)
         winners = race(
@@ -184,7 +185,7 @@ class Compilation:
             estimate=lambda scores: dict(search.model.fit(scores).estimates()),
             on_heat=self._scorer.ledger.settle,
         )
-        self._cut = objective.deadline is not None and time.monotonic() >= objective.deadline
+        self._cut = self._limits.is_over(objective.deadline)
         self._phase = "final comparison"
         return winners
 
@@ -257,10 +258,7 @@ class Compilation:
         """Keep what a later part must know: calls made, and those of a final comparison of too early a search."""
         if self._progress.stopped == TIME_LIMIT:
             self._spending.earlier_finals = self._spending.final_calls
-        state = {
-            "earlier_finals": self._spending.earlier_finals,
-            "program_calls": self._scorer.program_calls,
-        }
+        state = {"earlier_finals": self._spending.earlier_finals, "program_calls": self._scorer.program_calls}
         self._checkpoint.save({**(self._checkpoint.state or {}), **state})
 
     def _keep_original(self) -> Outcome:
@@ -295,6 +293,6 @@ class Compilation:
 
     def _on_iteration(self, iteration: Iteration) -> None:
         self._save(searched=False)
-        self.objective.deadline = self._deadlines.search()
+        self.objective.deadline = self._limits.search()
         self._bar.show(f"estimated best={iteration.best_score_so_far:.3f}")
         logger.info("%s", iteration)

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 CONFIDENCE = 0.95
 
+MIN_COMPARED = 8
+"""Examples of the final comparison, at least, where there are so many."""
+
 
 @dataclass(frozen=True)
 class Finalist:

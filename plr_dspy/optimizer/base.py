@@ -21,6 +21,7 @@ from plr_dspy.optimizer.detailed_results import detailed_results
 from plr_dspy.optimizer.job import Job, Optimizer, prepare
 from plr_dspy.optimizer.log_lines import PACKAGE
 from plr_dspy.optimizer.mlflow import track
+from plr_dspy.optimizer.money import make_purse
 from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.optimizer.session import Session, session
 from plr_dspy.programs.calls import Metric, metric_caller
@@ -42,6 +43,7 @@ NOT_DECIDING = FOUND | {
     "metric",
     "seed",
     "max_seconds",
+    "max_cost",
     "num_threads",
     "max_errors",
     "log_dir",
@@ -57,6 +59,7 @@ class Common(TypedDict, total=False):
 
     max_metric_calls: int | None
     max_seconds: float | None
+    max_cost: float | None
     num_demos: int | None
     num_threads: int | None
     max_errors: int | None
@@ -71,7 +74,7 @@ class Reorderer(Teleprompter, Optimizer):
     """What all optimizers of an order share: checks, budget, checkpoint, progress, errors and report.
 
     Args:
-        metric, max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
+        metric, max_metric_calls, max_seconds, max_cost, num_demos, num_threads, max_errors, seed, log_dir,
             accept_changes, track_stats, display_progress: As in `PLReorder`.
 
     Attributes:
@@ -86,6 +89,7 @@ class Reorderer(Teleprompter, Optimizer):
         *,
         max_metric_calls: int | None = None,
         max_seconds: float | None = None,
+        max_cost: float | None = None,
         num_demos: int | None = 8,
         num_threads: int | None = None,
         max_errors: int | None = None,
@@ -100,6 +104,7 @@ class Reorderer(Teleprompter, Optimizer):
         self.metric = metric
         self.max_metric_calls = whole_number("max_metric_calls", max_metric_calls)
         self.max_seconds = number("max_seconds", max_seconds, above=0.0)
+        self.max_cost = number("max_cost", max_cost, above=0.0)
         self.num_demos = whole_number("num_demos", num_demos, least=2)
         self.num_threads = whole_number("num_threads", num_threads)
         self.max_errors = whole_number("max_errors", max_errors)
@@ -178,6 +183,7 @@ class Reorderer(Teleprompter, Optimizer):
             min_probability=self.min_probability,
             stoppers=self.stoppers,
             max_seconds=None if deadline is None else deadline - time.monotonic(),
+            purse=opened.purse,
             checkpoint=opened.checkpoint,
             bar=opened.bar,
         )
@@ -195,7 +201,9 @@ class Reorderer(Teleprompter, Optimizer):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        return estimate(prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed)))
+        job = prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed))
+        make_purse(job, self.max_cost)
+        return estimate(job)
 
     def get_params(self) -> dict[str, Any]:
         """The arguments, as a dict of its own: trackers add to what they get."""
@@ -216,6 +224,7 @@ class Reorderer(Teleprompter, Optimizer):
             log_dir=as_folder("log_dir", self.log_dir),
             accept_changes=self.accept_changes,
             display_progress=self.display_progress,
+            max_cost=self.max_cost,
             at_end=at_end,
         )
 
@@ -223,7 +232,9 @@ class Reorderer(Teleprompter, Optimizer):
         self, job: Job, outcome: Outcome, objective: SearchObjective, ledger: Ledger, *, started: float
     ) -> dspy.Module:
         """Set `report` and `best_program`, and write the report to `log_dir`."""
-        limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds")}
+        limits = {
+            name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds", "max_cost")
+        }
         settings = {**job.settings(), **limits}
         seconds = time.monotonic() - started
         self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)

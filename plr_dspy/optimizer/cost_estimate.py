@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,10 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.lm.prices import cost_of
 from plr_dspy.optimizer.job import Job
-from plr_dspy.report.text import prompt_count
+from plr_dspy.programs.calls import models_of
+from plr_dspy.report.text import dollars, prompt_count
 
 TOKENIZER = "gpt-4o"
 """The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
@@ -40,6 +43,9 @@ class Estimate:
         program_calls: Of all three, at most; a compile never makes more.
         prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. None where the
             prompts cannot be told from the examples, as with predictors that read each other's outputs.
+        cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
+            prices that come with litellm, without hidden reasoning. None where that is not known: where no price is
+            known for a model, or a language model scores the answers.
     """
 
     orders: dict[str, int]
@@ -56,6 +62,7 @@ class Estimate:
     final_calls: int
     program_calls: int
     prompt_tokens: int | None
+    cost: float | None
     scored_on: str = "train examples"
 
     @property
@@ -70,9 +77,10 @@ class Estimate:
 
     def __str__(self) -> str:
         tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
+        cost = "" if self.cost is None else f", about {dollars(self.cost)} (answers as long as the demos')"
         orders = ", ".join(f"{name}: {prompt_count(count)}" for name, count in self.orders.items())
         return (
-            f"at most {self.program_calls:,} program calls, prompt tokens {tokens}\n"
+            f"at most {self.program_calls:,} program calls, prompt tokens {tokens}{cost}\n"
             f"  search: about {self.search_calls:,} calls, {self.num_orders:,} orders on {self._scored_on}\n"
             + (f"  race: about {self.race_calls:,} calls\n" if self.race_calls else "")
             + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} orders on "
@@ -83,7 +91,9 @@ class Estimate:
 
 def estimate(job: Job) -> Estimate:
     """The cost of a prepared compile."""
-    tokens = _tokens_a_call(job)
+    tokens = tokens_a_call(job)
+    prompt_tokens = None if tokens is None else sum(counts["prompt_tokens"] for counts in tokens.values())
+    dollars_a_call = cost_a_call(job, tokens)
     plan, num_distinct = job.plan, job.slots.space.num_distinct
     calls = plan.program_calls
     first = plan.num_first_examples if plan.racing else plan.num_train_examples
@@ -103,40 +113,58 @@ def estimate(job: Job) -> Estimate:
         race_calls=min(plan.race_calls, calls),
         final_calls=min(plan.final_calls, calls),
         program_calls=calls,
-        prompt_tokens=None if tokens is None else round(tokens * calls),
+        prompt_tokens=None if prompt_tokens is None else round(prompt_tokens * calls),
+        cost=None if dollars_a_call is None else dollars_a_call * calls,
         scored_on=job.optimizer.scored_on,
     )
 
 
-def _tokens_a_call(job: Job) -> float | None:
-    """Mean prompt tokens of a program call, if every predictor reads the examples' inputs alone."""
+def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
+    """Mean tokens of a program call by model, of prompts and of answers as the demos show them.
+
+    None where some predictor reads more than the examples' inputs; nan for answers where it has no demos to show any.
+    """
     examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
+    tokens: dict[str, dict[str, float]] = {}
     try:
         prompts = _prompts(job, examples)
-        if not prompts:
-            return None
         with _offline_litellm() as litellm:
             # Images count as so many tokens each, so that none is downloaded.
             count = partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
-            return float(sum(count(messages=messages) for messages in prompts) / len(examples))
+            for model, messages in prompts:
+                answers = [message for message in messages if message["role"] == "assistant"]
+                kinds = tokens.setdefault(model, {"prompt_tokens": 0.0, "completion_tokens": 0.0})
+                kinds["prompt_tokens"] += count(messages=messages) / len(examples)
+                answer = count(messages=answers) / len(answers) if answers else math.nan
+                kinds["completion_tokens"] += answer / len(examples)
     except (
         Exception
     ):  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
         return None
+    return tokens or None
 
 
-def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[list[dict[str, Any]]]:
-    """The messages of all predictors on these examples; none where they cannot be told before a call."""
+def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> float | None:
+    """Mean dollars of a program call with so many tokens by model; None where that is not known."""
+    if tokens is None or models_of(job.optimizer.metric):
+        return None
+    cost = cost_of(tokens)
+    return None if cost is None or math.isnan(cost) else cost
+
+
+def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The models and messages of all predictors on these examples; none where they cannot be told before a call."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     predictors = job.program.predictors()
     prompts = []
     for example in examples:
         inputs = dict(example.inputs().items())
         for predictor in predictors:
-            has_lm = (predictor.lm or dspy.settings.lm) is not None
-            if not has_lm or not predictor.signature.input_fields.keys() <= inputs.keys():
+            lm = predictor.lm or dspy.settings.lm
+            if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
                 return []
-            prompts.append(adapter.format(predictor.signature, predictor.demos, dict(inputs)))
+            messages = adapter.format(predictor.signature, predictor.demos, dict(inputs))
+            prompts.append((str(lm.model), messages))
     return prompts
 
 

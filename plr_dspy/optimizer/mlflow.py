@@ -58,6 +58,8 @@ def _metrics(mlflow: ModuleType, report: Report) -> list[Metric]:
         return made
 
     found = [metric("program_calls", report.program_calls["total"], 0)]
+    if report.cost is not None:
+        found.append(metric("cost", report.cost, 0))
     for round_ in report.history:
         found.append(metric("best_score", round_.best_score_so_far, round_.program_calls))
         found.append(metric("mean_score", round_.mean_score, round_.program_calls))

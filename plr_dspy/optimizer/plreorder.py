@@ -59,6 +59,8 @@ class PLReorder(Reorderer):
         max_metric_calls: Budget in program calls instead; never exceeded.
         max_seconds: No program call begins later than this; those under way end. The search gives the
             final comparison its share of the time.
+        max_cost: US dollars. No call begins that may take the sum past them, by what calls have cost so far; race and
+            final comparison get their share. What `log_dir` holds counts. It needs a price for each model.
         stop_at_score: The search ends after the round in which an order has this score on the train split,
             as the search estimates it.
         patience: The search ends when so many rounds in a row left the best order what it was.
@@ -105,6 +107,7 @@ class PLReorder(Reorderer):
         auto: str = "light",
         max_metric_calls: int | None = None,
         max_seconds: float | None = None,
+        max_cost: float | None = None,
         stop_at_score: float | None = None,
         patience: int | None = None,
         stop_at_mode_probability: float | None = None,
@@ -126,6 +129,7 @@ class PLReorder(Reorderer):
             metric,
             max_metric_calls=max_metric_calls,
             max_seconds=max_seconds,
+            max_cost=max_cost,
             num_demos=num_demos,
             num_threads=num_threads,
             max_errors=max_errors,

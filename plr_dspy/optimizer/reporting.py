@@ -10,9 +10,11 @@ import dspy
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.demo_texts import demo_texts
 from plr_dspy.optimizer.job import Job
 from plr_dspy.orderings.plackett_luce import distribution_state
+from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import language_models, named_predictors
 from plr_dspy.programs.slots import Slot
 from plr_dspy.report.report import Report
@@ -52,6 +54,7 @@ def build_report(
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=ledger.tokens,
+        cost=None if without_price(models_in_use(job)) else cost_of(ledger.tokens),
         seconds=seconds,
         errors=ledger.errors(job.names),
         stopped=outcome.stopped,
@@ -59,6 +62,12 @@ def build_report(
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
     )
+
+
+def models_in_use(job: Job) -> list[dspy.BaseLM]:
+    """The language models of the predictors, and those that score answers, as far as they can be found."""
+    own = [predictor.lm or dspy.settings.lm for _, predictor in named_predictors(job.program)]
+    return [lm for lm in [*own, *models_of(job.optimizer.metric)] if lm is not None]
 
 
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:

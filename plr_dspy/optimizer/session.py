@@ -12,11 +12,13 @@ import torch
 
 from plr_dspy.optimizer.identity import identity
 from plr_dspy.optimizer.job import Job
+from plr_dspy.optimizer.money import make_purse
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.validation import check_log_dir
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.runtime.signals import Interrupts
 from plr_dspy.scoring.checkpoint import Checkpoint
+from plr_dspy.scoring.purse import Purse
 from plr_dspy.scoring.scorer import CellScorer
 
 
@@ -25,11 +27,13 @@ class Session:
     """A job whose calls can be made.
 
     Attributes:
+        purse: Pays for the calls.
         scorer: Of the program's orderings, on the examples of the search followed by the selection split.
         checkpoint: Opened.
         bar: Shows how far it is.
     """
 
+    purse: Purse
     scorer: CellScorer
     checkpoint: Checkpoint
     bar: ProgressBar
@@ -44,17 +48,19 @@ def session(
     log_dir: Path | None,
     accept_changes: bool,
     display_progress: bool,
+    max_cost: float | None = None,
     at_end: Callable[[], None] | None = None,
 ) -> Iterator[Session]:
     """Open what a job needs to make calls, and close it at the end.
 
     Args:
         job: What is paid for.
-        num_threads, max_errors, log_dir, accept_changes, display_progress: As in `PLReorder`.
+        num_threads, max_errors, log_dir, accept_changes, display_progress, max_cost: As in `PLReorder`.
         at_end: Called when the bar has ended, with what it displayed still standing.
 
     Raises:
-        ValueError: when the folder cannot be written to, or belongs to another compile.
+        ValueError: when the folder cannot be written to, or belongs to another compile, or when the money is too
+            little.
         RuntimeError: when another compile is using it.
     """
     if log_dir is not None:
@@ -68,6 +74,7 @@ def session(
         Interrupts() as interrupts,
     ):
         bar.advance(checkpoint.ledger.num_resumed)
+        purse = make_purse(job, max_cost, checkpoint.ledger)
         evaluator = ProgramEvaluator(
             job.program,
             job.slots,
@@ -77,6 +84,7 @@ def session(
             num_threads=num_threads,
             max_errors=max_errors,
             on_cell=bar.advance,
+            purse=purse,
             interrupted=interrupts.received,
         )
-        yield Session(CellScorer(evaluator, max_metric_calls=job.plan.call_limit), checkpoint, bar)
+        yield Session(purse, CellScorer(evaluator, max_metric_calls=job.plan.call_limit), checkpoint, bar)

@@ -120,7 +120,9 @@ def listened(
     required = calibrating or signal == "logprobs"
     num_tries = MOST_TRIES if required else min(job.plan.num_first_examples, plan.num_first_examples)
     for example in range(min(num_tries, MOST_TRIES if required else FIRST_CALLS, len(job.splits.train))):
-        cell = scorer.cells_each({original: [example]})[0][example]
+        if not (cells := scorer.cells_each({original: [example]})):
+            return job  # an earlier part has spent the money, and lost this call
+        cell = cells[0][example]
         late = deadline is not None and time.monotonic() >= deadline
         if cell.label_logprobs is not None or work.reason or late:
             break

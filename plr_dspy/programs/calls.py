@@ -167,7 +167,7 @@ class MetricWork:
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
         self.sample = ""
-        self.models = _models_of(metric)
+        self.models = models_of(metric)
         self._metric = metric_caller(metric)
         self._examples = examples
 
@@ -208,7 +208,7 @@ def answer(program: dspy.Module, example: dspy.Example) -> Any:
         raise WrongAnswer(error) from error
 
 
-def _models_of(metric: Metric) -> list[dspy.BaseLM]:
+def models_of(metric: Metric) -> list[dspy.BaseLM]:
     """The LMs of a judge, or those that a metric object holds."""
     if isinstance(metric, dspy.Module):
         return language_models(metric)

@@ -21,9 +21,13 @@ from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.purse import Purse
 from plr_dspy.scoring.scorer import CellScorer
 
 logger = logging.getLogger(__name__)
+
+CACHED = ("cached_tokens", "cache_creation_tokens")
+"""Kinds of prompt tokens that have prices of their own."""
 
 GRACE = 2.0
 """Seconds that an interrupt leaves to the calls under way."""
@@ -42,6 +46,7 @@ class ProgramEvaluator:
         max_errors: So many failures end the run with the exception of the last; None takes DSPy's
             setting. See `Failures`.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
+        purse: Pays for the calls; None for no limit.
         interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
 
     Attributes:
@@ -60,6 +65,7 @@ class ProgramEvaluator:
         num_threads: int | None = None,
         max_errors: int | None = None,
         on_cell: Callable[[], None] | None = None,
+        purse: Purse | None = None,
         interrupted: threading.Event | None = None,
     ) -> None:
         self.ledger = Ledger() if ledger is None else ledger
@@ -75,6 +81,7 @@ class ProgramEvaluator:
         self._names = names
         self._num_threads = num_threads or dspy.settings.num_threads
         self._on_cell = on_cell
+        self._purse = purse or Purse()
         self._interrupted = threading.Event() if interrupted is None else interrupted
         self._num_too_long = 0
         self._lock = threading.Lock()
@@ -118,9 +125,12 @@ class ProgramEvaluator:
             begun.release()
             try:
                 while not (executor.cancel_jobs.is_set() or self._ended() or _is_past(deadline)):
+                    if not pending or not self._purse.begin():
+                        return
                     try:
                         key = pending.popleft()
                     except IndexError:
+                        self._purse.give_back()
                         return
                     self._call(key, programs[key[0]], orderings[key[0]])
             finally:
@@ -142,6 +152,7 @@ class ProgramEvaluator:
         if self.failures.fatal is not None:
             self.ledger.retry()
             raise self.failures.fatal
+        self._purse.check()
         for failure in executor.exceptions_map.values():  # of `on_cell`
             raise failure
 
@@ -166,7 +177,9 @@ class ProgramEvaluator:
                 cell, failure = Cell(None, FAILED, type(error).__name__, message), error
         if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
-        if not self.ledger.add(key, cell, _token_counts(usage.get_total_tokens())):
+        tokens = _token_counts(usage.get_total_tokens())
+        self._purse.note(tokens)
+        if not self.ledger.add(key, cell, tokens):
             return  # the compile has ended without this call
         with self._lock:
             if failure is not None:
@@ -198,15 +211,17 @@ def _is_past(deadline: float | None) -> bool:
 
 
 def _token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """The token counts of a usage record; it has details and costs beside them."""
-    return {
-        model: {
+    """The token counts of a usage record, which has costs and more beside them; cached ones are among the prompt's."""
+    counts = {}
+    for model, usage in tokens.items():
+        details = usage.get("prompt_tokens_details") or {}
+        cached = {kind: details.get(kind) for kind in CACHED if details.get(kind)}
+        counts[model] = {
             kind: count
-            for kind, count in usage.items()
+            for kind, count in {**usage, **cached}.items()
             if kind.endswith("_tokens") and isinstance(count, int)
         }
-        for model, usage in tokens.items()
-    }
+    return counts
 
 
 def program_scorer(

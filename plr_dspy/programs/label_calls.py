@@ -9,8 +9,9 @@ from typing import Any
 import dspy
 import numpy as np
 
-from plr_dspy.label_probabilities.reader import LogprobRequests, Reading
+from plr_dspy.label_probabilities.reader import Reading
 from plr_dspy.label_probabilities.reader import reading as reading_adapter
+from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.programs.label_scores import Array, LabelOutput

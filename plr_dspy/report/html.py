@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from plr_dspy.report.captions import class_names, demo_captions, shorten
 from plr_dspy.report.schema import SlotReport
-from plr_dspy.report.text import calibration, calls_by_phase, learnt, overview, prompt_count, verdict
+from plr_dspy.report.text import (
+    calibration,
+    calls_by_phase,
+    dollars,
+    learnt,
+    overview,
+    prompt_count,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from plr_dspy.report.report import Report
@@ -37,6 +45,7 @@ def page(report: Report) -> str:
         key_figures={
             **_scores(report),
             "program calls": f"{report.program_calls['total']:,}",
+            **_cost(report),
             "distinct prompts": prompt_count(report.distinct_prompts),
             "time": f"{report.seconds:,.0f} s",
         },
@@ -55,6 +64,7 @@ def excerpt(report: Report) -> str:
     if (c := report.comparison) is not None and c.gain:
         rows[f"{100 * c.confidence:.0f} % interval"] = f"[{c.interval[0]:+.3f}, {c.interval[1]:+.3f}]"
     rows["program calls"] = report.program_calls["total"]
+    rows |= _cost(report)
     rows |= {f"order of {slot.predictor}": " ".join(map(str, slot.ordering)) for slot in report.slots}
     sentence = _sentence([report.stopped, *verdict(report)][-1])
     method = escape(str(report.settings.get("method", "PLReorder")))
@@ -64,6 +74,11 @@ def excerpt(report: Report) -> str:
 def _sentence(line: str) -> str:
     """Begin a line with a capital letter, and end it with a full stop."""
     return f"{line[:1].upper()}{line[1:]}."
+
+
+def _cost(report: Report) -> dict[str, str]:
+    """Name the cost, where it is known."""
+    return {} if report.cost is None else {"cost": dollars(report.cost)}
 
 
 def _scores(report: Report) -> dict[str, str]:

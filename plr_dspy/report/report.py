@@ -25,7 +25,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """The version of the JSON format."""
 
 
@@ -48,6 +48,7 @@ class Report:
             comparison ("final") beside those of the "original" order there, and in "total"; and those of
             the total that `log_dir` held from before: "resumed".
         tokens: Billed tokens by model, as the provider reports them.
+        cost: US dollars for them, by the list prices that come with litellm; None where no price is known for a model.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
         errors: Cells that raised, by type.
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
@@ -65,6 +66,7 @@ class Report:
     history: list[Iteration]
     program_calls: dict[str, int]
     tokens: dict[str, dict[str, int]]
+    cost: float | None
     seconds: float
     errors: list[ErrorCount]
     stopped: str

@@ -31,6 +31,12 @@ PHASES = {
 """The names that texts give to what program calls are spent on, by their names in a report."""
 
 
+def dollars(cost: float) -> str:
+    """Write US dollars to the cent, and less than ten cents to two digits."""
+    decimals = 2 if cost >= 0.1 or not cost else 1 - math.floor(math.log10(cost))
+    return f"${cost:,.{decimals}f}"
+
+
 def prompt_count(count: float) -> str:
     """Write a number of prompts in full, or as a power of ten where nobody would read it."""
     return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
@@ -52,16 +58,18 @@ def overview(report: Report) -> str:
     """Say in one line what there was to order, by which method, what that cost, and what ended it."""
     resumed = report.program_calls.get("resumed", 0)
     earlier = f" ({resumed:,} of them before this part)" if resumed else ""
+    cost = "" if report.cost is None else f"{dollars(report.cost)}, "
     return (
         f"{report.settings.get('method', 'PLReorder')}: {len(report.slots)} predictor(s) with demos, "
         f"{prompt_count(report.distinct_prompts)} distinct prompts, "
-        f"{report.program_calls['total']:,} program calls{earlier}, {report.seconds:.0f} s; {report.stopped}"
+        f"{report.program_calls['total']:,} program calls{earlier}, {cost}{report.seconds:.0f} s; {report.stopped}"
     )
 
 
 def result(report: Report) -> str:
     """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
-    calls = f"{report.program_calls['total']:,} calls"
+    cost = "" if report.cost is None else f", {dollars(report.cost)}"
+    calls = f"{report.program_calls['total']:,} calls{cost}"
     stays = f"the {original_name(report)} stays"
     if (c := report.comparison) is None:
         what = stays if original_stays(report) else "the order is not compared with the original one"

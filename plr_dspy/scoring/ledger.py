@@ -42,10 +42,12 @@ class Ledger:
         cells: What has been paid.
         num_resumed: Program calls that the file held.
         num_lost: Program calls that it should have held as well.
+        resumed_tokens: Tokens of each call that the file held.
     """
 
     def __init__(self, path: Path | None = None, *, least: int = 0) -> None:
         self.cells: dict[CellKey, Cell] = {}
+        self.resumed_tokens: list[Tokens] = []
         self._calls: Counter[int] = Counter()
         self._tokens: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
@@ -208,8 +210,12 @@ class Ledger:
                 raise ValueError(f"it repeats {key}")
             self._enter(key, cell)
             names = list(self._tokens)
+            tokens: dict[str, dict[str, int]] = defaultdict(dict)
             for number, count in record.get("tokens", {}).items():
-                self._tokens[names[int(number)]] += count
+                model, kind = names[int(number)]
+                self._tokens[model, kind] += count
+                tokens[model][kind] = count
+            self.resumed_tokens.append(tokens)
             if cell.outcome == FAILED:
                 unsettled.append(key)
 

@@ -127,6 +127,7 @@ def test_estimate_makes_no_call(folder, capsys):
         ),
         (compile_arguments("--max-calls", "-3"), "--max-calls must be at least 1; got -3"),
         (compile_arguments("--max-calls", "3"), "max_metric_calls"),
+        (compile_arguments("--max-cost", "-3"), "max_cost must be a finite number above 0"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (
             compile_arguments("--adapter", "chat", "--lm", "openai/x", "--api-key-env", "NO_SUCH_KEY"),

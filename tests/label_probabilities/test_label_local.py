@@ -14,7 +14,8 @@ from plr_dspy import PlainTextAdapter
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.label_probabilities.adapter import LabelProbe
-from plr_dspy.label_probabilities.reader import LogprobRequests, reading
+from plr_dspy.label_probabilities.reader import reading
+from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.label_probabilities.servers import TokenServers
 
 REVIEWS = load_reviews("train")

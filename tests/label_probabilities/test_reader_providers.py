@@ -12,7 +12,8 @@ from dspy.clients.cache import Cache
 from fakes import logprobs_of
 
 from plr_dspy import PlainTextAdapter
-from plr_dspy.label_probabilities.reader import LogprobRequests, reading
+from plr_dspy.label_probabilities.reader import reading
+from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.lm.completion import completion_lm
 
 LABELS = {"negative": "negative", "positive": "positive"}

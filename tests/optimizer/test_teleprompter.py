@@ -605,6 +605,7 @@ def by_hand(chosen, *, others, gain=0.1, evidence=None, num_usable=40):
         history=[],
         program_calls={"total": 100},
         tokens={},
+        cost=None,
         seconds=1.0,
         errors=[],
         stopped="budget",

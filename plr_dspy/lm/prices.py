@@ -1,0 +1,102 @@
+"""What tokens cost in US dollars, by the price table that comes with litellm; nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import dspy
+import orjson
+
+TABLE = "model_prices_and_context_window_backup.json"
+"""The price table in litellm's folder; it is read without litellm, which takes seconds to import."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars for a token.
+
+    Attributes:
+        prompt, completion: Of the prompt, and of the answer with its hidden reasoning.
+        cached, written: Of those of the prompt that the provider's cache held, or has taken in.
+    """
+
+    prompt: float
+    completion: float
+    cached: float
+    written: float
+
+    def cost(self, counts: Mapping[str, float]) -> float:
+        """Dollars for token counts by kind, as a usage record has them."""
+        cached = counts.get("cached_tokens") or counts.get("cache_read_input_tokens") or 0
+        written = counts.get("cache_creation_tokens") or counts.get("cache_creation_input_tokens") or 0
+        return (
+            max(0, counts.get("prompt_tokens", 0) - cached - written) * self.prompt
+            + cached * self.cached
+            + written * self.written
+            + counts.get("completion_tokens", 0) * self.completion
+        )
+
+
+def price_of(model: str) -> Price | None:
+    """The price of a model by DSPy's name for it, such as "openai/gpt-4o-mini"; None where none is known."""
+    entry = _entry(model)
+    prompt, completion = entry.get("input_cost_per_token"), entry.get("output_cost_per_token")
+    if prompt is None or completion is None:
+        return None
+    cached = entry.get("cache_read_input_token_cost")
+    written = entry.get("cache_creation_input_token_cost")
+    return Price(
+        float(prompt),
+        float(completion),
+        float(prompt if cached is None else cached),
+        float(written or prompt),
+    )
+
+
+def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
+    """Dollars for tokens by model and kind; None where no price is known for one of the models."""
+    total = 0.0
+    for model, counts in tokens.items():
+        if (price := price_of(model)) is None:
+            return None
+        total += price.cost(counts)
+    return total
+
+
+def without_price(models: Iterable[dspy.BaseLM]) -> list[str]:
+    """The names of those of the models that no price is known for."""
+    return sorted({name for lm in models if price_of(name := str(lm.model)) is None})
+
+
+def _entry(model: str) -> Mapping[str, Any]:
+    """What the table says of a model; nothing of one that another provider serves under the same name."""
+    table = _table()
+    provider, _, name = model.partition("/")
+    if isinstance(found := table.get(model), dict):
+        return found
+    found = table.get(name)
+    serves = isinstance(found, dict) and str(found.get("litellm_provider", "")).startswith(provider)
+    return found if serves and isinstance(found, dict) else {}
+
+
+def _table() -> Mapping[str, Any]:
+    """The table of litellm where it is imported, with the prices that users have registered; else its file."""
+    known = getattr(sys.modules.get("litellm"), "model_cost", None)
+    return known if isinstance(known, dict) else _table_on_disk()
+
+
+@lru_cache(maxsize=1)
+def _table_on_disk() -> Mapping[str, Any]:
+    found = importlib.util.find_spec("litellm")
+    try:
+        folders = (found and found.submodule_search_locations) or []
+        table = orjson.loads(Path(folders[0], TABLE).read_bytes())
+    except (OSError, ValueError, IndexError):  # another version of litellm, or none
+        return {}
+    return table if isinstance(table, dict) else {}

@@ -1,0 +1,437 @@
+"""What compiles cost in dollars: the report's and the estimate's figure, and `max_cost`."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from statistics import NormalDist
+
+import dspy
+import litellm
+import pytest
+from fakes import OrderSensitiveEngine, digest, exact_match, questions
+
+from plr_dspy import PLReorder
+from plr_dspy.baselines import StaticOrder, TopKOrder
+from plr_dspy.lm.prices import cost_of, price_of
+from plr_dspy.report.html import excerpt, page
+from plr_dspy.report.report import Report
+from plr_dspy.report.text import dollars
+from plr_dspy.scoring.purse import Purse
+
+EXAMPLES = questions(60)
+PROMPT, COMPLETION = 2e-6, 8e-6
+MODEL = "fake/priced"
+
+
+class PricedEngine(OrderSensitiveEngine):
+    """Adds up what its calls cost."""
+
+    def __init__(self):
+        super().__init__({example.question: example.answer for example in EXAMPLES})
+        self.cost = 0.0
+
+    def complete(self, request):
+        response = super().complete(request)
+        usage = response.usage
+        with self._lock:
+            self.cost += usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
+        return response
+
+
+@pytest.fixture(autouse=True)
+def price(monkeypatch):
+    entry = {
+        "input_cost_per_token": PROMPT,
+        "output_cost_per_token": COMPLETION,
+        "cache_read_input_token_cost": PROMPT / 10,
+        "litellm_provider": "fake",
+    }
+    monkeypatch.setitem(litellm.model_cost, MODEL, entry)
+
+
+@pytest.fixture
+def engine():
+    engine = PricedEngine()
+    with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
+        yield engine
+
+
+def student(num_demos=6):
+    program = dspy.Predict("question -> answer")
+    program.demos = EXAMPLES[:num_demos]
+    return program
+
+
+def optimizer(metric=exact_match, **options):
+    return PLReorder(metric, **{"num_threads": 4, "display_progress": False, **options})
+
+
+def compiled(**options):
+    reorder = optimizer(**options)
+    reorder.compile(student(), trainset=EXAMPLES)
+    return reorder.report
+
+
+class TestPrices:
+    def test_come_with_litellm_and_without_its_import(self, monkeypatch):
+        known = price_of("openai/gpt-4o-mini")
+        monkeypatch.delitem(sys.modules, "litellm")
+        assert price_of("openai/gpt-4o-mini") == known
+        assert 0 < known.cached < known.prompt < known.completion
+        assert price_of(MODEL) is None  # registered in litellm alone
+
+    @pytest.mark.parametrize(
+        "model", ["lm_studio/gpt-4o-mini", "openai/my-own", "fake/other", "", "/", "openai/"]
+    )
+    def test_are_not_those_of_another_provider(self, model):
+        assert price_of(model) is None
+
+    @pytest.mark.parametrize("missing", ["input_cost_per_token", "output_cost_per_token"])
+    def test_need_both(self, missing, monkeypatch):
+        monkeypatch.delitem(litellm.model_cost[MODEL], missing)
+        assert price_of(MODEL) is None
+
+    @pytest.mark.parametrize(
+        "counts",
+        [
+            {"cached_tokens": 600},
+            {"cached_tokens": 600, "cache_read_input_tokens": 600},
+            {"cache_read_input_tokens": 600},
+        ],
+    )
+    def test_cached_tokens_are_among_those_of_the_prompt_and_count_once(self, counts):
+        tokens = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, **counts}
+        assert cost_of({MODEL: tokens}) == pytest.approx(400 * PROMPT + 60 * PROMPT + 10 * COMPLETION)
+
+    def test_what_a_cache_takes_in_is_never_free(self, monkeypatch):
+        tokens = {MODEL: {"prompt_tokens": 1000, "cache_creation_tokens": 400}}
+        for written, expected in [(None, 1000 * PROMPT), (0.0, 1000 * PROMPT), (3 * PROMPT, 1800 * PROMPT)]:
+            monkeypatch.setitem(litellm.model_cost[MODEL], "cache_creation_input_token_cost", written)
+            assert cost_of(tokens) == pytest.approx(expected)
+
+    def test_one_unknown_model_makes_a_sum_unknown(self):
+        assert cost_of({MODEL: {"prompt_tokens": 1}, "fake/other": {"prompt_tokens": 1}}) is None
+
+    @pytest.mark.parametrize(
+        ("cost", "text"),
+        [(0.0, "$0.00"), (1234.5, "$1,234.50"), (0.1, "$0.10"), (0.0123, "$0.012"), (4.2e-6, "$0.0000042")],
+    )
+    def test_are_written_as_people_do(self, cost, text):
+        assert dollars(cost) == text
+
+
+class TestReport:
+    def test_gives_what_the_calls_cost(self, engine, tmp_path):
+        report = compiled(max_metric_calls=150, log_dir=tmp_path)
+        assert report.cost == pytest.approx(engine.cost)
+        assert dollars(engine.cost) in str(report)
+        assert dollars(engine.cost) in page(report)
+        assert dollars(engine.cost) in excerpt(report)
+        assert Report.load(tmp_path / "report.json").cost == report.cost
+        assert json.loads(json.dumps(report.to_dict()))["schema_version"] == 8
+
+    def test_earlier_parts_are_paid_for_too(self, engine, tmp_path):
+        compiled(max_metric_calls=150, log_dir=tmp_path)
+        report = compiled(max_metric_calls=150, log_dir=tmp_path)
+        assert report.program_calls["resumed"] == report.program_calls["total"]
+        assert report.cost == pytest.approx(engine.cost)
+
+    def test_knows_what_the_provider_had_in_its_cache(self, engine, monkeypatch):
+        def cached(request, complete=engine.complete):
+            response = complete(request)
+            object.__setattr__(response.usage, "cache_read_tokens", 7)
+            return response
+
+        monkeypatch.setattr(engine, "complete", cached)
+        report = compiled(max_metric_calls=150)
+        num_cached = 7 * engine.num_calls
+        assert report.tokens[MODEL]["cached_tokens"] == num_cached
+        assert report.cost == pytest.approx(engine.cost - 0.9 * PROMPT * num_cached)
+
+    def test_is_unknown_where_a_price_is(self, engine):
+        with dspy.context(lm=dspy.LM("fake/other", engine=engine, cache=False)):
+            report = compiled(max_metric_calls=150)
+        assert report.cost is None
+        assert "$" not in str(report) + excerpt(report)
+
+    def test_a_judge_without_a_price_makes_it_unknown(self, engine):
+        class Judge(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.judge = dspy.Predict("question, answer -> score: float")
+                self.judge.lm = dspy.LM("fake/judge", engine=engine, cache=False)
+
+            def forward(self, example, prediction):
+                return float(exact_match(example, prediction))  # asks nobody, this time
+
+        assert compiled(metric=Judge(), max_metric_calls=150).cost is None
+        assert optimizer(Judge()).estimate(student(), trainset=EXAMPLES).cost is None
+
+    def test_a_free_model_costs_nothing(self, engine, monkeypatch):
+        for kind in ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost"):
+            monkeypatch.setitem(litellm.model_cost[MODEL], kind, 0.0)
+        report = compiled(max_metric_calls=150)
+        assert report.cost == 0.0
+        assert "$0.00" in str(report)
+
+
+class TestEstimate:
+    def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
+        program = student()
+        found = optimizer().estimate(program, trainset=EXAMPLES)
+        messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
+        answers = [message for message in messages if message["role"] == "assistant"]
+        count = litellm.token_counter("gpt-4o", messages=messages)
+        answer = litellm.token_counter("gpt-4o", messages=answers) / len(answers)
+        expected = found.program_calls * (count * PROMPT + answer * COMPLETION)
+        assert found.cost == pytest.approx(expected, rel=0.02)
+        assert f"about {dollars(found.cost)} (answers as long as the demos')" in str(found)
+        assert engine.num_calls == 0
+
+    def test_is_unknown_without_a_price(self, engine):
+        with dspy.context(lm=dspy.LM("fake/other", engine=engine, cache=False)):
+            found = optimizer().estimate(student(), trainset=EXAMPLES)
+        assert found.cost is None
+        assert "$" not in str(found)
+
+    def test_is_unknown_where_demos_show_no_answer(self, engine):
+        class Two(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = student(), dspy.Predict("question -> answer")
+
+            def forward(self, question):
+                self.second(question=question)
+                return self.first(question=question)
+
+        found = optimizer().estimate(Two(), trainset=EXAMPLES)
+        assert found.prompt_tokens is not None
+        assert found.cost is None
+
+    def test_asks_the_metric_nothing(self, engine):
+        def metric(example, prediction):
+            raise AssertionError
+
+        assert optimizer(metric).estimate(student(), trainset=EXAMPLES).cost > 0
+
+    def test_every_model_has_its_price(self, engine, monkeypatch):
+        class Two(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = student(), student()
+                self.second.lm = dspy.LM("fake/dear", engine=engine, cache=False)
+
+            def forward(self, question):
+                self.second(question=question)
+                return self.first(question=question)
+
+        def cost_of_a_call():
+            found = optimizer().estimate(Two(), trainset=EXAMPLES)
+            return found.cost and found.cost / found.program_calls
+
+        assert cost_of_a_call() is None
+        entry = litellm.model_cost[MODEL]
+        monkeypatch.setitem(
+            litellm.model_cost, "fake/dear", {k: v if isinstance(v, str) else 9 * v for k, v in entry.items()}
+        )
+        dear = cost_of_a_call()
+        monkeypatch.setitem(litellm.model_cost, "fake/dear", entry)
+        assert dear == pytest.approx(5 * cost_of_a_call())
+
+
+class UnevenEngine(PricedEngine):
+    """Calls cost very different amounts, and some fail; knows what calls under way at once cost, at most.
+
+    Args:
+        spread: Of the logarithms of token counts.
+        failing: Share of calls that fail, half of them after tokens were paid for.
+    """
+
+    def __init__(self, *, spread=0.0, failing=0.0, seed=0):
+        super().__init__()
+        self.spread, self.failing, self.seed = spread, failing, seed
+        self.dearest = 0.0
+
+    def complete(self, request):
+        texts = [message.text or "" for message in request.messages]
+        chance = digest(f"{self.seed} fails {texts}")
+        if chance < self.failing:
+            raise RuntimeError("the server is down")
+        response = OrderSensitiveEngine.complete(self, request)
+        prompt = round(
+            400 * math.exp(self.spread * NormalDist().inv_cdf(digest(f"{self.seed} {texts}") or 0.5))
+        )
+        object.__setattr__(response, "usage", replace(response.usage, input_tokens=prompt, output_tokens=5))
+        cost = prompt * PROMPT + 5 * COMPLETION
+        with self._lock:
+            self.cost += cost
+            self.dearest = max(self.dearest, cost)
+        return response
+
+
+A_CALL = 400 * PROMPT + 5 * COMPLETION
+
+
+def limited(engine, *, num_demos=4, **options):
+    reorder = optimizer(**options)
+    with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False, num_retries=0)):
+        reorder.compile(student(num_demos), trainset=EXAMPLES[:40])
+    return reorder.report
+
+
+class TestMaxCost:
+    @pytest.mark.parametrize("num_threads", [1, 4, 16])
+    @pytest.mark.parametrize(("spread", "failing"), [(0.0, 0.0), (0.5, 0.1), (1.2, 0.05)])
+    @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
+    def test_is_not_passed_and_leaves_a_comparison(self, num_threads, spread, failing, share):
+        for seed in range(4):
+            engine = UnevenEngine(spread=spread, failing=failing, seed=seed)
+            mean = 400 * PROMPT * math.exp(spread**2 / 2) + 5 * COMPLETION
+            limit = share * 200 * mean
+            options = {"max_cost": limit, "max_metric_calls": 200, "num_threads": num_threads}
+            report = limited(engine, max_errors=1000, seed=seed, **options)
+            assert report.cost == pytest.approx(engine.cost)
+            assert 0.5 * limit < engine.cost <= limit + (engine.dearest if spread > 1 else 1e-12)
+            assert report.stopped.startswith("cost limit")
+            if spread < 1:  # where one call takes a fifth of the money, none may be left
+                assert report.stopped == "cost limit"
+                assert report.comparison.num_candidates == 3
+                assert report.comparison.num_examples >= (4 if spread else 7)
+
+    def test_that_is_large_changes_nothing(self):
+        reports = [limited(UnevenEngine(spread=0.5), max_metric_calls=200, max_cost=c) for c in (None, 1e6)]
+        assert reports[0].comparison == reports[1].comparison
+        assert reports[0].program_calls == reports[1].program_calls
+        assert reports[0].stopped == reports[1].stopped == "budget"
+        assert reports[1].settings["max_cost"] == 1e6
+
+    @pytest.mark.parametrize("options", [{"auto": "paper"}, {"auto": "light"}, {"patience": 2}])
+    @pytest.mark.parametrize("num_demos", [4, 6])
+    def test_holds_for_other_plans(self, options, num_demos):
+        engine = UnevenEngine()
+        report = limited(engine, num_demos=num_demos, max_cost=300 * A_CALL, **options)
+        assert engine.cost <= 300 * A_CALL
+        assert report.comparison is not None
+
+    @pytest.mark.parametrize("kind", [TopKOrder, StaticOrder])
+    def test_all_optimizers_take_it(self, kind):
+        engine = UnevenEngine()
+        reorder = kind(exact_match, max_cost=300 * A_CALL, display_progress=False)
+        with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.cost <= 300 * A_CALL
+
+    def test_parts_share_it_and_the_last_costs_nothing_again(self, tmp_path):
+        class Broken(UnevenEngine):
+            def complete(self, request):
+                if self.num_calls == 40:
+                    raise KeyboardInterrupt
+                return super().complete(request)
+
+        options = {"max_metric_calls": 200, "max_cost": 100 * A_CALL, "log_dir": tmp_path, "num_threads": 1}
+        broken, engine = Broken(), UnevenEngine()
+        with pytest.raises(KeyboardInterrupt):
+            limited(broken, **options)
+        report = limited(engine, **options)
+        assert broken.cost > 0
+        assert 0.8 * 100 * A_CALL < broken.cost + engine.cost <= 100 * A_CALL
+        assert report.cost == pytest.approx(broken.cost + engine.cost)
+        assert report.comparison.num_examples == 7
+        again = UnevenEngine()
+        assert limited(again, **options).comparison == report.comparison
+        assert again.num_calls == 0
+        more = UnevenEngine()
+        limited(more, **{**options, "max_cost": 160 * A_CALL})
+        assert 0.8 * 160 * A_CALL < broken.cost + engine.cost + more.cost <= 160 * A_CALL
+
+    def test_less_than_was_paid_makes_no_call(self, tmp_path):
+        limited(UnevenEngine(), max_metric_calls=200, max_cost=100 * A_CALL, log_dir=tmp_path)
+        engine = UnevenEngine()
+        limited(engine, max_metric_calls=200, max_cost=10 * A_CALL, log_dir=tmp_path)
+        assert engine.num_calls == 0
+
+    @pytest.mark.parametrize("method", ["compile", "estimate"])
+    def test_needs_a_price(self, engine, method):
+        with (
+            dspy.context(lm=dspy.LM("fake/other", engine=engine, cache=False)),
+            pytest.raises(
+                ValueError, match="max_cost needs a price for fake/other: pass max_metric_calls instead"
+            ),
+        ):
+            getattr(optimizer(max_cost=1.0), method)(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    @pytest.mark.parametrize("method", ["compile", "estimate"])
+    @pytest.mark.parametrize("auto", ["light", "heavy", "paper"])
+    def test_too_little_names_what_is_enough(self, method, auto):
+        engine = PricedEngine()
+        with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
+            with pytest.raises(ValueError, match="too small for 4 orders") as told:
+                getattr(optimizer(max_cost=1e-6, auto=auto), method)(student(), trainset=EXAMPLES)
+            assert engine.num_calls == 0
+            enough = float(str(told.value).split("max_cost=")[2].split()[0])
+            reorder = optimizer(max_cost=enough, auto=auto)
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.comparison is not None
+        assert 0 < engine.cost <= enough
+
+    def test_a_hidden_model_without_a_price_ends_the_compile(self, engine):
+        judge = dspy.LM("fake/hidden", engine=engine, cache=False)
+
+        def metric(example, prediction):
+            judge("is that right?")
+            return exact_match(example, prediction)
+
+        with pytest.raises(ValueError, match="max_cost needs a price for fake/hidden"):
+            optimizer(metric, max_cost=10.0, num_threads=2).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls <= 2 * 2
+
+    def test_is_no_part_of_the_identity(self):
+        assert "max_cost" not in optimizer(max_cost=3.0).arguments()
+
+
+def tokens(num):
+    return {MODEL: {"prompt_tokens": num}}
+
+
+class TestPurse:
+    def test_sets_the_money_of_calls_under_way_aside(self):
+        purse = Purse(10 * PROMPT + 1e-12, price=cost_of, expected=PROMPT)
+        assert sum(purse.begin() for _ in range(30)) == 10
+        assert purse.refused
+        for _ in range(10):
+            purse.note(tokens(0))  # free, as from a cache
+        assert sum(purse.begin() for _ in range(30)) == 10
+
+    def test_takes_the_dearest_call_for_what_one_may_cost(self):
+        purse = Purse(101.5 * PROMPT, price=cost_of)
+        for num in (50, 1, 1):
+            assert purse.begin()
+            purse.note(tokens(num))
+        assert not purse.begin()
+        assert purse.num_calls() == 0
+
+    def test_a_call_that_was_not_made_gives_its_money_back(self):
+        purse = Purse(1.5 * PROMPT, price=cost_of, expected=PROMPT)
+        assert purse.begin()
+        assert not purse.begin()
+        purse.give_back()
+        assert purse.begin()
+
+    @pytest.mark.parametrize("earlier", [[], [5], [5, 5, 5], [1, 9, 4], [0, 0, 7]])
+    def test_as_many_calls_as_can_be_paid_are(self, earlier):
+        purse = Purse(1000 * PROMPT, price=cost_of, expected=3 * PROMPT, earlier=map(tokens, earlier))
+        assert purse.spent == pytest.approx(sum(earlier) * PROMPT)
+        left, calls = purse.limit - purse.spent, purse.num_calls()
+        assert purse.cost(calls) <= left < purse.cost(calls + 1)
+
+    def test_without_a_limit_all_begin(self):
+        purse = Purse()
+        assert all(purse.begin() for _ in range(1000))
+        assert purse.num_calls() == sys.maxsize
+
+    def test_free_calls_never_end_it(self):
+        purse = Purse(1.0, price=lambda _: 0.0, expected=0.0)
+        assert all(purse.begin() for _ in range(1000))
+        assert purse.num_calls() == sys.maxsize
