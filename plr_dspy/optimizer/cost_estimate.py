@@ -40,6 +40,7 @@ class Estimate:
         program_calls: Of all three, at most; a compile never makes more.
         prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. None where the
             prompts cannot be told from the examples, as with predictors that read each other's outputs.
+        bootstrap_calls: Program calls that make demos before, at most; they are part of `program_calls`.
     """
 
     orders: dict[str, int]
@@ -57,6 +58,7 @@ class Estimate:
     program_calls: int
     prompt_tokens: int | None
     scored_on: str = "train examples"
+    bootstrap_calls: int = 0
 
     @property
     def _scored_on(self) -> str:
@@ -74,6 +76,11 @@ class Estimate:
         return (
             f"at most {self.program_calls:,} program calls, prompt tokens {tokens}\n"
             f"  search: about {self.search_calls:,} calls, {self.num_orders:,} orders on {self._scored_on}\n"
+            + (
+                f"  bootstrapped demos: at most {self.bootstrap_calls:,} calls\n"
+                if self.bootstrap_calls
+                else ""
+            )
             + (f"  race: about {self.race_calls:,} calls\n" if self.race_calls else "")
             + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} orders on "
             f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
@@ -115,7 +122,7 @@ def _tokens_a_call(job: Job) -> float | None:
         prompts = _prompts(job, examples)
         if not prompts:
             return None
-        with _offline_litellm() as litellm:
+        with offline_litellm() as litellm:
             # Images count as so many tokens each, so that none is downloaded.
             count = partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
             return float(sum(count(messages=messages) for messages in prompts) / len(examples))
@@ -141,7 +148,7 @@ def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[list[dict[str, 
 
 
 @contextmanager
-def _offline_litellm() -> Iterator[ModuleType]:
+def offline_litellm() -> Iterator[ModuleType]:
     """Import litellm without the look at its price list on the network that the first import takes."""
     name = "LITELLM_LOCAL_MODEL_COST_MAP"
     before = os.environ.get(name)

@@ -12,6 +12,7 @@ from plr_dspy._version import __version__
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.demo_texts import demo_texts
 from plr_dspy.optimizer.job import Job
+from plr_dspy.orderings.arrangement_distribution import ArrangementDistribution
 from plr_dspy.orderings.plackett_luce import distribution_state
 from plr_dspy.programs.copies import language_models, named_predictors
 from plr_dspy.programs.slots import Slot
@@ -19,6 +20,7 @@ from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Candidate, SlotReport
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.proposal import Distribution
 
 LARGEST_JSON_INTEGER = 2**53
 """Larger whole numbers lose digits in most JSON readers, so they are written as floats."""
@@ -72,12 +74,19 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
             num_demos=len(slot.demos),
             ordering=list(permutations[slot.predictor]),
             blocks=[list(block) for block in slot.blocks],
-            distributions=[distribution_state(next(distributions)) for _ in slot.blocks],
+            distributions=[_state(next(distributions)) for _ in slot.blocks],
             demos=demo_texts(predictors[slot.predictor], slot.demos, redact=redact),
             classes=_classes(slot),
         )
         for slot in job.slots.slots
     ]
+
+
+def _state(distribution: Distribution) -> dict[str, Any]:
+    """A distribution as JSON data."""
+    if isinstance(distribution, ArrangementDistribution):
+        return distribution.state_dict()
+    return distribution_state(distribution)
 
 
 def _classes(slot: Slot) -> list[int | None]:

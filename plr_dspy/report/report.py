@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report import html, text
 from plr_dspy.report.schema import (
+    BestOfNumber,
     CalibrationEffect,
     Candidate,
     Comparison,
@@ -44,15 +45,16 @@ class Report:
             log-probabilities. With ``calibrate`` in the settings, all scores are those of calibrated answers, but for
             those of the history.
         history: Rounds of the search.
-        program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
-            comparison ("final") beside those of the "original" order there, and in "total"; and those of
-            the total that `log_dir` held from before: "resumed".
+        program_calls: Program calls made: those that made demos ("bootstrap"), those by the "search", by the "race" of
+            its best orders, by the final comparison ("final") beside those of the "original" order there, and in
+            "total"; and those of the total that `log_dir` held from before: "resumed".
         tokens: Billed tokens by model, as the provider reports them.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
         errors: Cells that raised, by type.
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.
         plr_dspy_version, dspy_version, schema_version: What wrote this.
+        best_by_number: Where demos were chosen, the best arrangement found of each number of them.
     """
 
     slots: list[SlotReport]
@@ -72,6 +74,7 @@ class Report:
     plr_dspy_version: str
     dspy_version: str
     schema_version: int = SCHEMA_VERSION
+    best_by_number: list[BestOfNumber] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data (dicts, lists, strings, numbers)."""

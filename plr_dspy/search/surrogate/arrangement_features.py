@@ -56,6 +56,10 @@ class ArrangementFeatures:
             "last" (the item at the end), "adjacency" (an item right before another), "class share" (of the items
             shown), "class region", "class last" (the classes of the last two items) and "class adjacency".
 
+    Attributes:
+        names: The families that there are.
+        references: Random arrangements that centre and scale the features.
+
     Raises:
         ValueError: for an unknown family, or classes that do not fit the space.
     """
@@ -76,11 +80,11 @@ class ArrangementFeatures:
             _Pool(size, most, codes, max_features=MAX_FEATURES // len(space.sizes))
             for size, (_, most), codes in zip(space.sizes, space.limits, named, strict=True)
         ]
-        references = space.draw(NUM_REFERENCES, np.random.default_rng(0))
+        self.references = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         self.names: list[str] = []
         self._means: list[Array] = []
         self._scales: list[float] = []
-        for name, raw in self._raw(references, families).items():
+        for name, raw in self._raw(self.references, families).items():
             mean = raw.mean(axis=0)
             variance = float(((raw - mean) ** 2).sum(axis=1).mean())
             if variance > 1e-9:
