@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import dspy
 
@@ -13,6 +14,7 @@ from plr_dspy.cli.references import named_object, named_program, read_examples
 from plr_dspy.lm.completion import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.local.server import local_lm
+from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.saving import json_obstacle
 
@@ -29,8 +31,15 @@ def compile_program(args: argparse.Namespace) -> int:
         program.load(args.demos)
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
-    optimizer = PLReorder(
+    kind: type[PLReorder] = PLReorder
+    choosing: dict[str, Any] = {}
+    if args.select:
+        kind = PLFewShot
+        limits = {"max_demos": args.max_demos, "max_demo_tokens": args.max_demo_tokens}
+        choosing = {name: limit for name, limit in limits.items() if limit is not None}
+    optimizer = kind(
         metric,
+        **choosing,
         signal=args.signal,
         calibrate=args.calibrate,
         auto=args.auto,

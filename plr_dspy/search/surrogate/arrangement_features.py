@@ -38,8 +38,9 @@ NUM_REGION = 0.25
 NUM_REFERENCES = 300
 """Random arrangements that centre and scale the features."""
 
-MAX_FEATURES = 20_000
-"""Of a family over all pools: a pool leaves out families that have more than its even share."""
+MAX_FEATURES = 1_500
+"""Of a family over all pools: a pool leaves out families that have more than its even share. A search of some hundred
+calls sees few of the pairs of a pool of 50, and half of its time would go to them."""
 
 
 class ArrangementFeatures:
