@@ -132,7 +132,8 @@ class Reorderer(Teleprompter, Optimizer):
         Args:
             student: A program with demos; it is not changed.
             trainset: Examples that score orders. Those that the demos show are left out.
-            teacher: Ignored; other optimizers pass one.
+            teacher: A program whose right answers make demos, or a list that begins with one, for `PLFewShot`; others
+                ignore it.
             valset: Examples of the final comparison, as many of them as the budget affords; None or
                 empty takes 20 % of the trainset.
             seed: Instead of the constructor's.

@@ -42,7 +42,6 @@ class Draft:
         given: The user's own list of demos.
         splits: The examples that score.
         seed: Of everything random.
-        num_examples: Of trainset and valset.
     """
 
     program: dspy.Module
@@ -50,7 +49,6 @@ class Draft:
     given: tuple[Any, ...]
     splits: Splits
     seed: int
-    num_examples: int
 
 
 def make_draft(
@@ -81,7 +79,9 @@ def make_draft(
     own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     splits = make_splits(trainset, valset, [*own, *part.values(), *given], rng, balanced=optimizer.balanced)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
-    return Draft(program, part, given, splits, seed, len(trainset) + len(valset))
+    num_usable = len(splits.train) + len(splits.selection)
+    warn_of_few_examples(num_usable, len(trainset) + len(valset), optimizer)
+    return Draft(program, part, given, splits, seed)
 
 
 def make_job(
@@ -120,7 +120,6 @@ def make_job(
     splits, plan = draft.splits, NOTHING_TO_DO
     num_train, num_selection = len(splits.train), len(splits.selection)
     if slots.space.num_distinct > 1:
-        warn_of_few_examples(num_train + num_selection, draft.num_examples, optimizer)
         plan = optimizer.plan(
             num_train=num_train, num_selection=num_selection, num_distinct=slots.space.num_distinct
         )

@@ -88,12 +88,12 @@ class PoolSlots(PromptSlots):
         max_tokens: int | None,
     ) -> None:
         super().__init__(program)
+        self._max_tokens = max_tokens
         self.slots: tuple[PoolSlot, ...] = tuple(
             _read_pool(name, self._predictors[name], pool, (min_demos, max_demos))
-            for name, pool in pools.items()
+            for name, pool in self._within(pools).items()
             if pool
         )
-        self._max_tokens = max_tokens
         self.classes = tuple(classes for slot in self.slots for classes in slot.classes)
         sizes = tuple(len(slot.pool) for slot in self.slots)
         limits = tuple(limit for slot in self.slots for limit in slot.space.limits)
@@ -124,15 +124,27 @@ class PoolSlots(PromptSlots):
     def _allows(self, arrangement: Arrangement) -> bool:
         return self._max_tokens is None or self.tokens(arrangement) <= self._max_tokens
 
-    def _check(self, shortest: Arrangement, min_demos: int) -> None:
-        """Raise where the limit of tokens leaves nothing to choose."""
-        if self._max_tokens is None or not self.slots:
-            return
-        least = min(pooled.tokens for slot in self.slots for pooled in slot.pool)
-        if least > self._max_tokens:
+    def _within(self, pools: Mapping[str, Sequence[PooledDemo]]) -> dict[str, list[PooledDemo]]:
+        """The pools without demos that alone are over the limit of tokens, but for the student's own.
+
+        Raises:
+            ValueError: when all demos are.
+        """
+        most = self._max_tokens
+        if most is None:
+            return {name: list(pool) for name, pool in pools.items()}
+        least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
+        if least > most:
             raise ValueError(
-                f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {self._max_tokens}"
+                f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {most}"
             )
+        return {
+            name: [pooled for pooled in pool if pooled.origin == OWN or pooled.tokens <= most]
+            for name, pool in pools.items()
+        }
+
+    def _check(self, shortest: Arrangement, min_demos: int) -> None:
+        """Raise where so many demos are always over the limit of tokens."""
         if not self._allows(shortest):
             raise ValueError(
                 f"max_demo_tokens must be at least {self.tokens(shortest)}, the tokens of the shortest demos with "

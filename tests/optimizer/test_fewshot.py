@@ -240,6 +240,12 @@ class TestTokens:
         assert len(program.demos) <= 2
         assert max(len(texts) for texts in engine.requests) <= 1 + 2 * 2
 
+    def test_demos_over_the_limit_are_in_no_pool(self, engine):
+        long = {"question": "long " * 50, "answer": "answer 1"}
+        chooser = optimizer(candidates=[long, *map(dict, EXAMPLES[:4])], max_demo_tokens=70)
+        chooser.compile(predict(), trainset=EXAMPLES)
+        assert chooser.report.slots[0].origins == [f"candidates[{i}]" for i in (1, 2, 3, 4)]
+
     def test_a_limit_that_no_demo_fits(self, engine):
         with pytest.raises(
             ValueError, match=r"max_demo_tokens must be at least \d\d, the tokens of the shortest"
@@ -380,6 +386,11 @@ class TestResume:
 
 
 class TestBadInput:
+    def test_few_examples_get_one_warning(self, engine, caplog):
+        optimizer().compile(predict(), trainset=EXAMPLES[:24])
+        warned = [record for record in caplog.records if "can score orders" in record.getMessage()]
+        assert len(warned) == 1
+
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
