@@ -370,6 +370,26 @@ class TestResume:
         assert engine.num_calls == chooser.report.program_calls["total"]
         assert reports[0] == reports[1]
 
+    def test_a_line_that_a_crash_cut_off_is_one_call(self, engine, tmp_path):
+        whole = optimizer(log_dir=tmp_path)
+        whole.compile(predict(), trainset=EXAMPLES)
+        path, before = tmp_path / "bootstrapped.jsonl", engine.num_calls
+        path.write_bytes(path.read_bytes()[:-7])
+        again = optimizer(log_dir=tmp_path)
+        again.compile(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == before + 1
+        assert plain(again.report) == plain(whole.report)
+
+    def test_another_teacher_is_refused_and_the_same_one_not_asked_again(self, engine, tmp_path):
+        teacher = with_demos(predict(), EXAMPLES[:4])
+        for _ in range(2):
+            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES, teacher=teacher)
+            calls = engine.num_calls
+        assert calls <= 150
+        with pytest.raises(ValueError, match="belongs to another compile"):
+            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == calls
+
     def test_a_larger_budget_goes_on(self, engine, tmp_path):
         optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
         first = engine.num_calls
