@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine
     from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
     from plr_dspy.optimizer.cost_estimate import Estimate
+    from plr_dspy.optimizer.fewshot import PLFewShot
     from plr_dspy.optimizer.plreorder import PLReorder
     from plr_dspy.optimizer.sensitivity import order_sensitivity
     from plr_dspy.orderings.plackett_luce import PlackettLuce
@@ -39,6 +40,7 @@ else:  # torch, scipy and DSPy take seconds to import
             ".lm.engines": ["AsyncCompletionEngine", "CompletionEngine"],
             ".lm.plain_text_adapter": ["PlainTextAdapter"],
             ".optimizer.cost_estimate": ["Estimate"],
+            ".optimizer.fewshot": ["PLFewShot"],
             ".optimizer.plreorder": ["PLReorder"],
             ".optimizer.sensitivity": ["order_sensitivity"],
             ".orderings.plackett_luce": ["PlackettLuce"],
@@ -66,6 +68,7 @@ __all__ = [
     "MixtureEM",
     "OrderSensitivity",
     "OrderingSpace",
+    "PLFewShot",
     "PLReorder",
     "PlackettLuce",
     "PlainTextAdapter",

@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_compile(commands: Any) -> None:
     parser = commands.add_parser(
         "compile",
-        help="order the demos of a program",
-        description="Order the demos of a DSPy program by a metric, and save the program.",
+        help="order the demos of a program, or choose them",
+        description="Order the demos of a DSPy program by a metric, or choose them, and save the program.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -127,6 +127,14 @@ def _add_compile(commands: Any) -> None:
         action="store_true",
         help="score orders by calibrated answers, and save a calibrated program (see docs/calibration.md)",
     )
+    parser.add_argument(
+        "--select",
+        action="store_true",
+        help="choose the demos as well: which, how many, in what order, from those of the program, and labelled and "
+        "bootstrapped ones of --train (see docs/fewshot.md)",
+    )
+    parser.add_argument("--max-demos", type=int, help="with --select: demos of a predictor (default: 8)")
+    parser.add_argument("--max-demo-tokens", type=int, help="with --select: tokens of all demos together")
     parser.add_argument("--max-calls", type=int, help="program calls at most, instead of --auto's")
     parser.add_argument("--max-seconds", type=float, help="no call begins later")
     parser.add_argument("--max-cost", type=float, help="US dollars that calls may cost, by litellm's prices")
@@ -149,8 +157,14 @@ def _compile(args: argparse.Namespace) -> int:
         check_file(path, option)
     for path in (args.out, args.report):
         check_parent(path)
-    for option in ("max_calls", "threads", "max_tokens"):
+    for option in ("max_calls", "threads", "max_tokens", "max_demos", "max_demo_tokens"):
         check_count(getattr(args, option), option)
+    if not args.select and (args.max_demos or args.max_demo_tokens):
+        raise ValueError("--max-demos and --max-demo-tokens need --select")
+    if args.select and args.auto == "paper":
+        raise ValueError(
+            "--auto paper orders demos, and chooses none: leave out --select, or take another --auto"
+        )
     if args.lm != "local":
         check_key(args.api_key_env)
         if args.adapter == "plain" and args.api_base is None:

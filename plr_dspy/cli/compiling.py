@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dspy
 
@@ -16,6 +17,7 @@ from plr_dspy.cli.references import named_object, named_program, read_examples
 from plr_dspy.lm.completion import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.local.server import local_lm
+from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.saving import json_obstacle
 
@@ -32,8 +34,15 @@ def compile_program(args: argparse.Namespace) -> int:
         program = _with_demos(program, args.demos)
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
-    optimizer = PLReorder(
+    kind: type[PLReorder] = PLReorder
+    choosing: dict[str, Any] = {}
+    if args.select:
+        kind = PLFewShot
+        limits = {"max_demos": args.max_demos, "max_demo_tokens": args.max_demo_tokens}
+        choosing = {name: limit for name, limit in limits.items() if limit is not None}
+    optimizer = kind(
         metric,
+        **choosing,
         signal=args.signal,
         calibrate=args.calibrate,
         auto=args.auto,

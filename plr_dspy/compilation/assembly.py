@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.orderings.space import Ordering, OrderingSpace
+from plr_dspy.orderings.arrangement_space import SearchSpace
+from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.scoring.objectives import CommonExamples
 from plr_dspy.scoring.scorer import CellScorer
@@ -19,15 +20,16 @@ from plr_dspy.search.thompson import ThompsonSearch
 
 def new_search(
     plan: Plan,
-    space: OrderingSpace,
+    space: SearchSpace,
     *,
     update: str | UpdateRule,
     seed: int,
     classes: Sequence[Sequence[int]] | None = None,
     example_classes: Sequence[int] | None = None,
     responses: LabelResponses | None = None,
+    cost: Callable[[Ordering], float] | None = None,
 ) -> Search:
-    """The search that a plan asks for; `classes`, `example_classes` and `responses` are those of `ThompsonSearch`."""
+    """The search that a plan asks for; `classes`, `example_classes`, `responses` and `cost` are `ThompsonSearch`'s."""
     shape: dict[str, Any] = {
         "update": update,
         "num_samples": plan.num_samples,
@@ -42,6 +44,7 @@ def new_search(
             classes=classes,
             example_classes=example_classes,
             responses=responses,
+            cost=cost,
             **shape,
         )
     return CrossEntropySearch(space, **shape)

@@ -25,7 +25,7 @@ from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.sequential_halving import entrants, race
 from plr_dspy.compilation.spending import Spending
-from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
+from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.checkpoint import Checkpoint
@@ -80,7 +80,7 @@ class Compilation:
         self._search = search
         self._scorer = scorer
         self._plan = plan
-        by_scores = not search.model.calibrating  # Calibrated answers may differ where others do not.
+        by_scores = search.model.goes_by_scores
         self._signs = FirstSigns(scorer.ledger, num_train=num_train, sample=sample, by_scores=by_scores)
         self._stoppers: list[Stopper] = [*stoppers] if plan.by_criterion else [self._signs, *stoppers]
         self._checkpoint = checkpoint
@@ -91,8 +91,7 @@ class Compilation:
         self.objective = objective
         self._original = search.space.identity if original is None else original
         self._spending = Spending(plan, scorer, num_train=num_train, original=self._original)
-        self._min_probability = min_probability
-        self._phase = "final comparison"
+        self._min_probability, self._phase = min_probability, "final comparison"
         self._cut = False  # whether the time was up before all was done
         if checkpoint.state is not None:
             self._restore(checkpoint.state)
@@ -121,7 +120,7 @@ class Compilation:
         return replace(outcome, stopped=self._limits.named(outcome.stopped))
 
     def _end(self) -> Outcome:
-        if self._signs.nothing_found and self._original != WITHOUT_DEMOS:
+        if self._signs.nothing_found and self._search.space.holds(self._original):
             return replace(self._keep_original(), evidence=self._signs.evidence())
         plan = self._plan
         share = min(self._limits.share, self._spending.share_searched(self._progress.stopped))
@@ -196,7 +195,8 @@ class Compilation:
         known = fitted.counted(known)
         rows = [[known[ordering][example] for example in row] for ordering, row in compared.items()]
         results = make_results(entries, rows, fitted)
-        chosen = choose(results, min_probability=self._min_probability) if any_difference(known) else 0
+        differ = any_difference(known) or self._search.model.cost is not None
+        chosen = choose(results, min_probability=self._min_probability) if differ else 0
         best = len(rows) - 1 if by_criterion else chosen
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)
         return replace(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
@@ -46,12 +48,14 @@ class Result:
         score: Its mean score on the selection split.
         gain: What is expected of it beside the original one on new examples; of the original itself, nothing.
         offsets: Of the labels, that calibrate it; empty without log-probabilities.
+        cost: What it costs, in scores.
     """
 
     finalist: Finalist
     score: float
     gain: Gain
     offsets: tuple[float, ...] = ()
+    cost: float = 0.0
 
 
 def finalists(
@@ -177,20 +181,21 @@ def make_results(
             math.fsum(row) / len(row),
             gains[entry.ordering],
             () if (found := fitted.calibration(entry.ordering)) is None else found.offsets,
+            float(np.sum(fitted.costs([entry.ordering]))),
         )
         for entry, row in zip(entries, rows, strict=False)
     ]
 
 
 def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
-    """The number of the result whose score on new examples is expected to be best; among equals the first.
+    """The number of the result that is expected to score best on new examples, less its cost; among equals the first.
 
     Args:
         results: Of the finalists, the original first.
         min_probability: Of being better than the original: those with less are not chosen.
     """
     sure = [i for i, result in enumerate(results) if not i or result.gain.probability >= min_probability]
-    return max(sure, key=lambda i: (results[i].gain.expected, -i))
+    return max(sure, key=lambda i: (results[i].gain.expected - results[i].cost, -i))
 
 
 def comparison(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plr_dspy.compilation.final_comparison import Result
-from plr_dspy.orderings.plackett_luce import OrderingDistribution
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Leaning
+from plr_dspy.search.proposal import Distribution
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Outcome:
     """
 
     ordering: Ordering
-    distributions: list[OrderingDistribution]
+    distributions: Sequence[Distribution]
     comparison: Comparison | None
     candidates: list[Result]
     evidence: Evidence | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.orderings.space import OrderingSpace
+from plr_dspy.orderings.arrangement_space import SearchSpace
 from plr_dspy.search.enumeration import RandomSearch
 
 
@@ -45,6 +45,6 @@ def random_plan(
     )
 
 
-def random_search(plan: Plan, space: OrderingSpace, *, seed: int) -> RandomSearch:
+def random_search(plan: Plan, space: SearchSpace, *, seed: int) -> RandomSearch:
     """The search of such a plan: the original order first."""
     return RandomSearch(space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=seed)

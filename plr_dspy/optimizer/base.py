@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
 
-FOUND = {"report", "best_program"}
+FOUND = {"report", "best_program", "_found", "_attempts", "_spent"}
 """Attributes that hold what a compile has found."""
 
 NOT_DECIDING = FOUND | {
@@ -137,7 +137,8 @@ class Reorderer(Teleprompter, Optimizer):
         Args:
             student: A program with demos; it is not changed.
             trainset: Examples that score orders. Those that the demos show are left out.
-            teacher: Ignored; other optimizers pass one.
+            teacher: A program whose right answers make demos, or a list that begins with one, for `PLFewShot`; others
+                ignore it.
             valset: Examples of the final comparison, as many of them as the budget affords; None or
                 empty takes 20 % of the trainset.
             seed: Instead of the constructor's.
@@ -154,10 +155,13 @@ class Reorderer(Teleprompter, Optimizer):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        job = prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed))
+        job = self._prepared(
+            student, trainset=trainset, teacher=teacher, valset=valset, seed=self._seed(seed)
+        )
         with self._session(job, at_end=self._say_result) as opened:
             ledger = opened.checkpoint.ledger
-            deadline = None if self.max_seconds is None else time.monotonic() + self.max_seconds
+            begun = started if job.earlier_calls else time.monotonic()
+            deadline = None if self.max_seconds is None else begun + self.max_seconds
             compilation = self._compilation(job, opened, deadline)
             try:
                 listened = self.listened(job, opened.scorer, deadline=deadline)
@@ -169,6 +173,18 @@ class Reorderer(Teleprompter, Optimizer):
                 self._keep(job, compilation.unfinished(error), compilation.objective, ledger, started=started)
                 raise
             return self._keep(job, outcome, compilation.objective, ledger, started=started)
+
+    def _prepared(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        teacher: Any,
+        valset: list[dspy.Example] | None,
+        seed: int,
+    ) -> Job:
+        """Check the arguments, and lay out the compile; arguments are those of `compile`."""
+        return prepare(self, student, trainset=trainset, valset=valset, seed=seed)
 
     def _compilation(self, job: Job, opened: Session, deadline: float | None) -> Compilation:
         """Make the compile of a job, which is to end at a deadline by `time.monotonic`."""

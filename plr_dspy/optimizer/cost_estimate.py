@@ -46,6 +46,7 @@ class Estimate:
         cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
             prices that come with litellm, without hidden reasoning. None where that is not known: where no price is
             known for a model, or a language model scores the answers.
+        bootstrap_calls: Program calls that make demos before, at most; they are part of `program_calls`.
     """
 
     orders: dict[str, int]
@@ -64,6 +65,7 @@ class Estimate:
     prompt_tokens: int | None
     cost: float | None
     scored_on: str = "train examples"
+    bootstrap_calls: int = 0
 
     @property
     def _scored_on(self) -> str:
@@ -82,6 +84,11 @@ class Estimate:
         return (
             f"at most {self.program_calls:,} program calls, prompt tokens {tokens}{cost}\n"
             f"  search: about {self.search_calls:,} calls, {self.num_orders:,} orders on {self._scored_on}\n"
+            + (
+                f"  bootstrapped demos: at most {self.bootstrap_calls:,} calls\n"
+                if self.bootstrap_calls
+                else ""
+            )
             + (f"  race: about {self.race_calls:,} calls\n" if self.race_calls else "")
             + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} orders on "
             f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
@@ -128,7 +135,7 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
     tokens: dict[str, dict[str, float]] = {}
     try:
         prompts = _prompts(job, examples)
-        with _offline_litellm() as litellm:
+        with offline_litellm() as litellm:
             # Images count as so many tokens each, so that none is downloaded.
             count = partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
             for model, messages in prompts:
@@ -169,7 +176,7 @@ def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[tuple[str, list
 
 
 @contextmanager
-def _offline_litellm() -> Iterator[ModuleType]:
+def offline_litellm() -> Iterator[ModuleType]:
     """Import litellm without the look at its price list on the network that the first import takes."""
     name = "LITELLM_LOCAL_MODEL_COST_MAP"
     before = os.environ.get(name)

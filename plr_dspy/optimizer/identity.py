@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -15,6 +17,7 @@ from plr_dspy.programs.copies import named_modules, named_predictors
 from plr_dspy.programs.digest.description import Describer, digest, public_attributes
 from plr_dspy.programs.digest.digests import digest_of_texts
 from plr_dspy.programs.digest.libraries import is_library
+from plr_dspy.programs.pools import PoolSlots
 from plr_dspy.scoring.identity_check import DEMOS_OF
 
 SHOWN = (bool, int, type(None))
@@ -39,9 +42,31 @@ def identity(job: Job) -> dict[str, Any]:
             "the train examples": digest(job.splits.train),
             "the selection examples": digest(job.splits.selection),
             "the number of examples searched on": len(job.setup.names),
+            **_pool(job),
         },
         "settings": settings,
     }
+
+
+def bootstrap_identity(job: Job, teacher: Any, examples: Mapping[int, dspy.Example]) -> str:
+    """Digest of what decides the demos that a teacher makes.
+
+    Args:
+        job: Laid out before demos are made.
+        teacher: A program, or None for the student.
+        examples: That it is run on, by their numbers.
+    """
+    arguments = {name: job.arguments()[name] for name in ("max_demos", "metric_threshold")}
+    facts = [_program(job, job.settings()), arguments]
+    texts = [digest(value) for value in (list(examples), list(examples.values()), teacher)]
+    return digest_of_texts([json.dumps(facts, default=repr, sort_keys=True), *texts])
+
+
+def _pool(job: Job) -> dict[str, Any]:
+    """Describe the demos that are chosen from, if there are such."""
+    if not isinstance(job.slots, PoolSlots):
+        return {}
+    return {"the pool of demos": digest([list(slot.demos) for slot in job.slots.slots])}
 
 
 def _minor(version: str) -> str:

@@ -19,7 +19,7 @@ from plr_dspy.optimizer.detailed_results import without_results
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.programs.validation import (
     check_demos,
@@ -140,16 +140,18 @@ class Job:
         slots: What can be ordered in it.
         splits: The examples that score orders.
         plan: The shape of the compile.
-        original: What the user has: the identity, or `WITHOUT_DEMOS`.
+        original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
+        earlier_calls: Program calls that were made before, and of which the plan knows nothing.
     """
 
     optimizer: Optimizer
     seed: int
     program: dspy.Module
-    slots: ProgramSlots
+    slots: PromptSlots
     splits: Splits
     plan: Plan
     original: Ordering
+    earlier_calls: int = 0
 
     @cached_property
     def setup(self) -> Setup:
@@ -224,16 +226,8 @@ def prepare(
         TypeError, ValueError: for bad arguments.
     """
     valset = [] if valset is None else valset
-    _check_hooks(optimizer)
-    student = optimizer.bare(student)
-    check_student(student)
-    check_examples("trainset", trainset)
-    check_examples("valset", valset)
-    check_language_model(student)
-    check_demos(student)
-    check_fields(student, trainset=trainset, valset=valset)
+    program = checked_copy(optimizer, student, trainset=trainset, valset=valset)
     rng = random.Random(seed)
-    program = without_results(ProgramFactory(student).build({}))
     added = add_labelled_demos(program, trainset, optimizer.num_demos, rng) if optimizer.num_demos else []
     demos = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     if not demos:
@@ -249,13 +243,36 @@ def prepare(
     if slots.space.num_distinct < 2:
         return Job(optimizer, seed, program, slots, splits, NOTHING_TO_DO, original)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
-    _warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), optimizer)
+    warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), optimizer)
     plan = optimizer.plan(
         num_train=len(splits.train),
         num_selection=len(splits.selection),
         num_distinct=slots.space.num_distinct,
     )
     return Job(optimizer, seed, program, slots, splits, plan, original)
+
+
+def checked_copy(
+    optimizer: Optimizer,
+    student: dspy.Module,
+    *,
+    trainset: Sequence[dspy.Example],
+    valset: Sequence[dspy.Example],
+) -> dspy.Module:
+    """Check what the user passes, and return a copy of the program to work on.
+
+    Raises:
+        TypeError, ValueError: for bad arguments.
+    """
+    _check_hooks(optimizer)
+    student = optimizer.bare(student)
+    check_student(student)
+    check_examples("trainset", trainset)
+    check_examples("valset", valset)
+    check_language_model(student)
+    check_demos(student)
+    check_fields(student, trainset=trainset, valset=valset)
+    return without_results(ProgramFactory(student).build({}))
 
 
 def _check_hooks(optimizer: Optimizer) -> None:
@@ -267,7 +284,7 @@ def _check_hooks(optimizer: Optimizer) -> None:
             )
 
 
-def _warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) -> None:
+def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) -> None:
     """Say so where chance decides which order looks best."""
     if num_usable >= FEW_EXAMPLES or not optimizer.judges:
         return

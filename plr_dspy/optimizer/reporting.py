@@ -13,6 +13,7 @@ from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.demo_texts import demo_texts
 from plr_dspy.optimizer.job import Job
+from plr_dspy.orderings.arrangement_distribution import ArrangementDistribution
 from plr_dspy.orderings.plackett_luce import distribution_state
 from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import language_models, named_predictors
@@ -21,6 +22,7 @@ from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Candidate, SlotReport
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.proposal import Distribution
 
 LARGEST_JSON_INTEGER = 2**53
 """Larger whole numbers lose digits in most JSON readers, so they are written as floats."""
@@ -81,12 +83,19 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
             num_demos=len(slot.demos),
             ordering=list(permutations[slot.predictor]),
             blocks=[list(block) for block in slot.blocks],
-            distributions=[distribution_state(next(distributions)) for _ in slot.blocks],
+            distributions=[_state(next(distributions)) for _ in slot.blocks],
             demos=demo_texts(predictors[slot.predictor], slot.demos, redact=redact),
             classes=_classes(slot),
         )
         for slot in job.slots.slots
     ]
+
+
+def _state(distribution: Distribution) -> dict[str, Any]:
+    """A distribution as JSON data."""
+    if isinstance(distribution, ArrangementDistribution):
+        return distribution.state_dict()
+    return distribution_state(distribution)
 
 
 def _classes(slot: Slot) -> list[int | None]:

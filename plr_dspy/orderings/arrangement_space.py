@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from plr_dspy.orderings.arrangement_moves import Moves, OrderedSubset, check_items, moves
+from plr_dspy.orderings.space import OrderingSpace
 
 Arrangement: TypeAlias = tuple[OrderedSubset, ...]
 """An ordered subset for each pool, such as one slot's demos; ``arrangement[p][-1]`` is shown last."""
@@ -98,6 +99,11 @@ class ArrangementSpace:
                 raise ValueError(f"expected {least} to {most} items; got {tuple(items)!r}")
         return tuple(tuple(items) for items in arrangement)
 
+    def holds(self, arrangement: Arrangement) -> bool:
+        """Whether ordered subsets of the pools are within the limits, allowed or not."""
+        numbers = zip(arrangement, self.limits, strict=True)
+        return all(least <= len(items) <= most for items, (least, most) in numbers)
+
     def allows(self, arrangement: Arrangement) -> bool:
         """Whether an arrangement of the space is allowed."""
         return self.allowed is None or self.allowed(arrangement)
@@ -119,6 +125,19 @@ class ArrangementSpace:
             ValueError: when hardly any is allowed.
         """
         return [self._draw(rng) for _ in range(num_draws)]
+
+    def shortened(self, arrangement: Arrangement) -> Arrangement | None:
+        """The arrangement without as many of its first items as it takes to be allowed; None where none helps.
+
+        The first item of the pool that shows most beyond its least number goes first.
+        """
+        while not self.allows(arrangement):
+            spare = [len(items) - least for items, (least, _) in zip(arrangement, self.limits, strict=True)]
+            if not any(spare):
+                return None
+            pool = spare.index(max(spare))
+            arrangement = (*arrangement[:pool], arrangement[pool][1:], *arrangement[pool + 1 :])
+        return arrangement
 
     def neighbours(self, arrangement: Arrangement) -> Iterator[Arrangement]:
         """Every allowed arrangement one move away, once.
@@ -175,3 +194,7 @@ class ArrangementSpace:
             for items in itertools.permutations(range(self.sizes[pool]), length):
                 for others in self._every(pool + 1):
                     yield (items, *others)
+
+
+SearchSpace: TypeAlias = OrderingSpace | ArrangementSpace
+"""What searches and their model take."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 Permutation: TypeAlias = tuple[int, ...]
 Ordering: TypeAlias = tuple[Permutation, ...]
 """One permutation for each block; ``ordering[b][0]`` is the item of block b that comes first."""
@@ -52,6 +54,10 @@ class OrderingSpace:
         """The ordering that leaves everything where it is."""
         return tuple(tuple(range(size)) for size in self.sizes)
 
+    def holds(self, ordering: Ordering) -> bool:
+        """Whether an ordering is one of this space, and not `WITHOUT_DEMOS`."""
+        return ordering != WITHOUT_DEMOS
+
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
         """The representative of all orderings that look like this one: like items ascending.
 
@@ -63,6 +69,16 @@ class OrderingSpace:
                 f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
             )
         return tuple(_canonical(perm, kinds) for perm, kinds in zip(ordering, self.kinds, strict=True))
+
+    def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
+        """The ordering with one item put elsewhere in its block."""
+        place, block = int(rng.integers(sum(self.sizes))), 0
+        while place >= len(ordering[block]):
+            place, block = place - len(ordering[block]), block + 1
+        items = list(ordering[block])
+        item = items.pop(place)
+        items.insert(int(rng.integers(len(items) + 1)), item)
+        return self.canonical([*ordering[:block], items, *ordering[block + 1 :]])
 
     def enumerate(self) -> Iterator[Ordering]:
         """Every distinct ordering once, the identity first."""

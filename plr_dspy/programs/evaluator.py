@@ -17,7 +17,7 @@ from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.failures import Failures, is_milestone
-from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
@@ -57,7 +57,7 @@ class ProgramEvaluator:
     def __init__(
         self,
         program: dspy.Module,
-        slots: ProgramSlots,
+        slots: PromptSlots,
         work: Work,
         *,
         names: Sequence[str],
@@ -226,7 +226,7 @@ def _token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 
 def program_scorer(
     program: dspy.Module,
-    slots: ProgramSlots,
+    slots: PromptSlots,
     *,
     metric: Metric,
     examples: Sequence[dspy.Example],

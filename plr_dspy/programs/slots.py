@@ -6,12 +6,14 @@ import hashlib
 import json
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dspy
 
+from plr_dspy.orderings.arrangement_space import SearchSpace
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.splits import answer_classes
@@ -53,8 +55,12 @@ class PromptRenderer:
 
     def render(self, predictor: dspy.Predict, demos: Sequence[Any]) -> str:
         """The part of the prompt that the demos decide, as one string."""
-        messages = self.adapter.format_demos(self._signature(predictor), list(demos))
-        return json.dumps(messages, default=repr, sort_keys=True)
+        return json.dumps(self.messages(predictor, demos), default=repr, sort_keys=True)
+
+    def messages(self, predictor: dspy.Predict, demos: Sequence[Any]) -> list[dict[str, Any]]:
+        """The messages that the demos become."""
+        messages: list[dict[str, Any]] = self.adapter.format_demos(self._signature(predictor), list(demos))
+        return messages
 
     def _signature(self, predictor: dspy.Predict) -> Any:
         """The signature the adapter formats: native features take fields out of it for some LMs."""
@@ -66,7 +72,45 @@ class PromptRenderer:
         return self.adapter._call_preprocess(lm, dict(predictor.config), signature, tools)
 
 
-class ProgramSlots:
+class PromptSlots(ABC):
+    """The demos that orderings show in a program's prompts.
+
+    Args:
+        program: A DSPy program; it is read, never changed.
+
+    Attributes:
+        slots: The predictors with demos.
+        space: Of the orderings, or arrangements, of all of them.
+        classes: For each block of the space, the class of each of its demos.
+    """
+
+    slots: Sequence[Any]
+    space: SearchSpace
+    classes: Sequence[Sequence[int]]
+
+    def __init__(self, program: dspy.Module) -> None:
+        self._renderer = PromptRenderer()
+        self._predictors = dict(named_predictors(program))
+
+    @abstractmethod
+    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
+        """Demo indices by position, for each slot."""
+
+    def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
+        """The demos of each slot in a new order, in new lists."""
+        permutations = self.permutations(ordering)
+        return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
+
+    def fingerprint(self, ordering: Ordering) -> str:
+        """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to."""
+        digest = hashlib.sha256()
+        for name, demos in self.demos(ordering).items():
+            text = self._renderer.render(self._predictors[name], demos)
+            digest.update(f"{name}\0{text}\0".encode())
+        return digest.hexdigest()[:32]
+
+
+class ProgramSlots(PromptSlots):
     """The slots of a program and the space of their orderings.
 
     Args:
@@ -75,9 +119,8 @@ class ProgramSlots:
     """
 
     def __init__(self, program: dspy.Module) -> None:
-        self._renderer = PromptRenderer()
-        self._predictors = dict(named_predictors(program))
-        self.slots = tuple(
+        super().__init__(program)
+        self.slots: tuple[Slot, ...] = tuple(
             slot
             for name, predictor in self._predictors.items()
             if (slot := _read_slot(name, predictor, self._renderer)).demos
@@ -101,19 +144,6 @@ class ProgramSlots:
                     permutation[place] = block[item]
             result[slot.predictor] = tuple(permutation)
         return result
-
-    def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
-        """The demos of each slot in a new order, in new lists."""
-        permutations = self.permutations(ordering)
-        return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
-
-    def fingerprint(self, ordering: Ordering) -> str:
-        """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to."""
-        digest = hashlib.sha256()
-        for name, demos in self.demos(ordering).items():
-            text = self._renderer.render(self._predictors[name], demos)
-            digest.update(f"{name}\0{text}\0".encode())
-        return digest.hexdigest()[:32]
 
 
 def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> Slot:

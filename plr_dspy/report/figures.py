@@ -108,7 +108,9 @@ def _slot_panels(slot: SlotReport) -> list[Panel]:
     """List the pictures of one predictor's demos."""
     name, learnt = shorten(slot.predictor, 36), is_learnt(slot)
     title = "probability of each demo at each position" if learnt else "nothing learnt, all positions alike"
-    draws = {title: plots.draw_positions, **({"most probable orders": plots.draw_orders} if learnt else {})}
+    draws = {title: plots.draw_positions}
+    if learnt and not slot.is_pool:
+        draws["most probable orders"] = plots.draw_orders
     height = 1.2 + slot.num_demos * (0.26 if slot.num_demos <= 16 else 0.16)
     if learnt:
         height = max(height, 1.0 + 0.25 * min(plots.NUM_ORDERS + 2, math.factorial(min(slot.num_demos, 5))))

@@ -93,23 +93,36 @@ def _scores(report: Report) -> dict[str, str]:
 
 
 def _columns(slot: SlotReport) -> dict[str, list[dict[str, Any]]]:
-    """Lay out the demos in both orders, each with how far it moved; up is to the beginning of the prompt."""
-    chosen = slot.ordering or list(range(slot.num_demos))
+    """Lay out the demos in both orders, each with how far it moved; up is to the beginning of the prompt.
+
+    Of a pool, a chosen demo that the student did not show has its origin instead.
+    """
     captions, classes = demo_captions(slot), class_names(slot)
 
-    def card(demo: int, word: str, other: int) -> dict[str, Any]:
-        steps = chosen.index(demo) - demo
+    def card(demo: int, move: str) -> dict[str, Any]:
         return {
             "demo": demo,
             "answer": "" if (number := slot.classes[demo]) is None else shorten(classes[number], 24),
             "caption": shorten(captions[demo], 160),
             "fields": slot.demos[demo],
-            "move": f"{word} {other + 1} {'▲' if steps < 0 else '▼'}{abs(steps)}" if steps else "",
+            "move": move,
         }
 
+    if slot.is_pool:
+        news = {demo: slot.origins[demo] for demo in slot.ordering if demo not in slot.original}
+        return {
+            "Original order": [card(demo, "") for demo in slot.original],
+            "Chosen order": [card(demo, news.get(demo, "")) for demo in slot.ordering],
+        }
+    chosen = slot.ordering or list(range(slot.num_demos))
+
+    def moved(demo: int, word: str, other: int) -> dict[str, Any]:
+        steps = chosen.index(demo) - demo
+        return card(demo, f"{word} {other + 1} {'▲' if steps < 0 else '▼'}{abs(steps)}" if steps else "")
+
     return {
-        "Original order": [card(demo, "now", chosen.index(demo)) for demo in range(slot.num_demos)],
-        "Chosen order": [card(demo, "was", demo) for demo in chosen],
+        "Original order": [moved(demo, "now", chosen.index(demo)) for demo in range(slot.num_demos)],
+        "Chosen order": [moved(demo, "was", demo) for demo in chosen],
     }
 
 

@@ -121,12 +121,15 @@ def draw_positions(axis: Axes, slot: SlotReport) -> None:
         "markeredgecolor": "white",
         "markeredgewidth": size / 10,
     }
-    places = {demo: place for place, demo in enumerate(slot.ordering)}  # It is empty where no demos are best.
+    shown = slot.ordering[::-1] if slot.is_pool else slot.ordering
+    places = {demo: place for place, demo in enumerate(shown)}  # It is empty where no demos are best.
     axis.plot([places[demo] for demo in sorted(places)], sorted(places), "o", **dots)
     axis.set_yticks(range(count), _row_labels(slot), fontsize=8 if count <= 16 else 6.5, parse_math=False)
-    ticks = range(0, count, -(-count // (16 if count < 100 else 10)))
+    columns = table.shape[1]
+    ticks = range(0, columns, -(-columns // (16 if columns < 100 else 10)) or 1)
     axis.set_xticks(ticks, [str(tick + 1) for tick in ticks])
-    axis.set_xlabel("position in the prompt (dot: in the chosen order)")
+    counted = ", counted from its end" if slot.is_pool else ""
+    axis.set_xlabel(f"position in the prompt{counted} (dot: in the chosen order)")
 
 
 def _row_labels(slot: SlotReport) -> list[str]:

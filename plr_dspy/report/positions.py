@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from plr_dspy.orderings.arrangement_distribution import ArrangementDistribution
 from plr_dspy.orderings.marginals import most_probable_orderings, position_probabilities
 from plr_dspy.orderings.plackett_luce import OrderingDistribution, distribution_from_state
 from plr_dspy.report.schema import SlotReport
@@ -16,12 +17,17 @@ from plr_dspy.report.schema import SlotReport
 
 def is_learnt(slot: SlotReport) -> bool:
     """Tell whether some order of the predictor's demos is more probable than another."""
-    logits = [np.atleast_2d(state["logits"]) for state in slot.distributions]
+    logits = [np.atleast_2d(state.get("ranking", state)["logits"]) for state in slot.distributions]
     return any(bool(np.ptp(block, axis=1).max() > 0) for block in logits)
 
 
 def position_table(slot: SlotReport) -> NDArray[np.float64]:
-    """Compute the probability of each demo (row) at each position (column); one that cannot be moved stays."""
+    """Compute the probability of each demo (row) at each position (column); one that cannot be moved stays.
+
+    Of a pool, positions are counted from the end.
+    """
+    if slot.is_pool:
+        return ArrangementDistribution.from_state(slot.distributions[0]).marginals().numpy()
     table = np.eye(slot.num_demos)
     for block, distribution in _blocks(slot):
         table[np.ix_(block, block)] = position_probabilities(distribution).numpy()

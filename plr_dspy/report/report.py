@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report import html, text
 from plr_dspy.report.schema import (
+    BestOfNumber,
     CalibrationEffect,
     Candidate,
     Comparison,
@@ -25,7 +26,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """The version of the JSON format."""
 
 
@@ -44,9 +45,9 @@ class Report:
             log-probabilities. With ``calibrate`` in the settings, all scores are those of calibrated answers, but for
             those of the history.
         history: Rounds of the search.
-        program_calls: Program calls made: by the "search", by the "race" of its best orders, by the final
-            comparison ("final") beside those of the "original" order there, and in "total"; and those of
-            the total that `log_dir` held from before: "resumed".
+        program_calls: Program calls made: those that made demos ("bootstrap"), those by the "search", by the "race" of
+            its best orders, by the final comparison ("final") beside those of the "original" order there, and in
+            "total"; and those of the total that `log_dir` held from before: "resumed".
         tokens: Billed tokens by model, as the provider reports them.
         cost: US dollars for them, by the list prices that come with litellm; None where no price is known for a model.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
@@ -54,6 +55,7 @@ class Report:
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.
         plr_dspy_version, dspy_version, schema_version: What wrote this.
+        best_by_number: Where demos were chosen, the best arrangement found of each number of them.
     """
 
     slots: list[SlotReport]
@@ -74,6 +76,7 @@ class Report:
     plr_dspy_version: str
     dspy_version: str
     schema_version: int = SCHEMA_VERSION
+    best_by_number: list[BestOfNumber] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data (dicts, lists, strings, numbers)."""

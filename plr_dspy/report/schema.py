@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -33,13 +33,18 @@ class SlotReport:
     Attributes:
         predictor: Name of the predictor.
         num_demos: Number of demos, those that no prompt shows included.
-        ordering: Demo indices by position; ``ordering[0]`` is shown first.
+        ordering: Demo indices by position; ``ordering[0]`` is shown first. Of a pool of demos, those chosen.
         blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
         distributions: The final distribution of each block: logits ``[n]``, or of a mixture
-            weights ``[k]`` and logits ``[k, n]``, over the block's demos.
+            weights ``[k]`` and logits ``[k, n]``, over the block's demos. Of a pool, which demos are chosen from: such
+            logits as its "ranking", whose first demo is shown last, and "length_probabilities" of each number of demos
+            from "min_length" on.
         demos: The demos in their original order: fields that prompts show as text, the start of long ones.
         classes: A number for each demo, the same for those that give the same answer; None where answers
             are no classes, and for demos that cannot be moved.
+        origins: Of a pool, where each demo comes from: "student", "trainset[3]", "bootstrapped from trainset[3]" or
+            "candidates[0]".
+        original: Of a pool, the demos that the student showed, by position.
     """
 
     predictor: str
@@ -49,6 +54,32 @@ class SlotReport:
     distributions: list[dict[str, Any]]
     demos: list[dict[str, str]]
     classes: list[int | None]
+    origins: list[str] = field(default_factory=list)
+    original: list[int] = field(default_factory=list)
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether demos were chosen, and not only ordered."""
+        return any("ranking" in state for state in self.distributions)
+
+
+@dataclass(frozen=True)
+class BestOfNumber:
+    """The best arrangement found of a number of demos.
+
+    Attributes:
+        num_demos: Shown by all predictors together.
+        ordering: Demo indices by position, for each slot.
+        score: Mean score that is expected of it on examples like those of the train split.
+        num_examples: Examples of the train split that it was scored on.
+        tokens: Of its demos, as GPT-4o counts them.
+    """
+
+    num_demos: int
+    ordering: dict[str, list[int]]
+    score: float
+    num_examples: int
+    tokens: int
 
 
 @dataclass(frozen=True)

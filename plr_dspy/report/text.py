@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from plr_dspy.report.schema import Comparison
+from plr_dspy.report.schema import Comparison, SlotReport
 
 if TYPE_CHECKING:
     from plr_dspy.report.report import Report
@@ -23,6 +23,7 @@ BUDGET = "budget"
 """The reason for its end that a search gives when it used all of its calls."""
 
 PHASES = {
+    "bootstrap": "bootstrapped demos",
     "search": "search",
     "race": "race of its best orders",
     "final": "final comparison",
@@ -87,7 +88,8 @@ def original_stays(report: Report) -> bool:
     """Tell whether a compile returned what the user had."""
     if report.candidates:
         return report.candidates[0].ordering == {slot.predictor: slot.ordering for slot in report.slots}
-    return all(slot.ordering == sorted(slot.ordering) for slot in report.slots)
+    kept = (slot.original if slot.is_pool else sorted(slot.ordering) for slot in report.slots)
+    return all(slot.ordering == ordering for slot, ordering in zip(report.slots, kept, strict=True))
 
 
 def calls_by_phase(report: Report) -> dict[str, int]:
@@ -134,7 +136,11 @@ def summary(report: Report) -> str:
     if calls := calls_by_phase(report):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
     lines += [*verdict(report), *learnt(report), *calibration(report)]
-    lines += [f"{slot.predictor}: demos in the order {slot.ordering}" for slot in report.slots]
+    lines += [_shown(slot) for slot in report.slots]
+    lines += [
+        f"best of {best.num_demos} demos: score {best.score:.3f}, {best.tokens:,} tokens"
+        for best in report.best_by_number
+    ]
     lines += [
         f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
         for model, counts in report.tokens.items()
@@ -144,6 +150,13 @@ def summary(report: Report) -> str:
         for error in report.errors
     ]
     return "\n  ".join([overview(report), *lines])
+
+
+def _shown(slot: SlotReport) -> str:
+    """Say which demos of a predictor are shown in which order."""
+    if not slot.is_pool:
+        return f"{slot.predictor}: demos in the order {slot.ordering}"
+    return f"{slot.predictor}: {len(slot.ordering)} of {slot.num_demos} demos, in the order {slot.ordering}"
 
 
 def learnt(report: Report) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plr_dspy.orderings.space import Ordering, OrderingSpace
+from plr_dspy.orderings.arrangement_space import SearchSpace
+from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
-from plr_dspy.search.proposal import PlackettLuceProposal
+from plr_dspy.search.proposal import Proposal
 from plr_dspy.search.search import ScoreArchive, Search, check_trials, num_elites
 
 MAX_REDRAWS = 50
@@ -22,7 +23,7 @@ class CrossEntropySearch(Search):
     """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
 
     Args:
-        space: What to order.
+        space: What to order, or to arrange.
         update: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings asked for in each round (B).
         elite_fraction: Share of them that refits the distributions (rho).
@@ -35,7 +36,7 @@ class CrossEntropySearch(Search):
 
     def __init__(
         self,
-        space: OrderingSpace,
+        space: SearchSpace,
         *,
         update: str | UpdateRule = "mle",
         num_samples: int = 15,
@@ -86,7 +87,7 @@ class CrossEntropySearch(Search):
 
 
 def fresh_draws(
-    space: OrderingSpace, proposal: PlackettLuceProposal, archive: ScoreArchive, num_samples: int
+    space: SearchSpace, proposal: Proposal, archive: ScoreArchive, num_samples: int
 ) -> list[Ordering]:
     """Draw orderings that have not been asked for, and note them as asked; fewer when hardly any are left."""
     # The identity is in the first batch: what beats it is seen on the same examples.

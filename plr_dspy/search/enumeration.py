@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from plr_dspy.orderings.space import Ordering, OrderingSpace
+from plr_dspy.orderings.arrangement_space import SearchSpace
+from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.search.cross_entropy import fresh_draws
@@ -22,7 +23,7 @@ class ExhaustiveSearch(Search):
 
     def __init__(
         self,
-        space: OrderingSpace,
+        space: SearchSpace,
         *,
         update: str | UpdateRule = "mle",
         num_samples: int = 15,
@@ -68,7 +69,7 @@ class RandomSearch(Search):
     """
 
     def __init__(
-        self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
+        self, space: SearchSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
     ) -> None:
         super().__init__(space, update="mle", num_samples=num_samples, elite_fraction=0.2, seed=seed)
         self._num_orderings = num_orderings

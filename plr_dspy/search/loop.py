@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from plr_dspy.orderings.plackett_luce import mode_probability
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration, ScoreEstimate, Trial
 from plr_dspy.report.text import BUDGET
@@ -73,9 +72,9 @@ class Progress:
                 best_score_so_far=best.score,
                 best_ordering=best.ordering,
                 program_calls=calls,
-                mode_probability=[mode_probability(d) for d in search.distributions],
+                mode_probability=search.proposal.mode_probabilities(),
                 num_elites=len(elites),
-                agreement=agreement([elite.ordering for elite in elites]),
+                agreement=agreement([elite.ordering for elite in elites], search.space.sizes),
             )
         )
 

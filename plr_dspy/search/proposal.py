@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from plr_dspy.orderings.arrangement_distribution import ArrangementDistribution
 from plr_dspy.orderings.plackett_luce import (
     OrderingDistribution,
     distribution_from_state,
     distribution_state,
     draw_orderings,
+    mode_probability,
     most_probable_ordering,
     sharpened,
 )
@@ -20,6 +22,38 @@ from plr_dspy.orderings.space import Ordering, OrderingSpace
 from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.runtime.threads import one_thread
+
+Distribution: TypeAlias = "OrderingDistribution | ArrangementDistribution"
+"""Of one block's orderings, or of one pool's arrangements."""
+
+
+class Proposal(Protocol):
+    """A distribution for each block of a space, which a search draws from and refits."""
+
+    @property
+    def distributions(self) -> Sequence[Distribution]:
+        """One for each block."""
+
+    def reset(self) -> None:
+        """Make the distributions uniform again."""
+
+    def refit(self, elites: Sequence[ScoreEstimate]) -> None:
+        """Update the distributions by their rule, each on its block of the elites."""
+
+    def mode(self) -> Ordering:
+        """The most probable ordering."""
+
+    def mode_probabilities(self) -> list[float]:
+        """Of each distribution, the probability of its mode."""
+
+    def draw(self, num_draws: int, *, sharpness: float = 1.0) -> list[Ordering]:
+        """Draw orderings, repeats included, from the distributions with this factor on their logits."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The distributions and the state of the generator, as JSON data."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
 
 
 class PlackettLuceProposal:
@@ -58,6 +92,10 @@ class PlackettLuceProposal:
         """The most probable ordering."""
         return self._space.canonical([most_probable_ordering(d).tolist() for d in self.distributions])
 
+    def mode_probabilities(self) -> list[float]:
+        """Of each distribution, the probability of its mode."""
+        return [mode_probability(d) for d in self.distributions]
+
     def draw(self, num_draws: int, *, sharpness: float = 1.0) -> list[Ordering]:
         """Draw orderings, repeats included.
 
@@ -75,7 +113,7 @@ class PlackettLuceProposal:
         """The distributions and the state of the generator, as JSON data."""
         return {
             "distributions": [distribution_state(d) for d in self.distributions],
-            "generator": base64.b64encode(self._generator.get_state().numpy().tobytes()).decode(),
+            "generator": generator_state(self._generator),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -89,8 +127,17 @@ class PlackettLuceProposal:
         if sizes != self._space.sizes:
             raise ValueError(f"the state is of blocks of {sizes} items; this search has {self._space.sizes}")
         self.distributions = distributions
-        generator = bytearray(base64.b64decode(state["generator"]))
-        self._generator.set_state(torch.frombuffer(generator, dtype=torch.uint8))
+        set_generator(self._generator, state["generator"])
+
+
+def generator_state(generator: torch.Generator) -> str:
+    """The state of a generator as text."""
+    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+
+
+def set_generator(generator: torch.Generator, state: str) -> None:
+    """Bring a generator into the state that `generator_state` returned."""
+    generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))
 
 
 def elite_weights(elites: Sequence[ScoreEstimate]) -> torch.Tensor | None:

@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from plr_dspy.orderings.plackett_luce import OrderingDistribution
+from plr_dspy.orderings.arrangement_space import ArrangementSpace, SearchSpace
 from plr_dspy.orderings.space import Ordering, OrderingSpace
 from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
-from plr_dspy.search.proposal import PlackettLuceProposal
+from plr_dspy.search.arrangement_proposal import ArrangementProposal
+from plr_dspy.search.proposal import Distribution, PlackettLuceProposal, Proposal
 from plr_dspy.search.surrogate.model import OrderingModel
 
 
@@ -19,7 +20,7 @@ class Search(ABC):
     """A search that is asked for orderings and told their scores (ask and tell).
 
     Args:
-        space: What to order.
+        space: What to order, or to arrange.
         update: Refits the distributions: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings asked for in each round, at most (B).
         elite_fraction: Share of the orderings that refit the distributions (rho).
@@ -28,7 +29,7 @@ class Search(ABC):
 
     Attributes:
         space, num_samples, elite_fraction, model: The same.
-        proposal: The Plackett-Luce distributions.
+        proposal: The distributions.
 
     Raises:
         TypeError, ValueError: for arguments out of range.
@@ -36,7 +37,7 @@ class Search(ABC):
 
     def __init__(
         self,
-        space: OrderingSpace,
+        space: SearchSpace,
         *,
         update: str | UpdateRule,
         num_samples: int,
@@ -44,9 +45,10 @@ class Search(ABC):
         model: OrderingModel | None = None,
         seed: int,
     ) -> None:
-        if not isinstance(space, OrderingSpace):
+        if not isinstance(space, (OrderingSpace, ArrangementSpace)):
             raise TypeError(
-                f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}"
+                "space must be an OrderingSpace, such as OrderingSpace.of_sizes(8), or an ArrangementSpace; "
+                f"got {space!r}"
             )
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"num_samples must be a whole number of at least 1; got {num_samples!r}")
@@ -56,7 +58,11 @@ class Search(ABC):
         self.num_samples = num_samples
         self.elite_fraction = elite_fraction
         self.model = OrderingModel(space, families=()) if model is None else model
-        self.proposal = PlackettLuceProposal(space, update=update, seed=seed)
+        self.proposal: Proposal = (
+            ArrangementProposal(space, update=update, seed=seed)
+            if isinstance(space, ArrangementSpace)
+            else PlackettLuceProposal(space, update=update, seed=seed)
+        )
 
     @abstractmethod
     def ask(self) -> list[Ordering]:
@@ -94,7 +100,7 @@ class Search(ABC):
         """
 
     @property
-    def distributions(self) -> list[OrderingDistribution]:
+    def distributions(self) -> Sequence[Distribution]:
         """The current distribution of each block."""
         return self.proposal.distributions
 
@@ -137,7 +143,7 @@ class ScoreArchive:
         self.asked = {as_ordering(ordering): None for ordering in state["asked"]}
 
 
-def check_trials(space: OrderingSpace, trials: Sequence[Trial]) -> list[Trial]:
+def check_trials(space: SearchSpace, trials: Sequence[Trial]) -> list[Trial]:
     """Return trials that a search can be told.
 
     Raises:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from plr_dspy.orderings.space import Ordering, OrderingSpace
+from plr_dspy.orderings.arrangement_space import SearchSpace
+from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate, Trial
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.cross_entropy import MAX_REDRAWS
-from plr_dspy.search.hill_climbing import climb, moved
+from plr_dspy.search.hill_climbing import climb
 from plr_dspy.search.search import Search, as_ordering, num_elites
-from plr_dspy.search.surrogate.features import FAMILIES
 from plr_dspy.search.surrogate.fitted_model import FittedModel
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.surrogate.model import OrderingModel
@@ -31,17 +31,17 @@ class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
     Each round fits the process (`gaussian_process`) to all scores, and the distributions to the orderings
-    that it deems best. Candidates are draws of the distributions, insertions of an item elsewhere in a good
-    ordering, the tops of short climbs on the process' mean, and random orderings. The orderings known
-    compete with them: of each joint draw from the posterior the best ordering is asked for, be it new or to
-    be scored on more examples. So good orderings are looked at ever more closely (a race), and no call is
+    that it deems best. Candidates are draws of the distributions, good orderings after a move of their space
+    (such as an item put elsewhere), the tops of short climbs on the process' mean, and random orderings. The
+    orderings known compete with them: of each joint draw from the posterior the best ordering is asked for, be it
+    new or to be scored on more examples. So good orderings are looked at ever more closely (a race), and no call is
     spent on those that a few examples have ruled out.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
     sampling", NIPS 2011.
 
     Args:
-        space: What to order.
+        space: What to order, or to arrange.
         num_examples: Examples there are; an ordering that has been scored on all, or that asking for again
             brought nothing new of, is not asked for again.
         classes: For each block the class of each of its items, such as demos of one answer; None for none.
@@ -51,9 +51,10 @@ class ThompsonSearch(Search):
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
         elite_fraction: Share of the orderings known that the distributions are fitted to.
-        families: Of features (`features.FAMILIES`).
+        families: Of features, as in `OrderingModel`; None takes all.
         propose_known: Off, no ordering is asked for twice.
         responses: The log-probabilities of labels of what has been scored; None for none.
+        cost: What an ordering costs, in scores; None for nothing.
         seed: Of everything random.
 
     Raises:
@@ -62,7 +63,7 @@ class ThompsonSearch(Search):
 
     def __init__(
         self,
-        space: OrderingSpace,
+        space: SearchSpace,
         *,
         num_examples: int,
         classes: Sequence[Sequence[int]] | None = None,
@@ -71,9 +72,10 @@ class ThompsonSearch(Search):
         num_samples: int = 24,
         num_initial: int = 60,
         elite_fraction: float = 0.125,
-        families: Sequence[str] = FAMILIES,
+        families: Sequence[str] | None = None,
         propose_known: bool = True,
         responses: LabelResponses | None = None,
+        cost: Callable[[Ordering], float] | None = None,
         seed: int = 0,
     ) -> None:
         for name, value, least in (
@@ -98,6 +100,7 @@ class ThompsonSearch(Search):
                 example_classes=example_classes,
                 families=families,
                 responses=responses,
+                cost=cost,
             ),
             seed=seed,
         )
@@ -237,7 +240,7 @@ class ThompsonSearch(Search):
             parents = best[: self._num_elites(len(best))]
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
-                found[moved(self.space, parents[index], rng)] = None
+                found[self.space.moved(parents[index], rng)] = None
             found |= dict.fromkeys(self.proposal.draw(NUM_CANDIDATES // 6, sharpness=0.0))
             found |= dict.fromkeys(climb(self.space, best, self._fitted.predict, rng))
         return [ordering for ordering in found if ordering not in self._scores]

@@ -100,6 +100,20 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     assert "the program is calibrated" in capsys.readouterr().out
 
 
+def test_select_chooses_the_demos(folder, capsys):
+    selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
+    assert cli.main([*selecting, "--estimate"]) == 0
+    assert "bootstrapped demos: at most 6 calls" in capsys.readouterr().out
+    assert cli.main(selecting) == 0
+    found = Report.load("found.json")
+    assert found.settings["method"] == "PLFewShot"
+    assert found.program_calls["total"] <= 60
+    assert found.slots[0].original == [0, 1, 2]
+    others = [best for best in found.best_by_number if best.ordering != {"self": [0, 1, 2]}]
+    assert others
+    assert all(best.num_demos <= 2 for best in others)
+
+
 def test_estimate_makes_no_call(folder, capsys):
     level = logging.getLogger("plr_dspy").level
     assert cli.main(compile_arguments("--estimate")) == 0
@@ -128,6 +142,12 @@ def test_estimate_makes_no_call(folder, capsys):
         (compile_arguments("--max-calls", "-3"), "--max-calls must be at least 1; got -3"),
         (compile_arguments("--max-calls", "3"), "max_metric_calls"),
         (compile_arguments("--max-cost", "-3"), "max_cost must be a finite number above 0"),
+        (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
+        (
+            compile_arguments("--select", "--max-demo-tokens", "0"),
+            "--max-demo-tokens must be at least 1; got 0",
+        ),
+        (compile_arguments("--select", "--auto", "paper"), "--auto paper orders demos"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (
             compile_arguments("--adapter", "chat", "--lm", "openai/x", "--api-key-env", "NO_SUCH_KEY"),

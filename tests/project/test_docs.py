@@ -95,6 +95,7 @@ PRESUPPOSED = {
         "trainset": EXAMPLES,
         "acc": exact_match,
     },
+    "docs/fewshot.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
     "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
     "docs/baselines.md": labelled,
     "docs/calibration.md": labelled,

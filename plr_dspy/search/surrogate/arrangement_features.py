@@ -38,8 +38,9 @@ NUM_REGION = 0.25
 NUM_REFERENCES = 300
 """Random arrangements that centre and scale the features."""
 
-MAX_FEATURES = 20_000
-"""Of a family over all pools: a pool leaves out families that have more than its even share."""
+MAX_FEATURES = 1_500
+"""Of a family over all pools: a pool leaves out families that have more than its even share. A search of some hundred
+calls sees few of the pairs of a pool of 50, and half of its time would go to them."""
 
 
 class ArrangementFeatures:
@@ -55,6 +56,10 @@ class ArrangementFeatures:
         families: Which of `FAMILIES`: "number" (of items shown), "presence" (of an item), "region" (item near a place),
             "last" (the item at the end), "adjacency" (an item right before another), "class share" (of the items
             shown), "class region", "class last" (the classes of the last two items) and "class adjacency".
+
+    Attributes:
+        names: The families that there are.
+        references: Random arrangements that centre and scale the features.
 
     Raises:
         ValueError: for an unknown family, or classes that do not fit the space.
@@ -76,11 +81,11 @@ class ArrangementFeatures:
             _Pool(size, most, codes, max_features=MAX_FEATURES // len(space.sizes))
             for size, (_, most), codes in zip(space.sizes, space.limits, named, strict=True)
         ]
-        references = space.draw(NUM_REFERENCES, np.random.default_rng(0))
+        self.references = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         self.names: list[str] = []
         self._means: list[Array] = []
         self._scales: list[float] = []
-        for name, raw in self._raw(references, families).items():
+        for name, raw in self._raw(self.references, families).items():
             mean = raw.mean(axis=0)
             variance = float(((raw - mean) ** 2).sum(axis=1).mean())
             if variance > 1e-9:

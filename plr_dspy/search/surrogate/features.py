@@ -44,6 +44,10 @@ class OrderingFeatures:
             (how early an item comes: what one Plackett-Luce can say), "last" (the item at the end), "adjacency" (an
             item right before another), and "class region" and "class adjacency".
 
+    Attributes:
+        names: The families that there are.
+        references: Random orderings that centre and scale the features.
+
     Raises:
         ValueError: for an unknown family, or classes that do not fit the space.
     """
@@ -73,7 +77,8 @@ class OrderingFeatures:
                 f"none of the families {list(families)} applies to blocks of {space.sizes} items"
             )
         self._families = [[block.get(name) for block in per_block] for name in self.names]
-        references = self._raw(random_orderings(space, NUM_REFERENCES))
+        self.references = random_orderings(space, NUM_REFERENCES)
+        references = self._raw(self.references)
         self._means = [raw.mean(axis=0) for raw in references]
         self._scales = [
             1.0 / np.sqrt(((raw - mean) ** 2).sum(axis=1).mean() + 1e-12)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
+from plr_dspy.orderings.arrangement_space import ArrangementSpace, SearchSpace
+from plr_dspy.orderings.space import Ordering
 from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.surrogate.arrangement_features import ArrangementFeatures
 from plr_dspy.search.surrogate.crossed_effects import score_table, shrunk_means
-from plr_dspy.search.surrogate.features import FAMILIES, NUM_REFERENCES, OrderingFeatures, random_orderings
+from plr_dspy.search.surrogate.features import OrderingFeatures
 from plr_dspy.search.surrogate.fitted_model import FittedModel, Scores
 from plr_dspy.search.surrogate.gaussian_process import Array, Surrogate
 from plr_dspy.search.surrogate.label_responses import LabelResponses
@@ -31,31 +33,46 @@ class OrderingModel:
     """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
 
     Args:
-        space: Of the orderings. `WITHOUT_DEMOS` may be scored too; it has an effect of its own.
+        space: Of the orderings, or of arrangements. What it does not hold, such as `WITHOUT_DEMOS`, may be scored too;
+            it has an effect of its own.
         classes: For each block the class of each of its items; None for none.
         example_classes: The class of each example; None for none.
-        families: Of features (`features.FAMILIES`); without any, orderings have effects of their own only.
+        families: Of features (`features.FAMILIES`, or those of `arrangement_features`); None takes all, and without
+            any, orderings have effects of their own only.
+        responses: The log-probabilities of labels; None for none.
+        cost: What an ordering costs, in scores, such as by the tokens of its prompt; None for nothing.
+
+    Attributes:
+        cost: The same. Estimates and draws are what is left of scores; gains are of scores alone.
     """
 
     def __init__(
         self,
-        space: OrderingSpace,
+        space: SearchSpace,
         *,
         classes: Sequence[Sequence[int]] | None = None,
         example_classes: Sequence[int] | None = None,
-        families: Sequence[str] = FAMILIES,
+        families: Sequence[str] | None = None,
         responses: LabelResponses | None = None,
+        cost: Callable[[Ordering], float] | None = None,
     ) -> None:
         self._responses = responses
+        self.cost = cost
         self._space = space
-        self._families = OrderingFeatures(space, classes=classes, families=families) if families else None
-        self._references = self._features(random_orderings(space, NUM_REFERENCES)) if families else None
-        self._example_classes = example_classes if families else None
+        known = families is None or len(families) > 0
+        self._families = _make_features(space, classes, families) if known else None
+        self._references = None if self._families is None else self._families(self._families.references)
+        self._example_classes = example_classes if known else None
 
     @property
     def calibrating(self) -> bool:
         """Whether orderings are scored by calibrated answers."""
         return self._responses is not None and self._responses.calibrating
+
+    @property
+    def goes_by_scores(self) -> bool:
+        """Whether orderings with equal scores are equally good: calibrated answers may differ, and so may costs."""
+        return not self.calibrating and self.cost is None
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
@@ -75,7 +92,7 @@ class OrderingModel:
             with one_thread():
                 features, told = self._features(orderings), _table(scores, orderings)
                 table = told
-                apart = np.array([ordering == WITHOUT_DEMOS for ordering in orderings])
+                apart = self._apart(orderings)
                 classes = self._classes_of(scores, orderings)
                 responses = self._respond(
                     scores, orderings, apart, features=features, earlier=earlier.get("responses")
@@ -91,6 +108,7 @@ class OrderingModel:
             earlier=earlier,
             responses=responses,
             table=told,
+            cost=self.cost,
         )
 
     def _promising(self, scores: Scores, kept: Sequence[Ordering]) -> list[Ordering]:
@@ -98,7 +116,7 @@ class OrderingModel:
         orderings = list(scores)
         if len(orderings) <= MAX_MODELLED:
             return orderings
-        apart = np.array([ordering == WITHOUT_DEMOS for ordering in orderings])
+        apart = self._apart(orderings)
         responses = self._respond(scores, orderings, apart)
         means = shrunk_means(_table(scores, orderings)) if responses is None else responses.means
         counts = [len(scores[ordering]) for ordering in orderings]
@@ -136,13 +154,16 @@ class OrderingModel:
         )
 
     def _features(self, orderings: Sequence[Ordering]) -> list[Array]:
-        """Features ``[m, d]`` of each family; all 0 for `WITHOUT_DEMOS`, as of a mean ordering."""
+        """Features ``[m, d]`` of each family; all 0 for what the space does not hold, as of a mean ordering."""
         if self._families is None:
             return []
-        shown = np.array([[ordering != WITHOUT_DEMOS] for ordering in orderings])
-        identity = self._space.identity
-        families = self._families([o if o != WITHOUT_DEMOS else identity for o in orderings])
-        return [family * shown for family in families]
+        apart, identity = self._apart(orderings), self._space.identity
+        families = self._families([identity if a else o for o, a in zip(orderings, apart, strict=True)])
+        return [family * ~apart[:, None] for family in families]
+
+    def _apart(self, orderings: Sequence[Ordering]) -> NDArray[np.bool_]:
+        """Whether each is none of the space, ``[m]``."""
+        return np.array([not self._space.holds(ordering) for ordering in orderings], dtype=bool)
 
     def _classes_of(self, scores: Scores, orderings: Sequence[Ordering]) -> NDArray[np.int64] | None:
         """The classes of the examples that are columns of the table of scores, numbered anew."""
@@ -156,3 +177,13 @@ class OrderingModel:
 def _table(scores: Scores, orderings: Sequence[Ordering]) -> Array:
     """Scores ``[m, E]`` with NaN where there is none."""
     return score_table([scores[ordering] for ordering in orderings])
+
+
+def _make_features(
+    space: SearchSpace, classes: Sequence[Sequence[int]] | None, families: Sequence[str] | None
+) -> OrderingFeatures | ArrangementFeatures:
+    """The features of a space's own kind; of the families named, None for all."""
+    chosen: dict[str, Any] = {"classes": classes} | ({} if families is None else {"families": families})
+    if isinstance(space, ArrangementSpace):
+        return ArrangementFeatures(space, **chosen)
+    return OrderingFeatures(space, **chosen)

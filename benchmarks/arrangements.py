@@ -1,0 +1,241 @@
+"""Which demos, how many, in what order: accuracy by program calls of the default search and of what it must beat.
+
+python benchmarks/arrangements.py                            # pools of 20, 50 and 200; 500 and 1,000 calls
+python benchmarks/arrangements.py --worlds 40 --budgets 300
+
+The worlds are synthetic (`ArrangementWorld`): an arrangement's accuracy is decided by which demos it shows, how many,
+by the classes of the demos next to the question, and by what each example prefers. All methods have the same 100
+examples and calls, and begin with the program without demos; true scores are those on 2,000 other examples.
+Differences are paired, with 95 % intervals over worlds. With --best comes the end of a climb of 3,000 steps on the true
+score itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from plr_dspy.compilation.assembly import new_objective, new_search
+from plr_dspy.compilation.budget import make_plan
+from plr_dspy.compilation.engine import Compilation
+from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.orderings.arrangement_space import Arrangement, ArrangementSpace
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.scoring.cells import Cell, CellKey
+from plr_dspy.scoring.checkpoint import Checkpoint
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.statistics.comparisons import mean_interval
+
+NUM_TRAIN, NUM_SELECTION, NUM_HELD_OUT = 80, 20, 2_000
+MAX_DEMOS = 8
+FIRST_SEED = 60_000
+CLIMBING_STEPS = 3_000
+
+
+STRENGTHS = {"classes": (0.5, 0.2, 0.2), "items": (0.15, 0.4, 0.2), "nothing": (0.0, 0.0, 0.0)}
+"""In a kind of world, of the leaning, of the worth, and of the logarithm of the number of demos, in logits."""
+
+NOISE = 0.6
+"""What an example makes of an arrangement, in logits."""
+
+
+class ArrangementWorld:
+    """A program whose accuracy with any demos is known without a model.
+
+    The log-odds of a right answer to an example are its own easiness, plus the quality of the arrangement, plus its
+    leaning for or against the example's class, plus what the example makes of this very arrangement. Quality is the
+    worth of the demos shown, each of which counts most near the end, and grows with their number; the leaning is the
+    model's own, and that of the classes shown, of which the last count most. Over random arrangements their standard
+    deviations are about those of `landscapes.SyntheticLandscape`, which are of recorded answers of a real model.
+
+    Args:
+        size: Demos in the pool, half of either class.
+        seed: Of everything random.
+        kind: "classes" decide most, as in the recorded answers, or "items": which demos are shown, whatever their
+            class. In a world of kind "nothing" no arrangement is better than another.
+    """
+
+    def __init__(self, size: int, seed: int, *, kind: str = "classes") -> None:
+        rng = np.random.default_rng([size, seed])
+        self.classes = (rng.permutation(size) % 2).tolist()
+        num_examples = NUM_TRAIN + NUM_SELECTION + NUM_HELD_OUT
+        self.example_classes = (np.arange(num_examples) % 2).tolist()
+        self._worth = rng.normal(size=size)
+        self._bias = rng.normal()
+        self._easiness = rng.normal(0.2, 0.9, size=num_examples)
+        self._strengths, self._seed = STRENGTHS[kind], seed
+        self.space = ArrangementSpace.of_sizes(size, max_length=min(MAX_DEMOS, size), identity=((),))
+
+    def answers(self, arrangement: Arrangement) -> np.ndarray:
+        """Whether each example is answered right."""
+        items = list(arrangement[0])
+        lean, worth, more = self._strengths
+        nearness = 0.6 ** np.arange(len(items))[::-1]  # of the last demo 1
+        signs = 2.0 * np.array([self.classes[item] for item in items]) - 1.0
+        leaning = lean * (self._bias + float(nearness @ signs))
+        quality = worth * float((0.2 + 0.8 * nearness) @ self._worth[items]) + more * np.log1p(len(items))
+        sides = 2.0 * np.array(self.example_classes) - 1.0
+        rng = np.random.default_rng([self._seed, zlib.crc32(repr(items).encode())])
+        noise = NOISE * rng.normal(size=len(sides))
+        odds: np.ndarray = self._easiness + quality + leaning * sides + noise
+        return odds > 0
+
+    def truth(self, arrangement: Arrangement) -> float:
+        """Accuracy on examples that no search has seen."""
+        return float(self.answers(arrangement)[NUM_TRAIN + NUM_SELECTION :].mean())
+
+    def best(self) -> float:
+        """Accuracy of about the best arrangement."""
+        rng = np.random.default_rng(self._seed)
+        best = self.space.identity
+        height = self.truth(best)
+        for _ in range(CLIMBING_STEPS):
+            other = self.space.moved(best, rng)
+            if (reached := self.truth(other)) > height:
+                best, height = other, reached
+        return height
+
+
+class WorldPayer:
+    """Pays cells from a world's answers."""
+
+    def __init__(self, world: ArrangementWorld) -> None:
+        self.ledger, self._world = Ledger(), world
+
+    def fingerprint(self, ordering: Arrangement) -> str:
+        return repr(ordering)
+
+    def pay(
+        self, keys: Sequence[CellKey], orderings: Mapping[str, Arrangement], *, deadline: float | None
+    ) -> None:
+        answers = {name: self._world.answers(arrangement) for name, arrangement in orderings.items()}
+        for name, example in keys:
+            self.ledger.add((name, example), Cell(float(answers[name][example])), {})
+
+
+def default_outcome(world: ArrangementWorld, budget: int, seed: int) -> Outcome:
+    """All that the default search finds."""
+    plan = make_plan(
+        "light",
+        max_metric_calls=budget,
+        num_train=NUM_TRAIN,
+        num_selection=NUM_SELECTION,
+        num_distinct=world.space.num_distinct,
+    )
+    search = new_search(
+        plan,
+        world.space,
+        update="mle",
+        seed=seed,
+        classes=[world.classes],
+        example_classes=world.example_classes[: NUM_TRAIN + NUM_SELECTION],
+    )
+    scorer = CellScorer(WorldPayer(world), max_metric_calls=plan.call_limit)
+    with Checkpoint(None, dict) as checkpoint, ProgressBar(0, display=False) as bar:
+        return Compilation(
+            search,
+            new_objective(plan, scorer, num_train=NUM_TRAIN),
+            scorer,
+            plan=plan,
+            num_train=NUM_TRAIN,
+            stoppers=[],
+            max_seconds=None,
+            checkpoint=checkpoint,
+            bar=bar,
+        ).run()
+
+
+def default(world: ArrangementWorld, budget: int, seed: int) -> Arrangement:
+    """The arrangement that the default search chooses."""
+    return default_outcome(world, budget, seed).ordering
+
+
+def random_search(world: ArrangementWorld, budget: int, seed: int) -> Arrangement:
+    """The best of as many random arrangements as can be scored on all examples."""
+    return _best(world, _drawn(world, max(1, budget // (NUM_TRAIN + NUM_SELECTION)), seed))
+
+
+def halving(world: ArrangementWorld, budget: int, seed: int, keep: float = 0.4) -> Arrangement:
+    """Successive halving of random arrangements, which begin with 4 examples each in a third of the calls."""
+    alive = _drawn(world, max(1, budget // 12), seed)
+    rungs, calls, examples = int(np.ceil(np.log(len(alive)) / np.log(1 / keep))), 0, 0
+    for rung in range(rungs):
+        more = max(1, (budget - calls) // (rungs - rung) // len(alive)) if rung else 4
+        more = min(more, NUM_TRAIN + NUM_SELECTION - examples)
+        calls, examples = calls + more * len(alive), examples + more
+        if calls > budget:
+            break
+        alive = _ranked(world, alive, examples)[: max(1, int(np.ceil(keep * len(alive))))]
+    return alive[0]
+
+
+def _drawn(world: ArrangementWorld, number: int, seed: int) -> list[Arrangement]:
+    """The program without demos, and distinct random arrangements."""
+    drawn = world.space.draw(2 * number, np.random.default_rng(seed))
+    return list(dict.fromkeys([world.space.identity, *drawn]))[:number]
+
+
+def _ranked(world: ArrangementWorld, some: Sequence[Arrangement], num_examples: int) -> list[Arrangement]:
+    return sorted(some, key=lambda arrangement: -world.answers(arrangement)[:num_examples].mean())
+
+
+def _best(world: ArrangementWorld, some: Sequence[Arrangement]) -> Arrangement:
+    return _ranked(world, some, NUM_TRAIN + NUM_SELECTION)[0]
+
+
+Method = Callable[[ArrangementWorld, int, int], Arrangement]
+METHODS: dict[str, Method] = {"random search": random_search, "halving": halving, "default": default}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pools", type=int, nargs="+", default=[20, 50, 200], help="demos in the pool")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[500, 1_000], help="program calls")
+    parser.add_argument("--kinds", nargs="+", default=["classes", "items"], choices=STRENGTHS)
+    parser.add_argument("--worlds", type=int, default=12, help="of each kind")
+    parser.add_argument("--best", action="store_true", help="climb on the true score as well")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{args.worlds} worlds a row; held-out accuracy\n")
+    print("| world | pool | calls | method | score | against halving | s |\n|---|---|---|---|---|---|---|")
+    seeds = range(args.first_seed, args.first_seed + args.worlds)
+    for kind, size in itertools.product(args.kinds, args.pools):
+        worlds = [ArrangementWorld(size, seed, kind=kind) for seed in seeds]
+        start = np.mean([world.truth(world.space.identity) for world in worlds])
+        print(f"| {kind} | {size} | 0 | no demos | {start:.3f} | | |")
+        for budget in args.budgets:
+            for line in lines(worlds, budget, seeds):
+                print(f"| {kind} | {size} | {budget:,} | {line} |", flush=True)
+        if args.best:
+            best = np.mean([world.best() for world in worlds])
+            print(f"| {kind} | {size} | | about the best | {best:.3f} | | |", flush=True)
+
+
+def lines(worlds: Sequence[ArrangementWorld], budget: int, seeds: Sequence[int]) -> Iterator[str]:
+    """The last columns of the table: a row for each method."""
+    scores, seconds = {}, {}
+    for name, method in METHODS.items():
+        began = time.perf_counter()
+        scores[name] = [w.truth(method(w, budget, seed)) for w, seed in zip(worlds, seeds, strict=True)]
+        seconds[name] = (time.perf_counter() - began) / len(worlds)
+    for name, found in scores.items():
+        gains = np.subtract(found, scores["halving"]).tolist()
+        against = ""
+        if name != "halving" and len(gains) > 1:
+            low, high = mean_interval(gains)
+            against = f"{np.mean(gains):+.3f} [{low:+.3f}, {high:+.3f}]"
+        yield f"{name} | {np.mean(found):.3f} | {against} | {seconds[name]:.1f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""PLFewShot: the DSPy optimizer that chooses which demos a program shows, how many, and in what order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from plr_dspy.compilation.assembly import new_search
+from plr_dspy.compilation.budget import BUDGETS, make_plan
+from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.compilation.plan import Plan
+from plr_dspy.optimizer.bootstrapping import Attempt, Bootstrapper, bootstrapped
+from plr_dspy.optimizer.choices import Choice, best_choices, with_choices
+from plr_dspy.optimizer.cost_estimate import Estimate, estimate
+from plr_dspy.optimizer.draft import Draft, Limits, check_candidates, check_teacher, make_draft, make_job
+from plr_dspy.optimizer.identity import bootstrap_identity
+from plr_dspy.optimizer.job import Job
+from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.orderings.updates import UpdateRule
+from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.pools import PoolSlots
+from plr_dspy.programs.validation import as_folder, number, whole_number
+from plr_dspy.scoring.objectives import SearchObjective
+from plr_dspy.search.search import Search
+from plr_dspy.search.surrogate.label_responses import LabelResponses
+
+ATTEMPTS = 2
+"""Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
+
+
+class PLFewShot(PLReorder):
+    """Chooses which demos a program shows, how many, and in what order, for a budget of program calls.
+
+    Candidates are the student's own demos, labelled examples of the trainset, and demos that a teacher's right answers
+    make (DSPy's `BootstrapFewShot`). A quarter of the trainset, 50 examples at most, becomes demos, and the rest
+    scores: no example is ever scored with itself, or with another of the same inputs, in the prompt. The student as it
+    is competes, and stays where nothing is expected to do better.
+
+    Args:
+        metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
+        max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
+        candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or
+            "both"; or a list of demos, for every predictor whose prompt shows them. The student's own always take part.
+        max_demo_tokens: Hard limit on the tokens of all demos that are shown together, as GPT-4o counts them; None for
+            none. Only the student as it is may have more.
+        token_cost: The score that a thousand tokens of demos are worth: of arrangements that score about the same, the
+            shorter one is chosen. Scores and gains in the report are as the metric gave them.
+        max_bootstrapped: Examples whose answers make demos; a teacher is run on twice as many at most, one after the
+            other. These calls are part of the budget.
+        metric_threshold: Least score of an answer that makes a demo; None takes any but 0.
+        signal, calibrate, update, max_metric_calls, max_seconds, stop_at_score, patience, min_probability, num_threads,
+            max_errors, seed, log_dir, accept_changes, track_stats, display_progress: As in `PLReorder`.
+        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
+
+    Attributes:
+        report: As of `PLReorder`; None where a compile ended before its search began. Demos are named by their numbers
+            in the pool, which ``report.slots`` lists with their origins; ``report.best_by_number`` has the best
+            arrangement found of each number of demos.
+        best_program: As of `PLReorder`.
+
+    Raises:
+        TypeError, ValueError: for arguments out of range; the message says what to pass.
+    """
+
+    name = "PLFewShot"
+    takes_num_demos = False
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        max_demos: int = 8,
+        min_demos: int = 0,
+        candidates: str | Sequence[Any] = "both",
+        max_demo_tokens: int | None = None,
+        token_cost: float = 0.0,
+        max_bootstrapped: int = 8,
+        metric_threshold: float | None = None,
+        signal: str = "auto",
+        calibrate: bool | Mapping[Any, float] = False,
+        update: str | UpdateRule = "mle",
+        auto: str = "light",
+        max_metric_calls: int | None = None,
+        max_seconds: float | None = None,
+        stop_at_score: float | None = None,
+        patience: int | None = None,
+        min_probability: float = 0.0,
+        num_threads: int | None = None,
+        max_errors: int | None = None,
+        seed: int = 0,
+        log_dir: str | Path | None = None,
+        accept_changes: bool = False,
+        track_stats: bool = False,
+        display_progress: bool = True,
+    ) -> None:
+        if auto not in BUDGETS:
+            raise ValueError(f"auto must be one of {list(BUDGETS)}; got {auto!r}")
+        super().__init__(
+            metric,
+            signal=signal,
+            calibrate=calibrate,
+            update=update,
+            auto=auto,
+            max_metric_calls=max_metric_calls,
+            max_seconds=max_seconds,
+            stop_at_score=stop_at_score,
+            patience=patience,
+            min_probability=min_probability,
+            num_demos=None,
+            num_threads=num_threads,
+            max_errors=max_errors,
+            seed=seed,
+            log_dir=log_dir,
+            accept_changes=accept_changes,
+            track_stats=track_stats,
+            display_progress=display_progress,
+        )
+        self.max_demos = whole_number("max_demos", max_demos) or 1
+        self.min_demos = whole_number("min_demos", min_demos, least=0, most=self.max_demos) or 0
+        self.candidates = check_candidates(candidates)
+        self.max_demo_tokens = whole_number("max_demo_tokens", max_demo_tokens)
+        self.token_cost = number("token_cost", token_cost) or 0.0
+        if self.token_cost < 0:
+            raise ValueError(f"token_cost must not be negative; got {token_cost!r}")
+        self.max_bootstrapped = whole_number("max_bootstrapped", max_bootstrapped) or 1
+        self.metric_threshold = number("metric_threshold", metric_threshold)
+        self._spent = 0
+        self._attempts: list[Attempt] = []
+        self._found: tuple[Job, dict[int, Choice]] | None = None
+
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+        """Lay out what follows the calls that make demos."""
+        budget = self.max_metric_calls or BUDGETS[self.auto]
+        try:
+            return make_plan(
+                self.auto,
+                max_metric_calls=max(1, budget - self._spent),
+                num_train=num_train,
+                num_selection=num_selection,
+                num_distinct=num_distinct,
+                signal=signal,
+            )
+        except ValueError as error:
+            if not self._spent:
+                raise
+            raise ValueError(
+                f"max_metric_calls={budget} is too small: {self._spent} calls may go to bootstrapped demos, and of the "
+                f"rest, {error}. Raise it by as much, lower max_bootstrapped, or pass candidates='labeled'"
+            ) from error
+
+    def program_with(self, num_demos: int) -> dspy.Module:
+        """Make the program with the best arrangement that the last compile found of a number of demos.
+
+        Args:
+            num_demos: Shown by all predictors together.
+
+        Raises:
+            ValueError: when nothing was scored with so many; the message says which numbers there are.
+        """
+        if self._found is None:
+            raise ValueError("program_with needs a compile: call compile first")
+        job, choices = self._found
+        if num_demos not in choices:
+            raise ValueError(
+                f"num_demos must be one of {list(choices)}, which were scored; got {num_demos!r}"
+            )
+        choice = choices[num_demos]
+        program = ProgramFactory(job.program).build(job.slots.demos(choice.ordering))
+        program = self.calibrated(job, program, choice.offsets)
+        program._compiled = True
+        return program
+
+    def estimate(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        valset: list[dspy.Example] | None = None,
+        seed: int | None = None,
+    ) -> Estimate:
+        """Say what `compile` with these arguments would cost; no program call is made.
+
+        The prompts are taken to show half as many demos as they may.
+
+        Raises:
+            TypeError, ValueError: for bad arguments, as `compile` does.
+        """
+        draft = make_draft(
+            self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=self._seed(seed)
+        )
+        calls = self._most_attempts(draft)
+        job = self._job(draft, [], spent=calls)
+        half = {
+            slot.predictor: list(slot.demos[: -(-min(self.max_demos, len(slot.demos)) // 2)])
+            for slot in job.slots.slots
+        }
+        found = estimate(replace(job, program=ProgramFactory(job.program).build(half)))
+        return replace(found, bootstrap_calls=calls, program_calls=found.program_calls + calls)
+
+    def finished(
+        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
+    ) -> dspy.Module:
+        """Return the program with the demos chosen; complete the report."""
+        choices = best_choices(job, outcome, objective)
+        self._found = (job, choices)
+        assert self.report is not None
+        self.report = with_choices(self.report, job, choices, attempts=self._attempts)
+        return super().finished(job, compiled, outcome=outcome, objective=objective)
+
+    def _prepared(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        teacher: Any,
+        valset: list[dspy.Example] | None,
+        seed: int,
+    ) -> Job:
+        """Check the arguments, make the demos that a teacher makes, and lay out the search."""
+        self._found = None
+        teacher = check_teacher(teacher)
+        draft = make_draft(
+            self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=seed
+        )
+        most = self._most_attempts(draft)
+        job = self._job(draft, [], spent=most)
+        if not most:
+            return job
+        attempts = self._bootstrap(draft, job, teacher, most)
+        return self._job(draft, attempts, spent=len(attempts), made=True)
+
+    def _job(self, draft: Draft, attempts: list[Attempt], *, spent: int, made: bool = False) -> Job:
+        """Lay out the search; before demos are bootstrapped, the examples they are to be made of stand for them."""
+        self._spent, self._attempts = spent, attempts
+        labelled = {} if made and self.candidates == "bootstrapped" else draft.part
+        limits = Limits(self.min_demos, self.max_demos, self.max_demo_tokens)
+        return make_job(self, draft, labelled=labelled, attempts=attempts, limits=limits)
+
+    def _most_attempts(self, draft: Draft) -> int:
+        """Examples that a teacher may be run on."""
+        wanted = self.candidates in ("both", "bootstrapped")
+        return min(len(draft.part), ATTEMPTS * self.max_bootstrapped) if wanted else 0
+
+    def _bootstrap(self, draft: Draft, job: Job, teacher: dspy.Module | None, most: int) -> list[Attempt]:
+        """Run the teacher.
+
+        Raises:
+            RuntimeError: when the time is up before the end.
+        """
+        deadline = None if self.max_seconds is None else time.monotonic() + self.max_seconds
+        bootstrapper = Bootstrapper(
+            draft.program,
+            teacher,
+            metric=self.metric,
+            threshold=self.metric_threshold,
+            labelled=list(draft.part.values()),
+            num_labelled=self.max_demos,
+            max_errors=self.max_errors,
+        )
+        attempts = bootstrapped(
+            bootstrapper,
+            draft.part,
+            num_wanted=self.max_bootstrapped,
+            max_attempts=most,
+            log_dir=as_folder("log_dir", self.log_dir),
+            identity=bootstrap_identity(job, teacher, draft.part),
+            accept_changes=self.accept_changes,
+            deadline=deadline,
+        )
+        made = sum(bool(attempt.demos) for attempt in attempts)
+        if len(attempts) < most and made < self.max_bootstrapped:
+            raise RuntimeError(
+                f"max_seconds={self.max_seconds:g} were over when {made} demos had been bootstrapped: raise it; with "
+                "log_dir, the next compile goes on from there"
+            )
+        return attempts
+
+    def _search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
+        """Make the search of a plan."""
+        slots, price = job.slots, self.token_cost / 1_000
+        assert isinstance(slots, PoolSlots)
+        return new_search(
+            plan,
+            slots.space,
+            update=self.update,
+            seed=job.seed,
+            classes=slots.classes,
+            example_classes=job.splits.classes,
+            responses=responses,
+            cost=(lambda arrangement: price * slots.tokens(arrangement)) if price else None,
+        )

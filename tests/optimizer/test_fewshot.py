@@ -1,0 +1,460 @@
+"""PLFewShot: which demos, how many, in what order."""
+
+import json
+import threading
+import warnings
+from collections import Counter
+from random import Random
+from typing import Literal
+
+import dspy
+import pytest
+from fakes import FIELD, LabelEngine, OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
+
+from plr_dspy.optimizer.fewshot import PLFewShot
+from plr_dspy.optimizer.pool import pool_part
+from plr_dspy.programs.splits import value_key
+from plr_dspy.report.report import Report
+
+EXAMPLES = questions(90)
+
+
+class TwoPredictors(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.hint = dspy.Predict("question -> hint")
+        self.answer = dspy.ChainOfThought("question, hint -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question, hint=self.hint(question=question).hint)
+
+
+class CopyingEngine:
+    """Knows nothing: it copies the answer of a demo with the same input, and says "wrong" otherwise."""
+
+    def __init__(self):
+        self.copied, self.calls = 0, 0
+        self._lock = threading.Lock()
+
+    def complete(self, request):
+        texts = [message.text or "" for message in request.messages]
+        asked = dict(FIELD.findall(texts[-1]))["question"].strip()
+        shown = {
+            dict(FIELD.findall(demo))["question"].strip(): dict(FIELD.findall(answer))["answer"].strip()
+            for demo, answer in zip(texts[:-1:2], texts[1::2], strict=False)
+        }
+        with self._lock:
+            self.calls += 1
+            self.copied += asked in shown
+        return chat_response(f"[[ ## answer ## ]]\n{shown.get(asked, 'wrong')}\n\n[[ ## completed ## ]]")
+
+
+def optimizer(**options):
+    plain = {"max_metric_calls": 150, "max_demos": 4, "max_bootstrapped": 4, "display_progress": False}
+    return PLFewShot(exact_match, **{**plain, **options})
+
+
+def predict():
+    return dspy.Predict("question -> answer")
+
+
+def with_demos(program, demos=EXAMPLES[:3]):
+    for predictor in program.predictors():
+        predictor.demos = list(demos)
+    return program
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with warnings.catch_warnings(), dspy.context(lm=lm):
+        warnings.simplefilter("ignore")
+        yield engine
+
+
+class Interrupted(OrderSensitiveEngine):
+    """Is interrupted at the call after its last one."""
+
+    last = 10_000
+
+    def complete(self, request):
+        if self.num_calls >= self.last:
+            raise KeyboardInterrupt
+        return super().complete(request)
+
+
+def interrupted_lm():
+    engine = Interrupted({example.question: example.answer for example in EXAMPLES})
+    return dspy.LM("fake/order-sensitive", engine=engine, cache=False), engine
+
+
+def shown(program):
+    return [[dict(demo) for demo in predictor.demos] for predictor in program.predictors()]
+
+
+def plain(report):
+    """What two reports of one compile must share."""
+    data = json.loads(json.dumps(report.to_dict()))
+    calls = {name: count for name, count in data["program_calls"].items() if name != "resumed"}
+    return {**data, "seconds": 0, "settings": 0, "program_calls": calls}
+
+
+class TestChoice:
+    def test_finds_demos_and_an_order_better_than_none(self, engine):
+        chooser = optimizer(candidates="labeled", max_metric_calls=250)
+        program = chooser.compile(predict(), trainset=EXAMPLES)
+        assert chooser.report.comparison.chosen > chooser.report.comparison.original
+        assert 2 <= len(program.demos) <= 4
+        assert program._compiled
+        assert chooser.report.candidates[0].ordering == {"self": []}
+        assert chooser.best_program is program
+
+    def test_the_student_is_not_changed(self, engine):
+        student = with_demos(predict())
+        optimizer().compile(student, trainset=EXAMPLES)
+        assert student.demos == EXAMPLES[:3]
+        assert not student._compiled
+
+    def test_a_students_own_demos_in_their_order_are_what_is_compared_with(self, engine):
+        chooser = optimizer(candidates="labeled")
+        chooser.compile(with_demos(predict()), trainset=EXAMPLES)
+        (slot,) = chooser.report.slots
+        assert chooser.report.candidates[0].origin == "original"
+        assert chooser.report.candidates[0].ordering == {"self": [0, 1, 2]}
+        assert slot.original == [0, 1, 2]
+        assert slot.origins[:4] == ["student"] * 3 + [slot.origins[3]]
+        assert slot.origins[3].startswith("trainset[")
+
+    @pytest.mark.parametrize("limits", [{"max_demos": 2}, {"min_demos": 4}, {"max_demo_tokens": 40}])
+    def test_a_student_outside_the_limits_is_a_finalist_all_the_same(self, engine, limits):
+        chooser = optimizer(candidates="labeled", **limits)
+        chooser.compile(with_demos(predict()), trainset=EXAMPLES)
+        first, *others = chooser.report.candidates
+        assert first.ordering == {"self": [0, 1, 2]}
+        assert others
+        assert all(len(other.ordering["self"]) != 3 or "max_demo_tokens" in limits for other in others)
+
+    def test_stays_where_nothing_does_better(self, engine):
+        engine.answers = {}
+        chooser = optimizer(candidates="labeled")
+        program = chooser.compile(predict(), trainset=EXAMPLES)
+        assert program.demos == []
+        assert "every score was 0" in chooser.report.stopped
+
+    def test_numbers_of_demos(self, engine):
+        chooser = optimizer(candidates="labeled", min_demos=2, max_demos=3)
+        program = chooser.compile(predict(), trainset=EXAMPLES)
+        best = {found.num_demos: found for found in chooser.report.best_by_number}
+        assert set(best) <= {0, 2, 3}
+        assert {2, 3} <= set(best)
+        for number, found in best.items():
+            shown_then = chooser.program_with(num_demos=number).demos
+            assert len(shown_then) == number == len(found.ordering["self"])
+            assert (found.tokens > 0) == (number > 0)
+        assert len(program.demos) in best
+        assert shown(chooser.program_with(len(program.demos))) == shown(program)
+        with pytest.raises(ValueError, match=r"num_demos must be one of \[.*2, 3\]"):
+            chooser.program_with(num_demos=7)
+
+    def test_two_predictors_have_pools_of_their_own(self, engine):
+        chooser = optimizer(max_metric_calls=200)
+        program = chooser.compile(TwoPredictors(), trainset=EXAMPLES)
+        hint, answer = chooser.report.slots
+        assert (hint.predictor, answer.predictor) == ("hint", "answer.predict")
+        assert all(origin.startswith("bootstrapped") for origin in hint.origins)  # examples have no hint
+        assert any(origin.startswith("trainset") for origin in answer.origins)
+        assert chooser.report.program_calls["bootstrap"] > 0
+        assert len(program.predictors()) == 2
+
+    def test_bootstrapped_traces_of_a_chain_of_thought(self, engine):
+        chooser = optimizer(candidates="bootstrapped", min_demos=2)
+        program = chooser.compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES)
+        (slot,) = chooser.report.slots
+        assert slot.num_demos == 4
+        assert all(demo["reasoning"] for demo in slot.demos)
+        assert all(demo.reasoning for demo in program.predictors()[0].demos)
+
+    def test_a_list_of_candidates(self, engine):
+        demos = [{"question": f"other {i}", "answer": f"answer {i % 3}"} for i in range(3)]
+        chooser = optimizer(candidates=demos, max_metric_calls=400)
+        chooser.compile(predict(), trainset=EXAMPLES)
+        (slot,) = chooser.report.slots
+        assert slot.origins == ["candidates[0]", "candidates[1]", "candidates[2]"]
+        assert chooser.report.distinct_prompts == 1 + 3 + 6 + 6
+        assert "bootstrap" not in chooser.report.program_calls
+
+    def test_look_alikes_are_one_demo(self, engine):
+        demos = [dict(EXAMPLES[0]), dict(EXAMPLES[0]), dict(EXAMPLES[1])]
+        chooser = optimizer(candidates=demos)
+        chooser.compile(predict(), trainset=EXAMPLES)
+        assert chooser.report.slots[0].num_demos == 2
+
+    def test_a_teacher_makes_the_demos(self, engine):
+        teacher_engine = OrderSensitiveEngine({e.question: e.answer for e in EXAMPLES})
+        teacher = with_demos(predict(), EXAMPLES[:4])
+        teacher.set_lm(dspy.LM("fake/teacher", engine=teacher_engine, cache=False))
+        chooser = optimizer(candidates="bootstrapped")
+        chooser.compile(predict(), trainset=EXAMPLES, teacher=[teacher])
+        assert teacher_engine.num_calls == chooser.report.program_calls["bootstrap"]
+        assert chooser.report.tokens["fake/teacher"]["total_tokens"] > 0
+
+    def test_answers_below_the_threshold_make_no_demo(self, engine):
+        chooser = optimizer(candidates="bootstrapped", metric_threshold=2.0)
+        program = chooser.compile(predict(), trainset=EXAMPLES)
+        assert program.demos == []
+        assert chooser.report.program_calls["bootstrap"] == 8
+
+
+class TestLeaks:
+    @pytest.mark.parametrize("candidates", ["labeled", "both"])
+    def test_no_example_is_scored_with_its_own_answer_in_the_prompt(self, candidates):
+        engine = CopyingEngine()
+        doubled = EXAMPLES[:60] + [example.copy() for example in EXAMPLES[:60]]
+        with dspy.context(lm=dspy.LM("fake/copying", engine=engine, cache=False)):
+            chooser = optimizer(candidates=candidates)
+            chooser.compile(predict(), trainset=doubled, valset=doubled[50:70])
+        assert engine.calls > 60
+        assert engine.copied == 0
+
+    def test_nor_with_the_students_own_or_those_of_a_list(self):
+        engine = CopyingEngine()
+        with dspy.context(lm=dspy.LM("fake/copying", engine=engine, cache=False)):
+            chooser = optimizer(candidates=[dict(example) for example in EXAMPLES[10:20]])
+            chooser.compile(with_demos(predict()), trainset=EXAMPLES)
+        assert engine.copied == 0
+
+    def test_duplicates_go_to_one_side(self, engine):
+        doubled = EXAMPLES[:40] * 2
+        chooser = optimizer(candidates="labeled")
+        chooser.compile(predict(), trainset=doubled)
+        pooled = {slot["question"] for slot in chooser.report.slots[0].demos}
+        assert len(pooled) == chooser.report.slots[0].num_demos == 20
+        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 40
+
+
+class TestTokens:
+    def test_the_limit_holds_for_all_that_is_called(self, engine):
+        chooser = optimizer(candidates="labeled", max_demo_tokens=70, max_demos=6)
+        program = chooser.compile(predict(), trainset=EXAMPLES)
+        assert max(found.tokens for found in chooser.report.best_by_number) <= 70
+        assert len(program.demos) <= 2
+        assert max(len(texts) for texts in engine.requests) <= 1 + 2 * 2
+
+    def test_demos_over_the_limit_are_in_no_pool(self, engine):
+        long = {"question": "long " * 50, "answer": "answer 1"}
+        chooser = optimizer(candidates=[long, *map(dict, EXAMPLES[:4])], max_demo_tokens=70)
+        chooser.compile(predict(), trainset=EXAMPLES)
+        assert chooser.report.slots[0].origins == [f"candidates[{i}]" for i in (1, 2, 3, 4)]
+
+    def test_a_limit_that_no_demo_fits(self, engine):
+        with pytest.raises(
+            ValueError, match=r"max_demo_tokens must be at least \d\d, the tokens of the shortest"
+        ):
+            optimizer(max_demo_tokens=3).compile(predict(), trainset=EXAMPLES)
+        with pytest.raises(ValueError, match="with min_demos=4; got 70: raise it, or lower min_demos"):
+            optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    def test_a_cost_of_tokens_makes_prompts_shorter(self, engine):
+        lengths = []
+        for token_cost in (0.0, 100.0):
+            chooser = optimizer(candidates="labeled", token_cost=token_cost)
+            lengths.append(len(chooser.compile(with_demos(predict()), trainset=EXAMPLES).demos))
+        assert lengths[0] >= 2
+        assert lengths[1] == 0
+
+    def test_and_wins_where_no_score_differs(self, engine):
+        engine.answers = {}
+        chooser = optimizer(candidates="labeled", token_cost=0.01)
+        assert chooser.compile(with_demos(predict()), trainset=EXAMPLES).demos == []
+
+
+class TestPromises:
+    @pytest.mark.parametrize("calls", [60, 99, 150])
+    @pytest.mark.parametrize("candidates", ["labeled", "both"])
+    def test_the_budget_is_hard_and_the_report_counts_every_call(self, engine, calls, candidates):
+        chooser = optimizer(candidates=candidates, max_metric_calls=calls)
+        estimate = chooser.estimate(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+        chooser.compile(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == chooser.report.program_calls["total"] <= calls
+        assert estimate.program_calls <= calls
+
+    def test_the_same_at_one_and_eight_threads(self, engine):
+        reports = []
+        for num_threads in (1, 8):
+            chooser = optimizer(num_threads=num_threads)
+            chooser.compile(TwoPredictors(), trainset=EXAMPLES)
+            reports.append(plain(chooser.report))
+        assert reports[0] == reports[1]
+
+    def test_the_program_and_the_report_survive_json(self, engine, tmp_path):
+        chooser = optimizer(min_demos=2)
+        program = chooser.compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES)
+        program.save(tmp_path / "program.json")
+        loaded = dspy.ChainOfThought("question -> answer")
+        loaded.load(tmp_path / "program.json")
+        assert shown(loaded) == shown(program)
+        chooser.report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == chooser.report
+        assert "of 4 demos" in str(chooser.report) or "demos, in the order" in str(chooser.report)
+
+    def test_the_page_of_the_report(self, engine, tmp_path):
+        pytest.importorskip("matplotlib")
+        chooser = optimizer(candidates="labeled")
+        chooser.compile(predict(), trainset=EXAMPLES)
+        chooser.report.to_html(tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        (slot,) = chooser.report.slots
+        assert f"{len(slot.ordering)} of {slot.num_demos} demos are shown" in page
+        assert all(slot.origins[demo] in page for demo in slot.ordering)
+
+    def test_a_pool_of_three_is_scored_whole(self, engine):
+        chooser = optimizer(candidates="labeled", max_metric_calls=400)
+        chooser.compile(predict(), trainset=EXAMPLES[:12])
+        assert chooser.report.slots[0].num_demos == 3
+        assert chooser.report.distinct_prompts == 16
+        assert chooser.report.settings["exhaustive"]
+
+    def test_all_of_one_class(self, engine):
+        examples = questions(60, classes=1)
+        engine.answers = {example.question: example.answer for example in examples}
+        chooser = optimizer()
+        chooser.compile(predict(), trainset=examples)
+        assert set(chooser.report.slots[0].classes) == {None}
+
+    def test_log_probabilities_are_taken_where_they_come(self):
+        examples = [
+            dspy.Example(text=f"text {i}", label="yes" if i % 2 else "no").with_inputs("text")
+            for i in range(60)
+        ]
+        engine = LabelEngine(["yes", "no"], lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
+        student = dspy.Predict(
+            dspy.Signature("text -> label").with_updated_fields("label", type_=Literal["yes", "no"])
+        )
+        lm = dspy.LM("openai/fake", engine=engine, cache=False)
+        with dspy.context(lm=lm):
+            chooser = PLFewShot(
+                lambda example, prediction: example.label == prediction.label,
+                max_metric_calls=120,
+                max_demos=3,
+                candidates="labeled",
+                display_progress=False,
+            )
+            chooser.compile(student, trainset=examples)
+        assert chooser.report.signal.used == "logprobs"
+
+
+class TestResume:
+    def test_goes_on_from_a_log_dir_whatever_ended_the_compile(self, tmp_path):
+        lm, engine = interrupted_lm()
+        with dspy.context(lm=lm):
+            whole = optimizer()
+            whole.compile(predict(), trainset=EXAMPLES)
+            for calls in (3, 9, 40, 30):
+                engine.last = engine.num_calls + calls
+                with pytest.raises(KeyboardInterrupt):
+                    optimizer(log_dir=tmp_path, num_threads=1).compile(predict(), trainset=EXAMPLES)
+            engine.last = 10_000
+            again = optimizer(log_dir=tmp_path)
+            again.compile(predict(), trainset=EXAMPLES)
+        assert again.report.program_calls["resumed"] > 30
+        assert plain(again.report) == plain(whole.report)
+
+    def test_a_finished_compile_makes_no_call_again(self, engine, tmp_path):
+        reports = []
+        for _ in range(2):
+            chooser = optimizer(log_dir=tmp_path)
+            chooser.compile(predict(), trainset=EXAMPLES)
+            reports.append(plain(chooser.report))
+        assert engine.num_calls == chooser.report.program_calls["total"]
+        assert reports[0] == reports[1]
+
+    def test_a_line_that_a_crash_cut_off_is_one_call(self, engine, tmp_path):
+        whole = optimizer(log_dir=tmp_path)
+        whole.compile(predict(), trainset=EXAMPLES)
+        path, before = tmp_path / "bootstrapped.jsonl", engine.num_calls
+        path.write_bytes(path.read_bytes()[:-7])
+        again = optimizer(log_dir=tmp_path)
+        again.compile(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == before + 1
+        assert plain(again.report) == plain(whole.report)
+
+    def test_another_teacher_is_refused_and_the_same_one_not_asked_again(self, engine, tmp_path):
+        teacher = with_demos(predict(), EXAMPLES[:4])
+        for _ in range(2):
+            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES, teacher=teacher)
+            calls = engine.num_calls
+        assert calls <= 150
+        with pytest.raises(ValueError, match="belongs to another compile"):
+            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == calls
+
+    def test_a_larger_budget_goes_on(self, engine, tmp_path):
+        optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
+        first = engine.num_calls
+        chooser = optimizer(log_dir=tmp_path, max_metric_calls=250)
+        chooser.compile(predict(), trainset=EXAMPLES)
+        assert first < engine.num_calls == chooser.report.program_calls["total"] <= 250
+
+    def test_another_trainset_is_refused(self, engine, tmp_path):
+        optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
+        with pytest.raises(
+            ValueError, match="belongs to another compile: what decides the bootstrapped demos"
+        ):
+            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES[:80])
+
+
+class TestBadInput:
+    def test_few_examples_get_one_warning(self, engine, caplog):
+        optimizer().compile(predict(), trainset=EXAMPLES[:24])
+        warned = [record for record in caplog.records if "can score orders" in record.getMessage()]
+        assert len(warned) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"auto": "paper"}, ValueError, "auto must be one of"),
+            ({"candidates": "some"}, ValueError, "candidates must be one of"),
+            ({"candidates": []}, TypeError, "candidates must be one of"),
+            (
+                {"candidates": ["text"]},
+                TypeError,
+                r"candidates\[0\] must be a dspy.Example or a dict; got str",
+            ),
+            ({"max_demos": 0}, ValueError, "max_demos must be at least 1"),
+            ({"min_demos": 5}, ValueError, "min_demos must be between 0 and 4"),
+            ({"token_cost": -1.0}, ValueError, "token_cost must not be negative"),
+            ({"max_demo_tokens": 0}, ValueError, "max_demo_tokens must be at least 1"),
+        ],
+    )
+    def test_arguments(self, options, error, message):
+        with pytest.raises(error, match=message):
+            optimizer(**options)
+
+    def test_errors_come_before_any_call(self, engine):
+        for options, compiled, message in (
+            ({"max_metric_calls": 12}, {}, "may go to bootstrapped demos"),
+            ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
+            ({}, {"teacher": TwoPredictors()}, "teacher must be a program like student"),
+            ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
+            ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold at least two"),
+        ):
+            with pytest.raises((ValueError, TypeError), match=message):
+                optimizer(**options).compile(predict(), **{"trainset": EXAMPLES, **compiled})
+        with pytest.raises(ValueError, match="call compile first"):
+            optimizer().program_with(2)
+        assert engine.num_calls == 0
+
+    def test_too_little_time_for_bootstrapping(self, engine):
+        with pytest.raises(RuntimeError, match="max_seconds=1e-09 were over when 0 demos"):
+            optimizer(max_seconds=1e-9).compile(predict(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+
+def test_pool_parts_have_no_inputs_twice():
+    doubled = EXAMPLES[:40] * 2
+    part = pool_part(doubled, doubled[:10], Random(0))
+    keys = Counter(value_key(dict(doubled[i].inputs().items())) for i in part)
+    assert len(keys) == len(part) == 20
+    assert not keys.keys() & {value_key(dict(example.inputs().items())) for example in doubled[:10]}

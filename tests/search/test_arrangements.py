@@ -1,0 +1,180 @@
+"""Searches over arrangements: which items, how many, in what order."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from arrangements import ArrangementWorld, default_outcome, halving, random_search
+
+from plr_dspy import CrossEntropySearch, MaximumLikelihood
+from plr_dspy.orderings.arrangement_space import ArrangementSpace
+from plr_dspy.orderings.space import OrderingSpace
+from plr_dspy.orderings.trials import Trial
+from plr_dspy.report.text import SURE
+from plr_dspy.search.loop import Progress
+from plr_dspy.search.surrogate.model import OrderingModel
+from plr_dspy.search.thompson import ThompsonSearch
+from plr_dspy.statistics.comparisons import agreement
+
+SPACE = ArrangementSpace.of_sizes(12, max_length=4, identity=((),))
+
+
+def trial(arrangement, score=None, *, num_examples=6):
+    """Item 3 is good anywhere, and best at the end; long ones are bad."""
+    items = arrangement[0]
+    good = (3 in items) + (items[-1:] == (3,)) - 0.3 * len(items) if score is None else score
+    rng = np.random.default_rng([len(items), *items])
+    scores = tuple((e, float(good + 0.3 * rng.normal())) for e in range(num_examples))
+    return Trial(arrangement, float(np.mean([s for _, s in scores])), num_examples, scores)
+
+
+def play(search, *, rounds=5):
+    asked = []
+    for _ in range(rounds):
+        batch = search.ask()
+        asked += batch
+        search.tell([trial(arrangement) for arrangement in batch])
+    return asked
+
+
+def searched(space=SPACE, **options):
+    search = ThompsonSearch(space, num_examples=50, num_samples=8, num_initial=20, **options)
+    return search, play(search)
+
+
+class TestThompson:
+    def test_begins_with_the_identity_and_asks_for_arrangements_of_the_space(self):
+        _, asked = searched()
+        assert asked[0] == ((),)
+        assert all(SPACE.canonical(arrangement) == arrangement for arrangement in asked)
+        assert {len(items) for (items,) in asked} == {0, 1, 2, 3, 4}
+
+    def test_finds_the_item_its_place_and_the_number(self):
+        for seed in range(3):
+            search, asked = searched(seed=seed)
+            best = search.ranked([trial(arrangement) for arrangement in asked])[0].ordering
+            assert best[0][-1] == 3
+            assert len(best[0]) <= 2
+            assert 3 in search.mode()[0]
+
+    def test_never_asks_for_what_is_not_allowed(self):
+        space = ArrangementSpace.of_sizes(
+            12, max_length=4, identity=((),), allowed=lambda arrangement: sum(arrangement[0]) <= 9
+        )
+        search, asked = searched(space)
+        assert len(set(asked)) > 30
+        assert all(sum(items) <= 9 for (items,) in [*asked, search.mode(), *search.draw(50)])
+
+    def test_several_pools_and_classes(self):
+        space = ArrangementSpace.of_sizes(6, 5, max_length=3, identity=((0,), ()))
+        search, asked = searched(space, classes=[[0, 1] * 3, [0] * 5], example_classes=[0, 1] * 25)
+        assert len(search.distributions) == 2
+        assert len({len(second) for _, second in asked}) > 1
+
+    def test_goes_on_from_its_state(self):
+        search, _ = searched(seed=4)
+        state = json.loads(json.dumps(search.state_dict()))
+        again = ThompsonSearch(SPACE, num_examples=50, num_samples=8, num_initial=20, seed=4)
+        again.load_state_dict(state)
+        assert again.ask() == search.ask()
+        assert again.draw(5) == search.draw(5)
+
+    def test_refuses_the_state_of_other_limits(self):
+        state = searched()[0].state_dict()
+        other = ThompsonSearch(ArrangementSpace.of_sizes(12, max_length=3), num_examples=50)
+        with pytest.raises(ValueError, match=r"limits \(\(0, 4\),\)"):
+            other.load_state_dict(state)
+
+    def test_small_spaces_are_asked_for_whole(self):
+        space = ArrangementSpace.of_sizes(3, identity=((),))
+        search = ThompsonSearch(space, num_examples=10, num_initial=16)
+        assert sorted(search.ask()) == sorted(space.enumerate())
+
+
+class TestProgress:
+    def test_rounds_note_the_probability_of_the_mode_and_the_agreement(self):
+        search = ThompsonSearch(SPACE, num_examples=50, num_samples=8, num_initial=20)
+        progress = Progress()
+        for _ in range(4):
+            trials = [trial(arrangement) for arrangement in search.ask()]
+            progress.note(search, trials, search.tell(trials), 0)
+        first, *_, last = progress.history
+        assert 0 < first.mode_probability[0] < last.mode_probability[0] <= 1
+        assert 0 <= last.agreement <= 1
+        assert Progress.from_state(json.loads(json.dumps(progress.state_dict()))) == Progress(
+            {o: Trial(o, t.score, t.num_examples) for o, t in progress.trials.items()}, progress.history
+        )
+
+    def test_agreement_of_arrangements(self):
+        assert agreement([((2, 1),)] * 3, [5]) == 1.0
+        assert agreement([((),)] * 3, [5]) == 1.0
+        assert agreement([((1, 2),), ((2, 1),), ((0,),)], [3]) < 0.5
+        orders = [((0, 1, 2),), ((2, 1, 0),), ((1, 0, 2),)]
+        assert agreement(orders) == agreement(orders, [3])
+
+    def test_agreement_counts_from_the_end(self):
+        assert agreement([((1, 0),), ((2, 0),)], [4]) > agreement([((0, 1),), ((0, 2),)], [4])
+
+
+class TestModel:
+    def test_the_empty_arrangement_goes_by_its_features(self):
+        """What is learnt of other arrangements says something of the one that shows nothing."""
+        arrangements = [((i,),) for i in range(10)] + [((i, (i + 1) % 12),) for i in range(10)]
+        scores = {a: dict(trial(a, 1.0 - 0.4 * len(a[0])).scores) for a in arrangements}
+        fitted = OrderingModel(SPACE).fit(scores)
+        (empty, two), known = fitted.predict([((),), ((4, 9),)]), np.mean([1.0 - 0.4, 1.0 - 0.8])
+        assert empty > known > two
+
+    def test_what_the_space_does_not_hold_has_an_effect_of_its_own(self):
+        space = ArrangementSpace.of_sizes(12, min_length=1, max_length=2)
+        model, outside = OrderingModel(space), [((),), ((0, 1, 2, 3),)]
+        scores = {a: dict(trial(a).scores) for a in [*space.draw(20, np.random.default_rng(0)), *outside]}
+        fitted = model.fit(scores)
+        assert set(fitted.gains(((),))) == set(scores)
+
+
+class TestOtherSearches:
+    def test_the_papers_search_takes_arrangements(self):
+        search = CrossEntropySearch(SPACE, num_samples=40, elite_fraction=0.2, seed=1)
+        play(search, rounds=6)
+        assert search.mode()[0][-1:] == (3,)
+
+    def test_an_update_without_smoothing_is_refused(self):
+        class Own:
+            name, weighted = "own", False
+
+            def initial(self, num_items):
+                return MaximumLikelihood().initial(num_items)
+
+            def update(self, distribution, elites, weights=None):
+                return distribution
+
+        CrossEntropySearch(OrderingSpace.of_sizes(3), update=Own())
+        with pytest.raises(TypeError, match="update must have a smoothing"):
+            CrossEntropySearch(SPACE, update=Own())
+
+
+class TestWorlds:
+    def test_better_than_the_best_of_random_arrangements_at_as_many_calls(self):
+        scores = []
+        for seed in range(61_000, 61_006):
+            world = ArrangementWorld(50, seed)
+            found = default_outcome(world, 1_000, seed).ordering
+            others = (method(world, 1_000, seed) for method in (halving, random_search))
+            scores.append([world.truth(arrangement) for arrangement in (found, *others)])
+        default, by_halving, at_random = np.mean(scores, axis=0)
+        assert default > by_halving + 0.02
+        assert default > at_random + 0.07
+
+    def test_where_nothing_is_to_be_found_little_is_claimed(self):
+        claims = 0
+        for seed in range(6):
+            world = ArrangementWorld(20, 300 + seed, kind="nothing")
+            comparison = default_outcome(world, 300, seed).comparison
+            claims += comparison is not None and comparison.probability >= SURE
+        assert claims <= 2
