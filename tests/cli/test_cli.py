@@ -147,6 +147,7 @@ def test_estimate_makes_no_call(folder, capsys):
             compile_arguments("--select", "--max-demo-tokens", "0"),
             "--max-demo-tokens must be at least 1; got 0",
         ),
+        (compile_arguments("--select", "--max-cost", "2"), "--max-cost counts no calls that make demos"),
         (compile_arguments("--select", "--auto", "paper"), "--auto paper orders demos"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (
