@@ -1,6 +1,7 @@
 """What calibration gives on recorded answers, and what is left for the order of the demos under it.
 
 python benchmarks/calibration.py DATA/mr_k5_seed1.npz DATA/subj_k5_seed1.npz --splits 40
+python benchmarks/calibration.py --unbiased
 
 Half of the examples are the pool, the other half is held out. Each order is calibrated by the mean probabilities of its
 labels on the pool, which needs no label there. The best orders are those of the highest accuracy on the whole pool.
@@ -57,14 +58,38 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int, batch: int | None) -> 
     return {name: float(value) for name, value in means.items()}
 
 
+def lost_without_need(num_labels: int, num_inputs: int, num_draws: int) -> float:
+    """Points of accuracy that batch calibration costs a model whose probabilities are right and lean to no label.
+
+    Log-probabilities are normal before they are normalised, and the right label is drawn from them; 500 inputs are
+    held out.
+    """
+    lost = []
+    for seed in range(num_draws):
+        rng = np.random.default_rng(seed)
+        table = log_softmax(1.5 * rng.normal(size=(num_inputs + 500, num_labels)), axis=1)
+        right = np.array([rng.choice(num_labels, p=row) for row in np.exp(table)])[num_inputs:]
+        held, offsets = table[num_inputs:], batch_offsets(table[:num_inputs])
+        lost.append((held.argmax(axis=1) == right).mean() - ((held + offsets).argmax(axis=1) == right).mean())
+    return 100.0 * float(np.mean(lost))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument(
+        "--unbiased", action="store_true", help="what it costs a model that leans to no label"
+    )
     parser.add_argument("--splits", type=int, default=40)
     parser.add_argument("--batch", type=int, help="inputs that offsets are estimated from; all without it")
     args = parser.parse_args()
+    if args.unbiased:
+        print("| labels | 10 inputs | 20 | 40 | 64 |\n|---|---|---|---|---|")
+        for num_labels in (2, 4, 10):
+            lost = [lost_without_need(num_labels, num_inputs, 200) for num_inputs in (10, 20, 40, 64)]
+            print(f"| {num_labels} | {' | '.join(f'{points:.1f}' for points in lost)} |")
     for number, path in enumerate(args.files):
         data = np.load(path)
         table = log_softmax(data["logprobs"].astype(np.float64), axis=2)

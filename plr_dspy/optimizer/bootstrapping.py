@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from plr_dspy.programs.calls import Metric, as_score, metric_caller
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.evaluator import token_counts
 from plr_dspy.programs.validation import check_log_dir
 from plr_dspy.runtime.jsonl import append_json_line, mend_end, read_json_lines
 from plr_dspy.runtime.signals import Interrupts
@@ -100,11 +101,7 @@ class Bootstrapper:
         with dspy.track_usage() as usage:
             right = self._dspy._bootstrap_one_example(example)
         demos = {name: made[0] for name, made in self._dspy.name2traces.items() if made and right}
-        counts = {
-            model: {kind: n for kind, n in used.items() if kind.endswith("_tokens") and isinstance(n, int)}
-            for model, used in usage.get_total_tokens().items()
-        }
-        return Attempt(number, demos, counts)
+        return Attempt(number, demos, token_counts(usage.get_total_tokens()))
 
 
 def bootstrapped(

@@ -177,7 +177,7 @@ class ProgramEvaluator:
                 cell, failure = Cell(None, FAILED, type(error).__name__, message), error
         if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
-        tokens = _token_counts(usage.get_total_tokens())
+        tokens = token_counts(usage.get_total_tokens())
         self._purse.note(tokens)
         if not self.ledger.add(key, cell, tokens):
             return  # the compile has ended without this call
@@ -210,7 +210,7 @@ def _is_past(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline
 
 
-def _token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """The token counts of a usage record, which has costs and more beside them; cached ones are among the prompt's."""
     counts = {}
     for model, usage in tokens.items():
