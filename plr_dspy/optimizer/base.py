@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
 
-FOUND = {"report", "best_program", "_found", "_attempts", "_spent"}
+FOUND = {"report", "best_program"}
 """Attributes that hold what a compile has found."""
 
 NOT_DECIDING = FOUND | {
@@ -223,7 +223,7 @@ class Reorderer(Teleprompter, Optimizer):
 
     def get_params(self) -> dict[str, Any]:
         """The arguments, as a dict of its own: trackers add to what they get."""
-        return {name: value for name, value in vars(self).items() if name not in FOUND}
+        return {n: value for n, value in vars(self).items() if n not in FOUND and not n.startswith("_")}
 
     def _seed(self, seed: int | None) -> int:
         """The seed of a compile, which wins over the constructor's."""
