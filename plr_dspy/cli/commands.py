@@ -161,12 +161,6 @@ def _compile(args: argparse.Namespace) -> int:
         check_count(getattr(args, option), option)
     if not args.select and (args.max_demos or args.max_demo_tokens):
         raise ValueError("--max-demos and --max-demo-tokens need --select")
-    if args.select and args.max_cost is not None:
-        raise ValueError("--max-cost counts no calls that make demos: with --select, pass --max-calls")
-    if args.select and args.auto == "paper":
-        raise ValueError(
-            "--auto paper orders demos, and chooses none: leave out --select, or take another --auto"
-        )
     if args.lm != "local":
         check_key(args.api_key_env)
         if args.adapter == "plain" and args.api_base is None:

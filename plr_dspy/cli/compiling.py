@@ -35,7 +35,7 @@ def compile_program(args: argparse.Namespace) -> int:
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
     kind: type[PLReorder] = PLReorder
-    choosing: dict[str, Any] = {"max_cost": args.max_cost}
+    choosing: dict[str, Any] = {}
     if args.select:
         kind = PLFewShot
         limits = {"max_demos": args.max_demos, "max_demo_tokens": args.max_demo_tokens}
@@ -49,6 +49,7 @@ def compile_program(args: argparse.Namespace) -> int:
         update=args.update,
         max_metric_calls=args.max_calls,
         max_seconds=args.max_seconds,
+        max_cost=args.max_cost,
         num_threads=args.threads,
         seed=args.seed,
         log_dir=args.log_dir,

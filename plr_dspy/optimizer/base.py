@@ -160,7 +160,7 @@ class Reorderer(Teleprompter, Optimizer):
         )
         with self._session(job, at_end=self._say_result) as opened:
             ledger = opened.checkpoint.ledger
-            begun = started if job.earlier_calls else time.monotonic()
+            begun = started if job.earlier else time.monotonic()
             deadline = None if self.max_seconds is None else begun + self.max_seconds
             compilation = self._compilation(job, opened, deadline)
             try:

@@ -6,42 +6,18 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dspy
-import orjson
-from dspy.predict.predict import serialize_object
 from dspy.teleprompt import BootstrapFewShot, LabeledFewShot
-from filelock import FileLock, Timeout
 
+from plr_dspy.optimizer.attempts import Attempt, KeptAttempts
 from plr_dspy.programs.calls import Metric, as_score, metric_caller
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.evaluator import token_counts
-from plr_dspy.programs.validation import check_log_dir
-from plr_dspy.runtime.jsonl import append_json_line, mend_end, read_json_lines
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.scoring.purse import Purse
 
 logger = logging.getLogger(__name__)
-
-FILE = "bootstrapped.jsonl"
-"""In a log_dir: what the attempts belong to, then each of them."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What a teacher made of an example.
-
-    Attributes:
-        example: Its number in the trainset.
-        demos: By predictor; empty where the answer was not right.
-        tokens: Billed tokens by model and kind.
-    """
-
-    example: int
-    demos: dict[str, Any]
-    tokens: dict[str, dict[str, int]]
 
 
 class Bootstrapper:
@@ -107,103 +83,49 @@ class Bootstrapper:
 def bootstrapped(
     bootstrapper: Bootstrapper,
     examples: dict[int, dspy.Example],
+    kept: KeptAttempts,
     *,
     num_wanted: int,
     max_attempts: int,
-    log_dir: Path | None,
-    identity: str,
-    accept_changes: bool,
     deadline: float | None,
+    purse: Purse,
 ) -> list[Attempt]:
-    """Attempts at examples in their order, until so many have succeeded; what a log_dir holds is not done again.
+    """Attempts at examples in their order, until so many have succeeded.
 
     Args:
         bootstrapper: Makes them.
         examples: By their numbers.
+        kept: Keeps them; what it holds is not done again.
         num_wanted: Successes.
         max_attempts: Program calls, at most.
-        log_dir: Keeps the attempts; None keeps nothing.
-        identity: Digest of what decides them.
-        accept_changes: Go on from attempts of another identity.
         deadline: By `time.monotonic`, when no further attempt may begin.
+        purse: Pays for the attempts. When they end for want of money, a later compile begins no other.
 
     Raises:
-        ValueError: when the log_dir belongs to another compile.
-        RuntimeError: when another compile is using it.
         Exception: of the program or the metric.
     """
-    if log_dir is None:
-        with Interrupts():
-            return _attempts(bootstrapper, examples, [], num_wanted, max_attempts, deadline, None)
-    check_log_dir(log_dir)
-    try:
-        with FileLock(log_dir / "lock", timeout=0, thread_local=False), Interrupts():
-            path = log_dir / FILE
-            known = _read(path, identity, accept_changes=accept_changes)
-            return _attempts(bootstrapper, examples, known, num_wanted, max_attempts, deadline, path)
-    except Timeout:
-        raise RuntimeError(
-            f"log_dir {log_dir} is in use by another compile: wait for its end, or pass another log_dir"
-        ) from None
-
-
-def _attempts(
-    bootstrapper: Bootstrapper,
-    examples: dict[int, dspy.Example],
-    known: list[Attempt],
-    num_wanted: int,
-    max_attempts: int,
-    deadline: float | None,
-    path: Path | None,
-) -> list[Attempt]:
-    done = {attempt.example: attempt for attempt in known}
     attempts: list[Attempt] = []
     for number, example in list(examples.items())[:max_attempts]:
         if sum(bool(attempt.demos) for attempt in attempts) >= num_wanted:
             break
-        if number not in done:
-            if deadline is not None and time.monotonic() >= deadline:
-                break
-            done[number] = bootstrapper.attempt(number, example)
-            if path is not None:
-                done[number] = _written(path, done[number])
-        attempts.append(done[number])
+        if number in kept.done:
+            purse.add(kept.done[number].tokens)
+        elif kept.ended or (deadline is not None and time.monotonic() >= deadline):
+            break
+        elif purse.begin():
+            try:
+                attempt = bootstrapper.attempt(number, example)
+            except BaseException:
+                purse.give_back()
+                raise
+            purse.note(attempt.tokens)
+            kept.add(attempt)
+        else:
+            kept.end()
+            break
+        attempts.append(kept.done[number])
     found = sum(bool(attempt.demos) for attempt in attempts)
     logger.info("bootstrapped demos from %d of %d examples", found, len(attempts))
-    return attempts
-
-
-def _written(path: Path, attempt: Attempt) -> Attempt:
-    """Add an attempt to the file; return it as it will be read from there, as demos of a saved program are."""
-    demos = {name: serialize_object(dict(demo.items())) for name, demo in attempt.demos.items()}
-    record = {"example": attempt.example, "demos": demos, "tokens": attempt.tokens}
-    line = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY, default=str)
-    append_json_line(path, line)
-    return _attempt(orjson.loads(line))
-
-
-def _attempt(record: dict[str, Any]) -> Attempt:
-    demos = {name: dspy.Example(**fields) for name, fields in record["demos"].items()}
-    return Attempt(int(record["example"]), demos, record["tokens"])
-
-
-def _read(path: Path, identity: str, *, accept_changes: bool) -> list[Attempt]:
-    """The attempts that a file holds; one is begun where there is none."""
-    if not path.exists():
-        append_json_line(path, orjson.dumps({"identity": identity}))
-        return []
-    mend_end(path)
-    try:
-        records = [value for _, value in read_json_lines(path)]
-        same = records[0]["identity"] == identity
-        attempts = [_attempt(record) for record in records[1:]]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): pass another log_dir") from error
-    if not (same or accept_changes):
-        raise ValueError(
-            f"log_dir {path.parent} belongs to another compile: what decides the bootstrapped demos changed (the "
-            "program, the teacher, the metric, the trainset or an argument). Pass another log_dir"
-        )
     return attempts
 
 

@@ -17,6 +17,7 @@ import dspy
 from plr_dspy.lm.prices import cost_of
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.report.text import dollars, prompt_count
 
 TOKENIZER = "gpt-4o"
@@ -96,13 +97,13 @@ class Estimate:
         )
 
 
-def estimate(job: Job) -> Estimate:
-    """The cost of a prepared compile."""
+def estimate(job: Job, *, bootstrap_calls: int = 0) -> Estimate:
+    """The cost of a prepared compile, and of calls that make demos before."""
     tokens = tokens_a_call(job)
     prompt_tokens = None if tokens is None else sum(counts["prompt_tokens"] for counts in tokens.values())
     dollars_a_call = cost_a_call(job, tokens)
     plan, num_distinct = job.plan, job.slots.space.num_distinct
-    calls = plan.program_calls
+    calls, all_calls = plan.program_calls, plan.program_calls + bootstrap_calls
     first = plan.num_first_examples if plan.racing else plan.num_train_examples
     search_calls = calls - min(plan.race_calls + plan.final_calls, calls)
     asked = search_calls // first if first else 0
@@ -119,10 +120,11 @@ def estimate(job: Job) -> Estimate:
         search_calls=search_calls,
         race_calls=min(plan.race_calls, calls),
         final_calls=min(plan.final_calls, calls),
-        program_calls=calls,
-        prompt_tokens=None if prompt_tokens is None else round(prompt_tokens * calls),
-        cost=None if dollars_a_call is None else dollars_a_call * calls,
+        program_calls=all_calls,
+        prompt_tokens=None if prompt_tokens is None else round(prompt_tokens * all_calls),
+        cost=None if dollars_a_call is None else dollars_a_call * all_calls,
         scored_on=job.optimizer.scored_on,
+        bootstrap_calls=bootstrap_calls,
     )
 
 
@@ -162,7 +164,8 @@ def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> f
 def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[tuple[str, list[dict[str, Any]]]]:
     """The models and messages of all predictors on these examples; none where they cannot be told before a call."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    predictors = job.program.predictors()
+    program = ProgramFactory(job.program).build(job.slots.demos(job.slots.typical))
+    predictors = program.predictors()
     prompts = []
     for example in examples:
         inputs = dict(example.inputs().items())

@@ -10,7 +10,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.compilation.plan import NOTHING_TO_DO
-from plr_dspy.optimizer.bootstrapping import Attempt
+from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.job import Job, Optimizer, checked_copy, warn_of_few_examples
 from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
 from plr_dspy.programs.copies import named_predictors
@@ -123,9 +123,8 @@ def make_job(
         plan = optimizer.plan(
             num_train=num_train, num_selection=num_selection, num_distinct=slots.space.num_distinct
         )
-    return Job(
-        optimizer, draft.seed, draft.program, slots, splits, plan, slots.original, earlier_calls=len(attempts)
-    )
+    earlier = tuple(attempt.tokens for attempt in attempts)
+    return Job(optimizer, draft.seed, draft.program, slots, splits, plan, slots.original, earlier=earlier)
 
 
 def check_candidates(candidates: Any) -> str | list[Any]:

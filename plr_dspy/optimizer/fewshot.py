@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,14 @@ from plr_dspy.compilation.assembly import new_search
 from plr_dspy.compilation.budget import BUDGETS, make_plan
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.optimizer.bootstrapping import Attempt, Bootstrapper, bootstrapped
-from plr_dspy.optimizer.choices import Choice, best_choices, with_choices
+from plr_dspy.optimizer.attempts import Attempt, kept_attempts
+from plr_dspy.optimizer.bootstrapping import Bootstrapper, bootstrapped
+from plr_dspy.optimizer.choices import Choice, best_choices, choice_of, with_choices
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate
 from plr_dspy.optimizer.draft import Draft, Limits, check_candidates, check_teacher, make_draft, make_job
 from plr_dspy.optimizer.identity import bootstrap_identity
 from plr_dspy.optimizer.job import Job
+from plr_dspy.optimizer.money import make_purse
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.programs.calls import Metric
@@ -32,6 +33,9 @@ from plr_dspy.search.surrogate.label_responses import LabelResponses
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
+
+BOOTSTRAP_SHARE = 0.25
+"""Of the dollars, at most, for demos that a teacher makes."""
 
 
 class PLFewShot(PLReorder):
@@ -54,9 +58,11 @@ class PLFewShot(PLReorder):
         max_bootstrapped: Examples whose answers make demos; a teacher is run on twice as many at most, one after the
             other. These calls are part of the budget.
         metric_threshold: Least score of an answer that makes a demo; None takes any but 0.
-        signal, calibrate, update, max_metric_calls, max_seconds, stop_at_score, patience, min_probability, num_threads,
-            max_errors, seed, log_dir, accept_changes, track_stats, display_progress: As in `PLReorder`.
-        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
+        signal, calibrate, update, max_metric_calls, max_seconds, max_cost, stop_at_score, patience, min_probability,
+            num_threads, max_errors, seed, log_dir, accept_changes, track_stats, display_progress: As in `PLReorder`.
+            Demos that a teacher makes get a quarter of `max_cost` at most.
+        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
+            Algorithm 1 with draws cut off after a number of demos, which has a distribution of its own.
 
     Attributes:
         report: As of `PLReorder`; None where a compile ended before its search began. Demos are named by their numbers
@@ -88,6 +94,7 @@ class PLFewShot(PLReorder):
         auto: str = "light",
         max_metric_calls: int | None = None,
         max_seconds: float | None = None,
+        max_cost: float | None = None,
         stop_at_score: float | None = None,
         patience: int | None = None,
         min_probability: float = 0.0,
@@ -99,8 +106,6 @@ class PLFewShot(PLReorder):
         track_stats: bool = False,
         display_progress: bool = True,
     ) -> None:
-        if auto not in BUDGETS:
-            raise ValueError(f"auto must be one of {list(BUDGETS)}; got {auto!r}")
         super().__init__(
             metric,
             signal=signal,
@@ -109,6 +114,7 @@ class PLFewShot(PLReorder):
             auto=auto,
             max_metric_calls=max_metric_calls,
             max_seconds=max_seconds,
+            max_cost=max_cost,
             stop_at_score=stop_at_score,
             patience=patience,
             min_probability=min_probability,
@@ -131,16 +137,15 @@ class PLFewShot(PLReorder):
         self.max_bootstrapped = whole_number("max_bootstrapped", max_bootstrapped) or 1
         self.metric_threshold = number("metric_threshold", metric_threshold)
         self._spent = 0
-        self._attempts: list[Attempt] = []
         self._found: tuple[Job, dict[int, Choice]] | None = None
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out what follows the calls that make demos."""
-        budget = self.max_metric_calls or BUDGETS[self.auto]
+        budget = self.max_metric_calls or BUDGETS.get(self.auto)
         try:
             return make_plan(
                 self.auto,
-                max_metric_calls=max(1, budget - self._spent),
+                max_metric_calls=None if budget is None else max(1, budget - self._spent),
                 num_train=num_train,
                 num_selection=num_selection,
                 num_distinct=num_distinct,
@@ -166,11 +171,7 @@ class PLFewShot(PLReorder):
         if self._found is None:
             raise ValueError("program_with needs a compile: call compile first")
         job, choices = self._found
-        if num_demos not in choices:
-            raise ValueError(
-                f"num_demos must be one of {list(choices)}, which were scored; got {num_demos!r}"
-            )
-        choice = choices[num_demos]
+        choice = choice_of(choices, num_demos)
         program = ProgramFactory(job.program).build(job.slots.demos(choice.ordering))
         program = self.calibrated(job, program, choice.offsets)
         program._compiled = True
@@ -196,12 +197,8 @@ class PLFewShot(PLReorder):
         )
         calls = self._most_attempts(draft)
         job = self._job(draft, [], spent=calls)
-        half = {
-            slot.predictor: list(slot.demos[: -(-min(self.max_demos, len(slot.demos)) // 2)])
-            for slot in job.slots.slots
-        }
-        found = estimate(replace(job, program=ProgramFactory(job.program).build(half)))
-        return replace(found, bootstrap_calls=calls, program_calls=found.program_calls + calls)
+        make_purse(job, self.max_cost, share=BOOTSTRAP_SHARE if calls else 0.0)
+        return estimate(job, bootstrap_calls=calls)
 
     def finished(
         self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
@@ -210,7 +207,7 @@ class PLFewShot(PLReorder):
         choices = best_choices(job, outcome, objective)
         self._found = (job, choices)
         assert self.report is not None
-        self.report = with_choices(self.report, job, choices, attempts=self._attempts)
+        self.report = with_choices(self.report, job, choices)
         return super().finished(job, compiled, outcome=outcome, objective=objective)
 
     def _prepared(
@@ -237,7 +234,7 @@ class PLFewShot(PLReorder):
 
     def _job(self, draft: Draft, attempts: list[Attempt], *, spent: int, made: bool = False) -> Job:
         """Lay out the search; before demos are bootstrapped, the examples they are to be made of stand for them."""
-        self._spent, self._attempts = spent, attempts
+        self._spent = spent
         labelled = {} if made and self.candidates == "bootstrapped" else draft.part
         limits = Limits(self.min_demos, self.max_demos, self.max_demo_tokens)
         return make_job(self, draft, labelled=labelled, attempts=attempts, limits=limits)
@@ -254,6 +251,8 @@ class PLFewShot(PLReorder):
             RuntimeError: when the time is up before the end.
         """
         deadline = None if self.max_seconds is None else time.monotonic() + self.max_seconds
+        purse = make_purse(job, self.max_cost, teacher=teacher, share=BOOTSTRAP_SHARE)
+        purse.allowance = None if self.max_cost is None else BOOTSTRAP_SHARE * self.max_cost
         bootstrapper = Bootstrapper(
             draft.program,
             teacher,
@@ -263,18 +262,19 @@ class PLFewShot(PLReorder):
             num_labelled=self.max_demos,
             max_errors=self.max_errors,
         )
-        attempts = bootstrapped(
-            bootstrapper,
-            draft.part,
-            num_wanted=self.max_bootstrapped,
-            max_attempts=most,
-            log_dir=as_folder("log_dir", self.log_dir),
-            identity=bootstrap_identity(job, teacher, draft.part),
-            accept_changes=self.accept_changes,
-            deadline=deadline,
-        )
+        folder, identity = as_folder("log_dir", self.log_dir), bootstrap_identity(job, teacher, draft.part)
+        with kept_attempts(folder, identity, accept_changes=self.accept_changes) as kept:
+            attempts = bootstrapped(
+                bootstrapper,
+                draft.part,
+                kept,
+                num_wanted=self.max_bootstrapped,
+                max_attempts=most,
+                deadline=deadline,
+                purse=purse,
+            )
         made = sum(bool(attempt.demos) for attempt in attempts)
-        if len(attempts) < most and made < self.max_bootstrapped:
+        if len(attempts) < most and made < self.max_bootstrapped and not kept.ended:
             raise RuntimeError(
                 f"max_seconds={self.max_seconds:g} were over when {made} demos had been bootstrapped: raise it; with "
                 "log_dir, the next compile goes on from there"

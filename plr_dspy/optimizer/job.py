@@ -29,6 +29,7 @@ from plr_dspy.programs.validation import (
     check_student,
 )
 from plr_dspy.report.schema import Signal
+from plr_dspy.scoring.ledger import Tokens
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
@@ -141,7 +142,7 @@ class Job:
         splits: The examples that score orders.
         plan: The shape of the compile.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
-        earlier_calls: Program calls that were made before, and of which the plan knows nothing.
+        earlier: Tokens of program calls that were made before, and of which the plan knows nothing.
     """
 
     optimizer: Optimizer
@@ -151,7 +152,7 @@ class Job:
     splits: Splits
     plan: Plan
     original: Ordering
-    earlier_calls: int = 0
+    earlier: tuple[Tokens, ...] = ()
 
     @cached_property
     def setup(self) -> Setup:

@@ -10,7 +10,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.optimizer.bootstrapping import Attempt
+from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.cost_estimate import TOKENIZER, offline_litellm
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.pools import OWN, PooledDemo

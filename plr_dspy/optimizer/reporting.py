@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,7 @@ from plr_dspy.programs.slots import Slot
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Candidate, SlotReport
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import Ledger, Tokens
 from plr_dspy.search.proposal import Distribution
 
 LARGEST_JSON_INTEGER = 2**53
@@ -33,6 +35,9 @@ def build_report(
 ) -> Report:
     """The report of a finished compile."""
     num_distinct = job.slots.space.num_distinct
+    calls, tokens = outcome.program_calls, _total([ledger.tokens, *job.earlier])
+    if earlier := len(job.earlier):
+        calls = {**calls, "bootstrap": earlier, "total": calls["total"] + earlier}
     return Report(
         slots=_slot_reports(job, outcome),
         distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else _as_float(num_distinct),
@@ -54,9 +59,9 @@ def build_report(
         signal=job.setup.signal and replace(job.setup.signal, leaning=outcome.leaning),
         calibration=outcome.calibration,
         history=outcome.history,
-        program_calls=outcome.program_calls,
-        tokens=ledger.tokens,
-        cost=None if without_price(models_in_use(job)) else cost_of(ledger.tokens),
+        program_calls=calls,
+        tokens=tokens,
+        cost=None if without_price(models_in_use(job)) else cost_of(tokens),
         seconds=seconds,
         errors=ledger.errors(job.names),
         stopped=outcome.stopped,
@@ -70,6 +75,15 @@ def models_in_use(job: Job) -> list[dspy.BaseLM]:
     """The language models of the predictors, and those that score answers, as far as they can be found."""
     own = [predictor.lm or dspy.settings.lm for _, predictor in named_predictors(job.program)]
     return [lm for lm in [*own, *models_of(job.optimizer.metric)] if lm is not None]
+
+
+def _total(some: Iterable[Tokens]) -> dict[str, dict[str, int]]:
+    """The sum of token counts by model and kind."""
+    total: dict[str, Counter[str]] = defaultdict(Counter)
+    for tokens in some:
+        for model, counts in tokens.items():
+            total[model].update(counts)
+    return {model: dict(counts) for model, counts in total.items()}
 
 
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:

@@ -111,6 +111,11 @@ class PoolSlots(PromptSlots):
         """What the student shows, which need not be within the limits."""
         return tuple(slot.own for slot in self.slots)
 
+    @property
+    def typical(self) -> Ordering:
+        """Half as many demos as there may be, from the beginning of each pool."""
+        return tuple(tuple(range(-(-slot.space.limits[0][1] // 2))) for slot in self.slots)
+
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Numbers of the demos shown by position, for each slot."""
         return {slot.predictor: items for slot, items in zip(self.slots, ordering, strict=True)}

@@ -96,6 +96,11 @@ class PromptSlots(ABC):
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Demo indices by position, for each slot."""
 
+    @property
+    def typical(self) -> Ordering:
+        """An ordering whose prompts are about as long as those of a search."""
+        return self.space.identity
+
     def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
         """The demos of each slot in a new order, in new lists."""
         permutations = self.permutations(ordering)

@@ -13,6 +13,7 @@ from plr_dspy.report.text import (
     calls_by_phase,
     dollars,
     learnt,
+    noun,
     overview,
     prompt_count,
     verdict,
@@ -82,12 +83,12 @@ def _cost(report: Report) -> dict[str, str]:
 
 
 def _scores(report: Report) -> dict[str, str]:
-    """Name both orders' scores, and the gain."""
+    """Name the original's and the chosen one's scores, and the gain."""
     if (c := report.comparison) is None:
         return {}
     return {
-        "original order": f"{c.original:.3f}",
-        "chosen order": f"{c.chosen:.3f}",
+        f"original {noun(report)}": f"{c.original:.3f}",
+        f"chosen {noun(report)}": f"{c.chosen:.3f}",
         "gain": f"{c.gain:+.3f}",
     }
 

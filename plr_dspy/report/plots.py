@@ -56,8 +56,8 @@ def _draw_comparison(axis: Axes, comparison: Comparison, calls: int) -> None:
     difference, apart = comparison.chosen - comparison.original, 0.02 * calls
     low, high = comparison.interval
     ends = [[max(0.0, difference - low)], [max(0.0, high - difference)]]
-    axis.plot([calls - apart], [comparison.original], "D", color=GREY, label="original order, compared")
-    label = f"chosen order, with the gain's {100 * comparison.confidence:.0f} % interval"
+    axis.plot([calls - apart], [comparison.original], "D", color=GREY, label="original, compared")
+    label = f"chosen, with the gain's {100 * comparison.confidence:.0f} % interval"
     style: dict[str, Any] = {"fmt": "*", "markersize": 11, "color": ORANGE, "capsize": 4, "label": label}
     axis.errorbar([calls + apart], [comparison.chosen], yerr=ends, **style)
 

@@ -71,8 +71,10 @@ class BestOfNumber:
         num_demos: Shown by all predictors together.
         ordering: Demo indices by position, for each slot.
         score: Mean score that is expected of it on examples like those of the train split.
-        num_examples: Examples of the train split that it was scored on.
+        num_examples: Examples that it was scored on.
         tokens: Of its demos, as GPT-4o counts them.
+        gain: What is expected of it beside the student on new examples; None where the student was not scored.
+        gain_interval: That holds the gain with a probability of 95 %.
     """
 
     num_demos: int
@@ -80,6 +82,8 @@ class BestOfNumber:
     score: float
     num_examples: int
     tokens: int
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from plr_dspy.report.schema import Comparison, SlotReport
+from plr_dspy.report.schema import BestOfNumber, Comparison, SlotReport
 
 if TYPE_CHECKING:
     from plr_dspy.report.report import Report
@@ -25,9 +25,9 @@ BUDGET = "budget"
 PHASES = {
     "bootstrap": "bootstrapped demos",
     "search": "search",
-    "race": "race of its best orders",
+    "race": "race of the best",
     "final": "final comparison",
-    "original": "original order there",
+    "original": "original one there",
 }
 """The names that texts give to what program calls are spent on, by their names in a report."""
 
@@ -101,14 +101,14 @@ def verdict(report: Report) -> list[str]:
     """Compare the chosen and the original order, a line for each statement."""
     if (c := report.comparison) is not None:
         lines = [
-            f"{original_name(report)} {score(c.original, c)}, chosen order {score(c.chosen, c)} "
+            f"{original_name(report)} {score(c.original, c)}, chosen {noun(report)} {score(c.chosen, c)} "
             f"on {c.num_examples} examples",
         ]
         if c.gain:
             gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
             lines.append(
                 f"gain {gain} there, {100 * c.confidence:.0f} % interval [{low}, {high}] "
-                f"(for the best of {c.num_candidates} orders)"
+                f"(for the best of {c.num_candidates} {noun(report)}s)"
             )
         return lines + _claim(report, c)
     if report.evidence is not None:
@@ -117,7 +117,7 @@ def verdict(report: Report) -> list[str]:
         return ["chosen by label probabilities; not compared with the original order"]
     if report.history:
         return [
-            f"not compared with the original order; the best order is estimated to score "
+            f"not compared with the {original_name(report)}; the best {noun(report)} is estimated to score "
             f"{report.history[-1].best_score_so_far:.3f} on train examples",
             "with log_dir, the same compile goes on from here",
         ]
@@ -127,7 +127,12 @@ def verdict(report: Report) -> list[str]:
 def original_name(report: Report) -> str:
     """Name what the user had: an order of demos, or a student without any."""
     without = report.candidates and not any(report.candidates[0].ordering.values())
-    return "student without demos" if without else "original order"
+    return "student without demos" if without else f"original {noun(report)}"
+
+
+def noun(report: Report) -> str:
+    """Name what was chosen: an order, or an arrangement of demos of a pool."""
+    return "arrangement" if any(slot.is_pool for slot in report.slots) else "order"
 
 
 def summary(report: Report) -> str:
@@ -138,7 +143,7 @@ def summary(report: Report) -> str:
     lines += [*verdict(report), *learnt(report), *calibration(report)]
     lines += [_shown(slot) for slot in report.slots]
     lines += [
-        f"best of {best.num_demos} demos: score {best.score:.3f}, {best.tokens:,} tokens"
+        f"best of {best.num_demos} demos: score {best.score:.3f}{_gain(best)}, {best.tokens:,} tokens"
         for best in report.best_by_number
     ]
     lines += [
@@ -150,6 +155,14 @@ def summary(report: Report) -> str:
         for error in report.errors
     ]
     return "\n  ".join([overview(report), *lines])
+
+
+def _gain(best: BestOfNumber) -> str:
+    """Say how much better than the student an arrangement is expected to be."""
+    if not best.gain or best.gain_interval is None:
+        return ""
+    low, high = best.gain_interval
+    return f" (expected gain {best.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}])"
 
 
 def _shown(slot: SlotReport) -> str:
@@ -172,7 +185,9 @@ def learnt(report: Report) -> list[str]:
     calibrated = report.settings.get("calibrate") not in (None, False)
     furthest = max(range(len(signal.labels)), key=lambda i: leaning.original[i] - leaning.right[i])
     said = f"answers {signal.labels[furthest]!r} on {100 * leaning.original[furthest]:.0f} % of the examples"
-    chosen = "" if original_stays(report) else f", the chosen order on {100 * leaning.chosen[furthest]:.0f} %"
+    share, chosen = 100 * leaning.chosen[furthest], ""
+    if not original_stays(report):
+        chosen = f", the chosen {noun(report)} on {share:.0f} %"
     return [
         *lines,
         f"{'before calibration, ' * calibrated}the {original_name(report)} {said}{chosen}; that label is right on "
@@ -187,7 +202,8 @@ def calibration(report: Report) -> list[str]:
     applied = report.settings.get("calibrate") not in (None, False)
     name, chosen = original_name(report), ""
     if not original_stays(report):
-        chosen = f"; the chosen order {effect.chosen:.2f} as it is, {effect.chosen_calibrated:.2f} calibrated"
+        told = f"{effect.chosen:.2f} as it is, {effect.chosen_calibrated:.2f} calibrated"
+        chosen = f"; the chosen {noun(report)} {told}"
     lines = [
         f"expected on examples like these {effect.num_examples}: {name} {effect.original:.2f} as it is, "
         f"{effect.original_calibrated:.2f} calibrated{chosen}"
@@ -197,7 +213,7 @@ def calibration(report: Report) -> list[str]:
     if effect.original_calibrated > effect.original and effect.original_calibrated >= effect.chosen:
         lines.append(
             "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
-            "calibrate=True for an order that is chosen under it"
+            f"calibrate=True for an {noun(report)} that is chosen under it"
         )
     return lines
 
@@ -210,10 +226,10 @@ def _claim(report: Report, comparison: Comparison) -> list[str]:
     if original_stays(report):
         promising = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
         if promising is None or promising.expected_gain <= 0:
-            claim = f"no order is expected to do better on new examples: the {original_name(report)} stays"
+            claim = f"no {noun(report)} is expected to do better on new examples: the {original_name(report)} stays"
         else:
             claim = (
-                f"the {original_name(report)} stays: the best other order is expected to gain "
+                f"the {original_name(report)} stays: the best other {noun(report)} is expected to gain "
                 f"{score(promising.expected_gain, comparison, sign=True)} on new examples, but with "
                 f"p = {promising.probability:.2f}, below min_probability"
             )
@@ -237,12 +253,13 @@ def _advice(report: Report) -> list[str]:
     usable = settings.get("num_selection", 0) + (settings.get("num_train", 0) if racing else 0)
     if not evidence.num_differing and evidence.num_met >= min(ENOUGH_TO_GIVE_UP, ENOUGH_COMPARED * usable):
         return [
-            f"no score differed between orders on {evidence.num_met} examples: the demos may not reach the model, "
-            "or their order decides nothing"
+            f"no score differed between {noun(report)}s on {evidence.num_met} examples: the demos may not reach the "
+            f"model, or their {noun(report)} decides nothing"
         ]
-    seen = f"both orders were scored on {evidence.num_compared} of {usable} examples"
+    seen = f"both {noun(report)}s were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
-        seen = f"only {evidence.num_met} examples were scored under two orders or more, and no score differed"
+        met = f"only {evidence.num_met} examples were scored under two {noun(report)}s or more"
+        seen = f"{met}, and no score differed"
     if not racing or evidence.num_compared >= ENOUGH_COMPARED * usable:
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if report.stopped == BUDGET:

@@ -53,9 +53,8 @@ class Purse:
         self._under_way = 0
         self._unpriced: list[str] = []
         self._lock = threading.Lock()
-        if limit is not None:
-            for tokens in earlier:
-                self._add(tokens)
+        for tokens in earlier:
+            self.add(tokens)
 
     def begin(self) -> bool:
         """Set the money for a call aside, or say that there is too little; `note` ends the call."""
@@ -77,8 +76,7 @@ class Purse:
         """Pay for a call that has ended."""
         with self._lock:
             self._under_way -= 1
-            if self.limit is not None:
-                self._add(tokens)
+            self.add(tokens)
 
     def check(self) -> None:
         """Raise if a call has used a model without a price.
@@ -119,8 +117,9 @@ class Purse:
         mean = self.spent / self._num_paid
         return mean, math.sqrt(max(0.0, self._squares / self._num_paid - mean**2))
 
-    def _add(self, tokens: Tokens) -> None:
-        cost = self._price(tokens)
+    def add(self, tokens: Tokens) -> None:
+        """Count a call as paid for that was not begun here."""
+        cost = 0.0 if self.limit is None else self._price(tokens)
         if cost is None:
             self._unpriced += [model for model in tokens if self._price({model: tokens[model]}) is None]
         elif cost > 0:

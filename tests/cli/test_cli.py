@@ -147,8 +147,7 @@ def test_estimate_makes_no_call(folder, capsys):
             compile_arguments("--select", "--max-demo-tokens", "0"),
             "--max-demo-tokens must be at least 1; got 0",
         ),
-        (compile_arguments("--select", "--max-cost", "2"), "--max-cost counts no calls that make demos"),
-        (compile_arguments("--select", "--auto", "paper"), "--auto paper orders demos"),
+        (compile_arguments("--select", "--max-cost", "-3"), "max_cost must be a finite number above 0"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (
             compile_arguments("--adapter", "chat", "--lm", "openai/x", "--api-key-env", "NO_SUCH_KEY"),

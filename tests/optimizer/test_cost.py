@@ -11,7 +11,7 @@ import litellm
 import pytest
 from fakes import OrderSensitiveEngine, digest, exact_match, questions
 
-from plr_dspy import PLReorder
+from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import StaticOrder, TopKOrder
 from plr_dspy.lm.prices import cost_of, price_of
 from plr_dspy.report.html import excerpt, page
@@ -280,6 +280,17 @@ def limited(engine, *, num_demos=4, **options):
     return reorder.report
 
 
+def selecting(**options):
+    return PLFewShot(
+        exact_match, max_metric_calls=200, max_errors=1000, num_threads=4, display_progress=False, **options
+    )
+
+
+def chosen(chooser, engine):
+    with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False, num_retries=0)):
+        return chooser.compile(student(0), trainset=EXAMPLES)
+
+
 class TestMaxCost:
     @pytest.mark.parametrize("num_threads", [1, 4, 16])
     @pytest.mark.parametrize(("spread", "failing"), [(0.0, 0.0), (0.5, 0.1), (1.2, 0.05)])
@@ -321,6 +332,45 @@ class TestMaxCost:
         with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
             reorder.compile(student(), trainset=EXAMPLES)
         assert engine.cost <= 300 * A_CALL
+
+    @pytest.mark.parametrize("limit", [80, 150])
+    @pytest.mark.parametrize("failing", [0.0, 0.1])
+    def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing):
+        costs = []
+        for seed in range(4):
+            engine = UnevenEngine(spread=0.3, failing=failing, seed=seed)
+            for _ in range(2):  # the second costs nothing
+                chooser = selecting(max_cost=limit * A_CALL, seed=seed, log_dir=tmp_path / str(seed))
+                program = chosen(chooser, engine)
+                costs.append(engine.cost)
+                assert chooser.report.cost == pytest.approx(engine.cost)
+            assert costs[-1] == costs[-2]
+            assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
+            assert chooser.report.program_calls["bootstrap"] <= 0.25 * limit
+            assert chooser.report.comparison is not None
+            assert program.candidate_programs
+
+    def test_too_little_for_demos_that_are_made_names_what_is_enough(self):
+        engine = PricedEngine()
+        for method in (PLFewShot.compile, PLFewShot.estimate):
+            with (
+                dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)),
+                pytest.raises(ValueError, match="too small for 4 orders") as told,
+            ):
+                method(selecting(max_cost=1e-6), student(0), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+        enough = float(str(told.value).split("max_cost=")[2].split()[0])
+        chooser = selecting(max_cost=enough)
+        chosen(chooser, engine)
+        assert chooser.report.comparison is not None
+        assert 0 < engine.cost <= enough
+
+    def test_a_teacher_needs_a_price(self, engine):
+        teacher = student(0)
+        teacher.set_lm(dspy.LM("fake/other", engine=engine, cache=False))
+        with pytest.raises(ValueError, match="max_cost needs a price for fake/other"):
+            selecting(max_cost=1.0).compile(student(0), teacher=teacher, trainset=EXAMPLES)
+        assert engine.num_calls == 0
 
     def test_parts_share_it_and_the_last_costs_nothing_again(self, tmp_path):
         class Broken(UnevenEngine):

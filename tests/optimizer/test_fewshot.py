@@ -156,6 +156,30 @@ class TestChoice:
         with pytest.raises(ValueError, match=r"num_demos must be one of \[.*2, 3\]"):
             chooser.program_with(num_demos=7)
 
+    def test_expected_gains_have_intervals(self, engine):
+        chooser = optimizer(candidates="labeled", max_metric_calls=250)
+        chooser.compile(predict(), trainset=EXAMPLES)
+        found = {best.num_demos: best for best in chooser.report.best_by_number}
+        assert found[0].gain == 0
+        assert found[0].gain_interval == pytest.approx((0, 0), abs=1e-4)
+        for best in found.values():
+            low, high = best.gain_interval
+            assert low <= best.gain <= high
+        assert found[3].gain_interval[0] > 0
+        assert f"expected gain {found[3].gain:+.3f}" in str(chooser.report)
+
+    def test_the_papers_algorithm_with_draws_that_are_cut_off(self, engine):
+        limits = {"min_demos": 1, "max_demos": 3}
+        chooser = optimizer(auto="paper", candidates="labeled", max_metric_calls=3_000, **limits)
+        program = chooser.compile(predict(), trainset=EXAMPLES)
+        report = chooser.report
+        assert 1 <= len(program.demos) <= 3
+        assert report.comparison.chosen > report.comparison.original
+        assert {"mode", "draw", "best seen"} >= {each.origin for each in report.candidates[1:]}
+        assert report.program_calls["total"] <= 3_000
+        number = len(program.demos)
+        assert [dict(demo) for demo in chooser.program_with(number).demos] == [dict(d) for d in program.demos]
+
     def test_two_predictors_have_pools_of_their_own(self, engine):
         chooser = optimizer(max_metric_calls=200)
         program = chooser.compile(TwoPredictors(), trainset=EXAMPLES)
@@ -414,7 +438,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
-            ({"auto": "paper"}, ValueError, "auto must be one of"),
+            ({"auto": "tiny"}, ValueError, "auto must be one of"),
             ({"candidates": "some"}, ValueError, "candidates must be one of"),
             ({"candidates": []}, TypeError, "candidates must be one of"),
             (

@@ -20,7 +20,7 @@ import orjson
 import pytest
 from fakes import OrderSensitiveEngine, exact_match, fake_lm, printed_whatever_the_hashes, questions
 
-from plr_dspy import PLReorder, order_sensitivity
+from plr_dspy import PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.orderings.updates import MixtureEM
 from plr_dspy.scoring.checkpoint import Checkpoint
@@ -67,18 +67,30 @@ def tear_last_cell(log_dir):
     path.write_bytes(content[:-5])
 
 
-def compile_in_child(log_dir, calls, result, seconds):
+def ordered(log_dir=None):
+    reorder = optimizer(log_dir)
+    reorder.compile(student(), trainset=EXAMPLES)
+    return reorder.report.to_dict()
+
+
+def selected(log_dir=None):
+    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False}
+    chooser = PLFewShot(exact_match, max_demos=5, max_bootstrapped=4, log_dir=log_dir, **options)
+    chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    return chooser.report.to_dict()
+
+
+def compile_in_child(compiled, log_dir, calls, result, seconds):
     engine = RecordingEngine(calls, seconds)
     with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
-        reorder = optimizer(log_dir)
-        reorder.compile(student(), trainset=EXAMPLES)
-    Path(result).write_text(json.dumps(reorder.report.to_dict()))
+        report = compiled(log_dir)
+    Path(result).write_text(json.dumps(report))
 
 
-def start(tmp_path, log_dir, seconds=0.005):
+def start(tmp_path, log_dir, seconds=0.005, compiled=ordered):
     child = SPAWN.Process(
         target=compile_in_child,
-        args=(str(log_dir), str(tmp_path / "calls"), str(tmp_path / "result.json"), seconds),
+        args=(compiled, str(log_dir), str(tmp_path / "calls"), str(tmp_path / "result.json"), seconds),
     )
     child.start()
     return child
@@ -111,15 +123,17 @@ def uninterrupted(engine):
 
 
 class TestKilled:
-    def test_at_twenty_random_moments(self, tmp_path, uninterrupted):
+    @pytest.mark.parametrize("compiled", [ordered, selected])
+    def test_at_twenty_random_moments(self, tmp_path, engine, compiled):
         """At most the calls under way are made again, and the report is that of a compile in one go."""
+        uninterrupted = json.loads(json.dumps(compiled()))
         rng = random.Random(0)
         log_dir = tmp_path / "log"
         kills = 0
         finished_at = []
         while kills < 20:
             before = len(lines(tmp_path / "calls"))
-            child = start(tmp_path, log_dir, seconds=0.01)
+            child = start(tmp_path, log_dir, seconds=0.01, compiled=compiled)
             wanted = before + rng.randint(1, 22)
             while len(lines(tmp_path / "calls")) < wanted and child.is_alive():
                 time.sleep(rng.random() / 100)
@@ -129,7 +143,7 @@ class TestKilled:
             kills += 1
             finished_at.append(len(lines(log_dir / "cells.jsonl")))
         assert finished_at == sorted(finished_at)
-        child = start(tmp_path, log_dir, seconds=0.0)
+        child = start(tmp_path, log_dir, seconds=0.0, compiled=compiled)
         child.join()
         assert child.exitcode == 0
         report = json.loads((tmp_path / "result.json").read_text())

@@ -286,7 +286,7 @@ class TestPlot:
         assert lines["best so far, estimated"].get_ydata().tolist() == [
             i.best_score_so_far for i in report.history
         ]
-        assert lines["original order, compared"].get_ydata() == [report.comparison.original]
+        assert lines["original, compared"].get_ydata() == [report.comparison.original]
         rounds = axes["round"].get_lines()
         assert rounds[0].get_ydata().tolist() == [iteration.agreement for iteration in report.history]
         places = axes["position in the prompt (dot: in the chosen order)"]
@@ -391,7 +391,7 @@ class TestPage:
         text = " ".join(Page(written.read_text(encoding="utf-8")).texts).lower()
         for line in str(report).splitlines()[2:4]:
             assert line.strip().lower() in text
-        for phase in ("search", "final comparison", "original order there"):
+        for phase in ("search", "final comparison", "original one there"):
             assert phase in text
         assert "fake/order-sensitive" in text
         assert f"{report.tokens['fake/order-sensitive']['prompt_tokens']:,}" in text
