@@ -10,6 +10,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.compilation.plan import NOTHING_TO_DO
+from plr_dspy.lm.finite_outputs import labels_of
 from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.job import Job, Optimizer, checked_copy, warn_of_few_examples
 from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
@@ -49,6 +50,19 @@ class Draft:
     given: tuple[Any, ...]
     splits: Splits
     seed: int
+
+    @property
+    def labels_say_all(self) -> bool:
+        """Whether all that the predictors answer are labels which the examples have: a right answer adds nothing."""
+        outputs = {
+            name: field.annotation
+            for _, predictor in named_predictors(self.program)
+            for name, field in predictor.signature.output_fields.items()
+        }
+        are_labels = all(labels_of(annotation) is not None for annotation in outputs.values())
+        return are_labels and all(
+            outputs.keys() <= example.keys() for example in map(dict, self.part.values())
+        )
 
 
 def make_draft(

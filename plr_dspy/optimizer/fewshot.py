@@ -50,7 +50,8 @@ class PLFewShot(PLReorder):
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
         max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
         candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or
-            "both"; or a list of demos, for every predictor whose prompt shows them. The student's own always take part.
+            "both", which bootstraps none where every output is a label that the examples have; or a list of demos, for
+            every predictor whose prompt shows them. The student's own always take part.
         max_demo_tokens: Hard limit on the tokens of all demos that are shown together, as GPT-4o counts them; None for
             none. Only the student as it is may have more.
         token_cost: The score that a thousand tokens of demos are worth: of arrangements that score about the same, the
@@ -241,7 +242,7 @@ class PLFewShot(PLReorder):
 
     def _most_attempts(self, draft: Draft) -> int:
         """Examples that a teacher may be run on."""
-        wanted = self.candidates in ("both", "bootstrapped")
+        wanted = self.candidates == "bootstrapped" or (self.candidates == "both" and not draft.labels_say_all)
         return min(len(draft.part), ATTEMPTS * self.max_bootstrapped) if wanted else 0
 
     def _bootstrap(self, draft: Draft, job: Job, teacher: dspy.Module | None, most: int) -> list[Attempt]:

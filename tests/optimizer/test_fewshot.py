@@ -198,6 +198,18 @@ class TestChoice:
         assert all(demo["reasoning"] for demo in slot.demos)
         assert all(demo.reasoning for demo in program.predictors()[0].demos)
 
+    def test_nothing_is_bootstrapped_where_labels_say_all(self, engine):
+        labels = Literal[tuple(sorted({example.answer for example in EXAMPLES}))]
+        signature = dspy.Signature("question -> answer").with_updated_fields("answer", type_=labels)
+        reasoned = dspy.ChainOfThought(signature)
+        for program, calls in [(dspy.Predict(signature), 0), (reasoned, 8), (predict(), 8)]:
+            assert optimizer().estimate(program, trainset=EXAMPLES).bootstrap_calls == calls
+        asked = optimizer(candidates="bootstrapped")
+        assert asked.estimate(dspy.Predict(signature), trainset=EXAMPLES).bootstrap_calls == 8
+        chooser = optimizer()
+        chooser.compile(dspy.Predict(signature), trainset=EXAMPLES)
+        assert "bootstrap" not in chooser.report.program_calls
+
     def test_a_list_of_candidates(self, engine):
         demos = [{"question": f"other {i}", "answer": f"answer {i % 3}"} for i in range(3)]
         chooser = optimizer(candidates=demos, max_metric_calls=400)
