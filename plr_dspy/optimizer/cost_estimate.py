@@ -48,6 +48,7 @@ class Estimate:
             prices that come with litellm, without hidden reasoning. None where that is not known: where no price is
             known for a model, or a language model scores the answers.
         bootstrap_calls: Program calls that make demos before, at most; they are part of `program_calls`.
+        noun: What is scored, in a word.
     """
 
     orders: dict[str, int]
@@ -67,6 +68,7 @@ class Estimate:
     cost: float | None
     scored_on: str = "train examples"
     bootstrap_calls: int = 0
+    noun: str = "order"
 
     @property
     def _scored_on(self) -> str:
@@ -84,14 +86,14 @@ class Estimate:
         orders = ", ".join(f"{name}: {prompt_count(count)}" for name, count in self.orders.items())
         return (
             f"at most {self.program_calls:,} program calls, prompt tokens {tokens}{cost}\n"
-            f"  search: about {self.search_calls:,} calls, {self.num_orders:,} orders on {self._scored_on}\n"
+            f"  search: about {self.search_calls:,} calls, {self.num_orders:,} {self.noun}s on {self._scored_on}\n"
             + (
                 f"  bootstrapped demos: at most {self.bootstrap_calls:,} calls\n"
                 if self.bootstrap_calls
                 else ""
             )
             + (f"  race: about {self.race_calls:,} calls\n" if self.race_calls else "")
-            + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} orders on "
+            + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} {self.noun}s on "
             f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
             f"  {prompt_count(self.distinct_prompts)} distinct prompts ({orders})"
         )
@@ -125,6 +127,7 @@ def estimate(job: Job, *, bootstrap_calls: int = 0) -> Estimate:
         cost=None if dollars_a_call is None else dollars_a_call * all_calls,
         scored_on=job.optimizer.scored_on,
         bootstrap_calls=bootstrap_calls,
+        noun=job.slots.noun,
     )
 
 

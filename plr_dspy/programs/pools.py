@@ -78,6 +78,8 @@ class PoolSlots(PromptSlots):
         ValueError: when no arrangement keeps to the limits.
     """
 
+    noun = "arrangement"
+
     def __init__(
         self,
         program: dspy.Module,

@@ -82,8 +82,10 @@ class PromptSlots(ABC):
         slots: The predictors with demos.
         space: Of the orderings, or arrangements, of all of them.
         classes: For each block of the space, the class of each of its demos.
+        noun: What texts call an ordering.
     """
 
+    noun = "order"
     slots: Sequence[Any]
     space: SearchSpace
     classes: Sequence[Sequence[int]]

@@ -1,4 +1,4 @@
-"""PLReorder after DSPy's demo-choosing optimizers, on programs of every shape."""
+"""PLReorder after DSPy's demo-choosing optimizers, and PLFewShot in their place, on programs of every shape."""
 
 import warnings
 
@@ -6,7 +6,7 @@ import dspy
 import pytest
 from fakes import exact_match, fake_lm, questions
 
-from plr_dspy import PLReorder
+from plr_dspy import PLFewShot, PLReorder
 
 EXAMPLES = questions(60)
 
@@ -141,6 +141,40 @@ def test_contract(shape, choose_demos, tmp_path):
         assert compiled._compiled
 
         compiled.set_lm(None)  # the fake has no saved form
+        compiled.save(tmp_path / "program.json")
+        loaded = PROGRAMS[shape]()
+        loaded.load(tmp_path / "program.json")
+        assert prompts(loaded) == prompts(compiled)
+
+
+@pytest.mark.parametrize("shape", sorted(PROGRAMS))
+def test_choosing_demos(shape, tmp_path):
+    lm, _ = fake_lm(EXAMPLES)
+    with warnings.catch_warnings(), dspy.context(lm=lm):
+        warnings.simplefilter("ignore")
+        student = PROGRAMS[shape]()
+        before = state(student)
+        runs = []
+        for num_threads in (1, 8):
+            chooser = PLFewShot(
+                exact_match,
+                max_demos=3,
+                max_bootstrapped=3,
+                max_metric_calls=150,
+                num_threads=num_threads,
+                seed=1,
+                display_progress=False,
+            )
+            runs.append((chooser.compile(student, trainset=EXAMPLES), chooser.report))
+        (compiled, report), (again, report_again) = runs
+
+        assert state(student) == before, "the student was changed"
+        assert prompts(again) == prompts(compiled)
+        assert report_again.candidates == report.candidates
+        assert report.program_calls["total"] <= 150
+        assert {slot.predictor for slot in report.slots} == {
+            name for name, predictor in student.named_predictors() if not name.startswith("frozen")
+        }
         compiled.save(tmp_path / "program.json")
         loaded = PROGRAMS[shape]()
         loaded.load(tmp_path / "program.json")

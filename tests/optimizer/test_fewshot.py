@@ -219,6 +219,15 @@ class TestChoice:
         assert chooser.report.distinct_prompts == 1 + 3 + 6 + 6
         assert "bootstrap" not in chooser.report.program_calls
 
+    def test_a_pool_of_five_hundred(self, engine):
+        pool = [dspy.Example(question=f"pooled {i}", answer=f"answer {i % 4}") for i in range(500)]
+        chooser = optimizer(candidates=pool, max_demos=8, max_metric_calls=200)
+        program = chooser.compile(predict(), trainset=EXAMPLES)
+        (slot,) = chooser.report.slots
+        assert (slot.num_demos, len(program.demos)) == (500, len(slot.ordering))
+        assert len(program.demos) <= 8
+        assert chooser.report.program_calls["total"] <= 200
+
     def test_look_alikes_are_one_demo(self, engine):
         demos = [dict(EXAMPLES[0]), dict(EXAMPLES[0]), dict(EXAMPLES[1])]
         chooser = optimizer(candidates=demos)
