@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.job import Job
@@ -12,7 +15,10 @@ from plr_dspy.programs.pools import PoolSlots
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import BestOfNumber, SlotReport
 from plr_dspy.scoring.objectives import SearchObjective
-from plr_dspy.search.surrogate.fitted_model import Gain
+from plr_dspy.search.surrogate.fitted_model import FittedModel, Scores
+
+DEVIATIONS = 1.96
+"""Standard errors on either side of a mean that an interval of 95 % has."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +29,14 @@ class Choice:
         ordering: The arrangement.
         score: What is expected of it on examples like those of the train split.
         num_examples: Examples that it was scored on.
-        gain: What is expected of it beside the student; None where the student was not scored.
+        interval: Of 95 % for its score, as wide as so few examples of its own leave it; None where they are not known.
         offsets: That calibrate it; empty without log-probabilities.
     """
 
     ordering: Ordering
     score: float
     num_examples: int
-    gain: Gain | None
+    interval: tuple[float, float] | None = None
     offsets: tuple[float, ...] = ()
 
 
@@ -45,24 +51,36 @@ def best_choices(job: Job, outcome: Outcome, objective: SearchObjective) -> dict
         objective: Knows all scores.
     """
     scores, model = objective.scores(), job.setup.search.model
-    if not scores:
+    if scores:
+        fitted = model.fit(scores, kept=[outcome.ordering])
+        found = _estimated(fitted, fitted.counted(scores), model.cost or (lambda _: 0.0))
+    else:
         number = outcome.comparison.num_examples if outcome.comparison else 0
         results = sorted(outcome.candidates, key=lambda result: -result.score)
-        found = [Choice(each.finalist.ordering, each.score, number, each.gain) for each in results]
-    else:
-        fitted = model.fit(scores, kept=[outcome.ordering])
-        gains = fitted.gains(job.original) if job.original in fitted.orderings else {}
-        found = []
-        for ordering, left in fitted.estimates():
-            calibration = fitted.calibration(ordering)
-            cost = 0.0 if model.cost is None else model.cost(ordering)
-            offsets = () if calibration is None else calibration.offsets
-            score, number = round(left + cost, 6), len(scores[ordering])
-            found.append(Choice(ordering, score, number, gains.get(ordering), offsets))
+        found = [Choice(result.finalist.ordering, result.score, number) for result in results]
     choices: dict[int, Choice] = {}
     for choice in sorted(found, key=lambda choice: choice.ordering != outcome.ordering):
         choices.setdefault(sum(map(len, choice.ordering)), choice)
     return dict(sorted(choices.items()))
+
+
+def _estimated(fitted: FittedModel, scores: Scores, cost: Callable[[Ordering], float]) -> list[Choice]:
+    """All arrangements that were scored, the best first.
+
+    Intervals are those of an arrangement's own examples: the model's are narrower, and too narrow where it does not
+    fit the program.
+    """
+    cells = [score for row in scores.values() for score in row.values()]
+    least, most, deviation = min(cells), max(cells), float(np.std(cells))
+    choices = []
+    for ordering, left in fitted.estimates():
+        score, number = left + cost(ordering), len(scores[ordering])
+        margin = DEVIATIONS * deviation / math.sqrt(number)
+        interval = round(max(least, score - margin), 6), round(min(most, score + margin), 6)
+        calibration = fitted.calibration(ordering)
+        offsets = () if calibration is None else calibration.offsets
+        choices.append(Choice(ordering, round(score, 6), number, interval, offsets))
+    return choices
 
 
 def choice_of(choices: Mapping[int, Choice], num_demos: int) -> Choice:
@@ -85,8 +103,7 @@ def with_choices(report: Report, job: Job, choices: Mapping[int, Choice]) -> Rep
             num_demos=shown,
             ordering={name: list(items) for name, items in slots.permutations(choice.ordering).items()},
             score=choice.score,
-            gain=None if choice.gain is None else choice.gain.expected,
-            gain_interval=None if choice.gain is None else choice.gain.interval,
+            interval=choice.interval,
             num_examples=choice.num_examples,
             tokens=slots.tokens(choice.ordering),
         )

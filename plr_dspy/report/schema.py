@@ -73,8 +73,7 @@ class BestOfNumber:
         score: Mean score that is expected of it on examples like those of the train split.
         num_examples: Examples that it was scored on.
         tokens: Of its demos, as GPT-4o counts them.
-        gain: What is expected of it beside the student on new examples; None where the student was not scored.
-        gain_interval: That holds the gain with a probability of 95 %.
+        interval: Of 95 % for the score, from these examples alone; None where they are not known.
     """
 
     num_demos: int
@@ -82,8 +81,7 @@ class BestOfNumber:
     score: float
     num_examples: int
     tokens: int
-    gain: float | None = None
-    gain_interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

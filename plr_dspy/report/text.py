@@ -143,7 +143,7 @@ def summary(report: Report) -> str:
     lines += [*verdict(report), *learnt(report), *calibration(report)]
     lines += [_shown(slot) for slot in report.slots]
     lines += [
-        f"best of {best.num_demos} demos: score {best.score:.3f}{_gain(best)}, {best.tokens:,} tokens"
+        f"best of {best.num_demos} demos: score {best.score:.3f}{_interval(best)}, {best.tokens:,} tokens"
         for best in report.best_by_number
     ]
     lines += [
@@ -157,12 +157,12 @@ def summary(report: Report) -> str:
     return "\n  ".join([overview(report), *lines])
 
 
-def _gain(best: BestOfNumber) -> str:
-    """Say how much better than the student an arrangement is expected to be."""
-    if not best.gain or best.gain_interval is None:
+def _interval(best: BestOfNumber) -> str:
+    """Say within which limits the score of an arrangement lies, where that is known."""
+    if best.interval is None:
         return ""
-    low, high = best.gain_interval
-    return f" (expected gain {best.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}])"
+    low, high = best.interval
+    return f" [{low:.3f}, {high:.3f}] by {best.num_examples} examples"
 
 
 def _shown(slot: SlotReport) -> str:

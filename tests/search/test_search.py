@@ -322,7 +322,7 @@ class TestStopping:
 
 
 def result(expected, probability=0.8, *, score=0.5):
-    return Result(Finalist("best seen", ()), score, Gain(expected, probability, (-1.0, 1.0)))
+    return Result(Finalist("best seen", ()), score, Gain(expected, probability))
 
 
 def results(gains, probabilities=None):
@@ -393,7 +393,7 @@ class TestFinals:
 
     def test_comparison_is_paired(self):
         before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
-        found = comparison(before, after, num_candidates=2, gain=Gain(0.1, 0.8, (-1.0, 1.0)))
+        found = comparison(before, after, num_candidates=2, gain=Gain(0.1, 0.8))
         assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
         assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0])
         assert (found.expected_gain, found.probability) == (0.1, 0.8)
@@ -401,8 +401,7 @@ class TestFinals:
     def test_comparison_of_many_is_wider(self):
         before, after = [0.0, 1.0, 1.0, 0.0] * 5, [1.0, 1.0, 1.0, 0.0] * 5
         two, eight = (
-            comparison(before, after, num_candidates=n, gain=Gain(0.1, 0.8, (-1.0, 1.0))).interval
-            for n in (2, 8)
+            comparison(before, after, num_candidates=n, gain=Gain(0.1, 0.8)).interval for n in (2, 8)
         )
         assert eight[0] < two[0] < two[1] < eight[1]
 
@@ -431,7 +430,7 @@ class TestStatistics:
         for _ in range(1000):
             scores = (torch.rand(8, 40, generator=generator) < 0.6).double()
             best = int(scores.mean(dim=1).argmax())
-            rows, gain = scores.tolist(), Gain(0.0, 0.5, (-1.0, 1.0))
+            rows, gain = scores.tolist(), Gain(0.0, 0.5)
             interval = comparison(rows[0], rows[best], num_candidates=8, gain=gain).interval
             above += interval[0] > 0
         assert above / 1000 <= 0.04

@@ -26,12 +26,10 @@ class Gain:
     Attributes:
         expected: Its mean score less the other's.
         probability: That this is above 0.
-        interval: That holds it with a probability of 95 %.
     """
 
     expected: float
     probability: float
-    interval: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -114,11 +112,11 @@ class FittedModel:
             if self._responses is not None:
                 gains += self._responses.gains(number)
             expected, probabilities = gains.summary()
-            lows, highs = gains.interval()
-        # Rounded to what arithmetic gives again on another day.
-        columns = [np.round(expected, 9), np.round(probabilities, 6), np.round(lows, 6), np.round(highs, 6)]
-        rows = zip(self.orderings, *(column.tolist() for column in columns), strict=True)
-        return {ordering: Gain(gain, chance, (low, high)) for ordering, gain, chance, low, high in rows}
+        return {
+            # Rounded to what arithmetic gives again on another day.
+            ordering: Gain(round(float(gain), 9), round(float(probability), 6))
+            for ordering, gain, probability in zip(self.orderings, expected, probabilities, strict=True)
+        }
 
     def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:
         """How often two of the orderings fitted answer each label; None without log-probabilities."""

@@ -13,9 +13,6 @@ Array = NDArray[np.float64]
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
 """What the variance of orderings may be, over its estimate."""
 
-BISECTIONS = 40
-"""Steps that find a quantile, each of which halves its error."""
-
 PRIOR_SPREAD = 0.005
 """Prior mean of the variance of orderings' mean scores."""
 
@@ -82,28 +79,6 @@ class Gains:
         deviations = np.sqrt(np.where(self.possible, np.maximum(self.variances, 1e-18), 1.0))
         chances = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
         return self.shares @ self.means, self.shares @ chances
-
-    def interval(self, confidence: float = 0.95) -> tuple[Array, Array]:
-        """The quantiles that leave as much of the posterior below as above, ``[m]`` each."""
-        deviations = np.sqrt(np.maximum(self.variances, 1e-18))
-        margin = 8.0 * deviations
-        ends = (
-            np.minimum((self.means - margin).min(axis=0), 0),
-            np.maximum((self.means + margin).max(axis=0), 0),
-        )
-
-        def quantile(level: float) -> Array:
-            low, high = ends
-            for _ in range(BISECTIONS):
-                middle = 0.5 * (low + high)
-                below = np.where(
-                    self.possible, special.ndtr((middle - self.means) / deviations), middle >= 0.0
-                )
-                under = self.shares @ below < level
-                low, high = np.where(under, middle, low), np.where(under, high, middle)
-            return np.asarray(high)
-
-        return quantile(0.5 - confidence / 2), quantile(0.5 + confidence / 2)
 
 
 def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Array, reference: int) -> Gains:
