@@ -26,7 +26,7 @@ from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.programs.label_calls import LabelWork
 from plr_dspy.programs.label_scores import Array, label_output, label_scores
 from plr_dspy.report.schema import Signal
-from plr_dspy.scoring.cells import FAILED
+from plr_dspy.scoring.cells import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
@@ -35,10 +35,12 @@ CLEARLY_UNEVEN = 0.01
 """Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
 
 MOST_TRIES = 8
-"""Calls that may bring no log-probabilities where these must come: a program may answer some examples without an LM."""
+"""Calls that may bring no log-probabilities: replies may be no label, and a program may answer some examples without an
+LM."""
 
 FIRST_CALLS = 2
-"""Examples of the first look of either kind of search: where the first call fails, the next one tells."""
+"""Examples of the first look of either kind of search: where the first call fails, the next one tells. Where replies
+were read and had none, no more are tried, unless log-probabilities must come."""
 
 
 def work_of(metric: Metric, job: Job, signal: str, *, calibrating: bool = False) -> tuple[MetricWork, Signal]:
@@ -116,15 +118,18 @@ def listened(
     """
     setup, work = job.setup, job.setup.work
     assert isinstance(work, LabelWork)
-    original = job.slots.space.identity
     required = calibrating or signal == "logprobs"
-    num_tries = MOST_TRIES if required else min(job.plan.num_first_examples, plan.num_first_examples)
-    for example in range(min(num_tries, MOST_TRIES if required else FIRST_CALLS, len(job.splits.train))):
-        if not (cells := scorer.cells_each({original: [example]})):
+    num_first = min(job.plan.num_first_examples, plan.num_first_examples, FIRST_CALLS)
+    for example in range(min(MOST_TRIES, len(job.splits.train))):
+        # A student without demos may never say a label; with demos it does.
+        shown = job.slots.space.identity if example < num_first else job.slots.typical
+        if not (cells := scorer.cells_each({shown: [example]})):
             return job  # an earlier part has spent the money, and lost this call
         cell = cells[0][example]
         late = deadline is not None and time.monotonic() >= deadline
         if cell.label_logprobs is not None or work.reason or late:
+            break
+        if example + 1 >= num_first and not required and cell.outcome != WRONG:
             break
     if cell.label_logprobs is None:
         work.reading = False

@@ -9,7 +9,19 @@ import dspy
 import numpy as np
 import pytest
 from fakes import FIELD, chat_response, logprobs_of
-from test_signal import DEMOS, EXAMPLES, LABELS, Engine, exact, failure, go, interrupt, normal, student
+from test_signal import (
+    DEMOS,
+    EXAMPLES,
+    LABELS,
+    Engine,
+    exact,
+    failure,
+    go,
+    interrupt,
+    normal,
+    probabilities,
+    student,
+)
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLReorder, Report, order_sensitivity
 from plr_dspy.label_probabilities.servers import NoProbabilities
@@ -43,6 +55,27 @@ def leaning_and_sharp(demos, text):
 
 def engine_of(probabilities=leaning_and_sharp, **options):
     return Engine(probabilities=probabilities, **options)
+
+
+class Mumbling(Engine):
+    """Replies to every third text with a word that is no label, whatever the order."""
+
+    def reply(self, request, *, told):
+        texts = [message.text or "" for message in request.messages]
+        text = FIELD.findall(texts[-1])[0][1].strip()
+        if int(text.split()[-1]) % 3:
+            return super().reply(request, told=told)
+        demos = [FIELD.findall(text)[0][1].strip() for text in texts[:-1:2]]
+        shares = {
+            label: 0.3 * p for label, p in zip(self.labels, self.probabilities(demos, text), strict=True)
+        }
+        tops = [
+            {"[[ ## label ## ]]\n": 1.0},
+            {"perhaps": 0.7, **shares},
+            {"\n\n[[ ## completed ## ]]": 1.0},
+        ]
+        said = "".join(max(top, key=top.__getitem__) for top in tops)
+        return chat_response(said, logprobs=logprobs_of(tops) if told else None)
 
 
 def accuracy(program, probabilities=leaning_and_sharp):
@@ -96,6 +129,14 @@ class TestOrdersUnderCalibration:
         assert effect.after.calibration_error < effect.before.calibration_error
         assert effect.after.brier_score < effect.before.brier_score
         assert "the program is calibrated: it needs log-probabilities at each use" in str(report)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_replies_that_are_no_label_count_as_they_were_scored(self, seed):
+        effect = go(Mumbling(), max_metric_calls=300, seed=seed)[1].calibration
+        shown, fresh = [demo["text"] for demo in DEMOS], [(int(text.split()[-1]), text) for text in FRESH]
+        right = [number % 3 and np.argmax(probabilities(shown, text)) == number % 2 for number, text in fresh]
+        assert effect.original == pytest.approx(np.mean(right), abs=0.1)
+        assert effect.chosen <= effect.chosen_calibrated <= 1.0
 
     def test_the_calibration_is_about_that_of_many_inputs(self):
         program, _ = go(engine_of(), calibrate=True, max_metric_calls=150)

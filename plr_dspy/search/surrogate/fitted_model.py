@@ -38,7 +38,8 @@ class Calibrated:
 
     Attributes:
         offsets: Of the labels, ``[L]``.
-        before, after: Mean scores over all examples that are expected without calibration and with it.
+        before, after: Mean scores over all examples that are expected without calibration and with it. Without it,
+            replies that are no label have the share and the scores that they had in the ordering's own cells.
         log_probabilities, calibrated: Of labels, as its cells told them and calibrated, ``[n, L]``.
         scores: What the labels score there, ``[n, L]``.
     """
@@ -100,6 +101,10 @@ class FittedModel:
         estimates = map(ScoreEstimate, self.orderings, means)
         return sorted(estimates, key=lambda estimate: -estimate.score)
 
+    def score(self, ordering: Ordering) -> float:
+        """The mean score that is expected of one of the orderings fitted, whatever it costs."""
+        return dict(self.estimates())[ordering] + (self._cost(ordering) if self._cost else 0.0)
+
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering fitted beside one of them.
 
@@ -154,8 +159,12 @@ class FittedModel:
         if self._responses is None or self._table is None or ordering not in self.orderings:
             return None
         number = self.orderings.index(ordering)
-        raw, told, scores = self._responses.told(number)
+        examples, raw, told, scores = self._responses.told(number)
         before, after = self._responses.expected_means(number)
+        others = np.delete(self._table[number], examples)
+        others = others[~np.isnan(others)]
+        # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
+        before = (len(examples) * before + others.sum()) / (len(examples) + len(others))
         offsets = tuple(np.round(self._responses.offsets[number], 6).tolist())
         return Calibrated(offsets, before, after, raw, told, scores)
 

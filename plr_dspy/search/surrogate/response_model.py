@@ -201,10 +201,10 @@ class ResponseModel:
             counted[number, examples] = self._scores[examples, told.argmax(axis=1)]
         return counted
 
-    def told(self, number: int) -> tuple[Array, Array, Array]:
-        """What an ordering's cells say: log-probabilities of labels, calibrated ones, and scores, ``[n, L]`` each."""
+    def told(self, number: int) -> tuple[NDArray[np.int64], Array, Array, Array]:
+        """What an ordering's cells say: examples, and of labels log-probabilities, calibrated ones, and scores."""
         examples, raw, told = self._label_offsets.told(number, self.offsets[number])
-        return raw, told, self._scores[examples]
+        return examples, raw, told, self._scores[examples]
 
     def expected_means(self, number: int) -> tuple[float, float]:
         """Mean scores that are expected of an ordering over all examples, as it is and calibrated.
