@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import dspy
-from dspy.teleprompt import BootstrapFewShot, LabeledFewShot
+from dspy.teleprompt import BootstrapFewShot
 
 from plr_dspy.optimizer.attempts import Attempt, KeptAttempts
 from plr_dspy.programs.calls import Metric, as_score, metric_caller
@@ -53,7 +54,7 @@ class Bootstrapper:
         teaching = copied if teacher is None else teacher
         bare = not any(predictor.demos for _, predictor in named_predictors(teaching))
         if bare and num_labelled and not getattr(teaching, "_compiled", False):
-            teaching = LabeledFewShot(k=num_labelled).compile(teaching, trainset=list(labelled))
+            teaching = _shown(teaching, labelled, num_labelled)
         self._dspy = BootstrapFewShot(
             metric=_with_trace(metric),
             metric_threshold=threshold,
@@ -127,6 +128,14 @@ def bootstrapped(
     found = sum(bool(attempt.demos) for attempt in attempts)
     logger.info("bootstrapped demos from %d of %d examples", found, len(attempts))
     return attempts
+
+
+def _shown(program: dspy.Module, labelled: Sequence[dspy.Example], most: int) -> dspy.Module:
+    """Return a copy that shows labelled examples, drawn as by `LabeledFewShot`."""
+    # LabeledFewShot itself would take the program's model away, and be logged by trackers of DSPy's optimizers.
+    rng = random.Random(0)
+    drawn = {n: rng.sample(list(labelled), min(most, len(labelled))) for n, _ in named_predictors(program)}
+    return ProgramFactory(program).build(drawn)
 
 
 def _with_trace(metric: Metric) -> Callable[..., Any]:

@@ -248,6 +248,26 @@ class TestChoice:
         assert teacher_engine.num_calls == chooser.report.program_calls["bootstrap"]
         assert chooser.report.tokens["fake/teacher"]["total_tokens"] > 0
 
+    def test_a_teacher_without_demos_answers_by_its_own_model_with_labelled_ones(self, engine):
+        teacher_engine = OrderSensitiveEngine({e.question: e.answer for e in EXAMPLES})
+        teacher = predict()
+        teacher.set_lm(dspy.LM("fake/teacher", engine=teacher_engine, cache=False))
+        chooser = optimizer()
+        chooser.compile(predict(), trainset=EXAMPLES, teacher=teacher)
+        assert teacher_engine.num_calls == chooser.report.program_calls["bootstrap"] > 0
+        shown = [text for texts in teacher_engine.requests for text in texts[:-1:2]]
+        assert len(set(shown)) == chooser.max_demos
+        assert teacher.demos == []
+
+    def test_a_student_with_a_model_of_its_own_needs_no_other(self, engine):
+        student = predict()
+        student.set_lm(dspy.settings.lm)
+        chooser = optimizer()
+        with dspy.context(lm=None):
+            chooser.compile(student, trainset=EXAMPLES)
+        assert chooser.report.program_calls["bootstrap"] > 0
+        assert any(origin.startswith("bootstrapped") for origin in chooser.report.slots[0].origins)
+
     def test_answers_below_the_threshold_make_no_demo(self, engine):
         chooser = optimizer(candidates="bootstrapped", metric_threshold=2.0)
         program = chooser.compile(predict(), trainset=EXAMPLES)

@@ -9,7 +9,7 @@ import mlflow.dspy
 import pytest
 from fakes import exact_match, fake_lm, questions
 
-from plr_dspy import PLReorder, Report
+from plr_dspy import PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
 
 EXAMPLES = questions(40)
@@ -29,13 +29,27 @@ def store(tmp_path, monkeypatch):
     mlflow.set_tracking_uri(before)
 
 
-def compiled(kind=PLReorder, **options):
+def compiled(kind=PLReorder, *, metric=exact_match, **options):
     lm, _ = fake_lm(EXAMPLES)
     with dspy.context(lm=lm):
         student = dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-        optimizer = kind(exact_match, max_metric_calls=150, display_progress=False, num_threads=2, **options)
+        optimizer = kind(metric, max_metric_calls=150, display_progress=False, num_threads=2, **options)
         program = optimizer.compile(student, trainset=EXAMPLES)
     return program, optimizer
+
+
+def rounds(run):
+    """The child runs of a run, the first round first."""
+    kept = mlflow.search_runs(
+        experiment_ids=[run.info.experiment_id],
+        filter_string=f"tags.mlflow.parentRunId = '{run.info.run_id}'",
+        output_format="list",
+    )
+    return sorted(kept, key=lambda child: int(child.info.run_name.removeprefix("round ")))
+
+
+def statuses():
+    return {run.info.status for run in mlflow.search_runs(search_all_experiments=True, output_format="list")}
 
 
 def artifacts(run):
@@ -83,6 +97,96 @@ def test_a_run_of_ones_own_is_logged_to(store):
     assert "reorder.signal_used" not in logged.data.params
     assert logged.data.metrics["reorder.chosen"] == optimizer.report.comparison.chosen
     assert set(artifacts(logged)) == {"reorder_report.json", "reorder_report.html"}
+
+
+@pytest.mark.parametrize("scheme", ["file", "sqlite"])
+def test_each_round_is_a_child_run(store, scheme, monkeypatch):
+    if scheme == "sqlite":
+        pytest.importorskip("sqlalchemy")
+        pytest.importorskip("alembic")
+        monkeypatch.chdir(store)  # where artifacts go
+        mlflow.set_tracking_uri(f"sqlite:///{store / 'runs.db'}")
+    mlflow.dspy.autolog(log_traces=False, log_compiles=True, log_evals=True)
+    _, optimizer = compiled()
+    run, history = mlflow.last_active_run(), optimizer.report.history
+    assert run.data.params["reorder.method"] == "PLReorder", "the parent's is the last active run"
+    children = rounds(run)
+    assert len(history) > 2
+    assert [child.info.run_name for child in children] == [f"round {i + 1}" for i in range(len(history))]
+    assert [child.data.metrics for child in children] == [
+        {
+            "eval": pytest.approx(100 * round_.best_score_so_far),
+            "reorder.best_score": pytest.approx(round_.best_score_so_far),
+            "reorder.mean_score": pytest.approx(round_.mean_score),
+            "reorder.program_calls": round_.program_calls,
+        }
+        for round_ in history
+    ]
+    assert {child.data.tags["mlflow.user"] for child in children} == {run.data.tags["mlflow.user"]}
+    assert statuses() == {"FINISHED"}
+    assert mlflow.active_run() is None
+
+
+def test_a_run_of_ones_own_stays_active(store):
+    with mlflow.start_run() as run:
+        _, optimizer = compiled()
+        assert mlflow.active_run().info.run_id == run.info.run_id
+    assert len(rounds(run)) == len(optimizer.report.history)
+    assert statuses() == {"FINISHED"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_compile_that_ends_early_leaves_no_run_open(store, error, own):
+    calls = []
+
+    def ending(example, prediction, trace=None):
+        calls.append(example)
+        if len(calls) > 100:
+            raise error("enough")
+        return exact_match(example, prediction)
+
+    mlflow.dspy.autolog(log_traces=False, log_compiles=not own)
+    run = mlflow.start_run() if own else None
+    with pytest.raises(error):
+        compiled(metric=ending, max_errors=1)
+    if own:
+        assert mlflow.active_run().info.run_id == run.info.run_id
+        mlflow.end_run()
+    assert mlflow.active_run() is None
+    assert {child.info.status for child in rounds(mlflow.last_active_run())} == {"FINISHED"}
+    assert "RUNNING" not in statuses()
+
+
+def test_a_store_that_fails_leaves_no_run_open(store, monkeypatch, caplog):
+    log, batches = mlflow.MlflowClient.log_batch, []
+
+    def breaking(client, run_id, **logged):
+        batches.append(run_id)
+        if len(set(batches)) == 3:  # the parent's, the first round's, the second's
+            raise OSError("disk full")
+        log(client, run_id, **logged)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", breaking)
+    with mlflow.start_run() as run:
+        program, _ = compiled()
+    assert program.demos
+    assert [child.info.status for child in rounds(run)] == ["FINISHED", "FAILED"]
+    assert "could not be logged to MLflow: OSError: disk full" in caplog.text
+
+
+def test_the_trainset_is_logged_once(store):
+    """DSPy's optimizers that make the demos to choose from are no compiles of the user."""
+    mlflow.dspy.autolog(log_traces=False, log_compiles=True)
+    lm, _ = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        PLFewShot(exact_match, max_metric_calls=150, max_bootstrapped=2, display_progress=False).compile(
+            dspy.Predict("question -> answer"), trainset=EXAMPLES
+        )
+    run = mlflow.last_active_run()
+    with open(artifacts(run)["trainset.json"]) as table:
+        assert len(json.load(table)["data"]) == len(EXAMPLES)
+    assert len(run.outputs.model_outputs) == 1
 
 
 def test_nothing_is_logged_without_a_run(store):

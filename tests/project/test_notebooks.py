@@ -16,7 +16,7 @@ def code_cells(notebook):
 
 
 def test_all_are_here():
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04"]
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05"]
 
 
 @pytest.mark.parametrize("name", NAMES)
