@@ -25,13 +25,13 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
     if before is None or after is None:
         return None
     gain = fitted.gains(original)[chosen].expected
-    calibrating = fitted.calibrating
+    calibrating, most = fitted.calibrating, max(after.scores.max(initial=0.0), before.scores.max(initial=0.0))
     return CalibrationEffect(
         num_examples=fitted.num_examples,
         original=round(before.before, 6),
         original_calibrated=round(before.after, 6),
-        chosen=round(after.before if calibrating else before.before + gain, 6),
-        chosen_calibrated=round(before.after + gain if calibrating else after.after, 6),
+        chosen=round(after.before if calibrating else min(before.before + gain, most), 6),
+        chosen_calibrated=round(min(before.after + gain, most) if calibrating else after.after, 6),
         offsets=list(after.offsets),
         before=_quality(after, after.log_probabilities),
         after=_quality(after, after.calibrated),

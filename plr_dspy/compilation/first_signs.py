@@ -58,7 +58,7 @@ class FirstSigns:
         """Say why to end, or None.
 
         Raises:
-            RuntimeError: when hardly any answer could be parsed.
+            RuntimeError: when hardly any answer could be parsed, with whatever demos.
         """
         return (self.of_scores() or None) if history else None
 
@@ -69,7 +69,7 @@ class FirstSigns:
             RuntimeError: when hardly any answer could be parsed.
         """
         by_example = self._by_example()
-        self._check_answers([cell for cells in by_example.values() for cell in cells])
+        self._check_answers()
         if not self._by_scores:
             return ""
         self.nothing_found = self._equal_scores(
@@ -89,7 +89,12 @@ class FirstSigns:
                 by_example[example].append(cell)
         return by_example
 
-    def _check_answers(self, cells: Sequence[Cell]) -> None:
+    def _check_answers(self) -> None:
+        by_prompt: dict[str, list[Cell]] = defaultdict(list)
+        for (prompt, example), cell in list(self._ledger.cells.items()):
+            if example < self._num_train and cell.outcome != FAILED:
+                by_prompt[prompt].append(cell)
+        cells = [cell for row in by_prompt.values() for cell in row]
         unparsed = [cell for cell in cells if cell.outcome == WRONG]
         if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):
             return
@@ -98,7 +103,8 @@ class FirstSigns:
             "another adapter (dspy.JSONAdapter(), or PlainTextAdapter for small and base models), a larger max_tokens, "
             "or a larger model"
         )
-        if len(unparsed) >= UNPARSED * len(cells):
+        readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt.values())
+        if len(unparsed) >= UNPARSED * len(cells) and not readable:
             raise RuntimeError(said)
         if not self._warned:
             logger.warning("%s", said)

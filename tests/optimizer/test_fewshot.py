@@ -141,6 +141,20 @@ class TestChoice:
         assert program.demos == []
         assert "every score was 0" in chooser.report.stopped
 
+    def test_stays_where_any_demo_breaks_the_format(self):
+        class Confused(OrderSensitiveEngine):
+            def complete(self, request):
+                reply = super().complete(request)
+                return chat_response("Well, let me see ...") if len(request.messages) > 1 else reply
+
+        model = Confused({example.question: example.answer for example in EXAMPLES})
+        lm = dspy.LM("fake/order-sensitive", engine=model, cache=False, num_retries=0)
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+            chooser = optimizer(candidates="labeled")
+            program = chooser.compile(predict(), trainset=EXAMPLES)
+        assert program.demos == []
+        assert chooser.report.comparison.original > 0
+
     def test_numbers_of_demos(self, engine):
         chooser = optimizer(candidates="labeled", min_demos=2, max_demos=3)
         program = chooser.compile(predict(), trainset=EXAMPLES)
