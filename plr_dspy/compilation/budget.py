@@ -59,7 +59,7 @@ def most_calls(num_usable: int) -> int:
 
 
 def make_plan(
-    auto: str,
+    auto: str | None,
     *,
     num_train: int,
     num_selection: int,
@@ -74,7 +74,7 @@ def make_plan(
     """Lay out a compile.
 
     Args:
-        auto: "light", "medium", "heavy" or "paper".
+        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`.
         num_train, num_selection: Examples of the two splits.
         num_distinct: Distinct prompts in the space.
         max_metric_calls: Budget in program calls; None takes that of `auto`.
@@ -98,7 +98,7 @@ def make_plan(
     if auto == "paper":
         shape = fixed if num_samples is None else {**fixed, "num_samples": num_samples}
         return _paper_plan(max_metric_calls, shape, num_train, num_selection, light=plan_for)
-    budget = max_metric_calls or BUDGETS[auto]
+    budget = max_metric_calls or BUDGETS[auto or "light"]
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
     if plan is None:
         raise shortage(

@@ -92,7 +92,7 @@ class PLFewShot(PLReorder):
         signal: str = "auto",
         calibrate: bool | Mapping[Any, float] = False,
         update: str | UpdateRule = "mle",
-        auto: str = "light",
+        auto: str | None = "light",
         max_metric_calls: int | None = None,
         max_seconds: float | None = None,
         max_cost: float | None = None,
@@ -142,7 +142,7 @@ class PLFewShot(PLReorder):
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out what follows the calls that make demos."""
-        budget = self.max_metric_calls or BUDGETS.get(self.auto)
+        budget = self.max_metric_calls or BUDGETS.get(self.auto or "")
         try:
             return make_plan(
                 self.auto,

@@ -55,7 +55,7 @@ class PLReorder(Reorderer):
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
             runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at
-            most 15 x 15 x train + 13 x selection examples.
+            most 15 x 15 x train + 13 x selection examples. None takes `max_metric_calls`.
         max_metric_calls: Budget in program calls instead; never exceeded.
         max_seconds: No program call begins later than this; those under way end. The search gives the
             final comparison its share of the time.
@@ -104,7 +104,7 @@ class PLReorder(Reorderer):
         signal: str = "auto",
         calibrate: bool | Mapping[Any, float] = False,
         update: str | UpdateRule = "mle",
-        auto: str = "light",
+        auto: str | None = "light",
         max_metric_calls: int | None = None,
         max_seconds: float | None = None,
         max_cost: float | None = None,
@@ -139,8 +139,10 @@ class PLReorder(Reorderer):
             track_stats=track_stats,
             display_progress=display_progress,
         )
-        if auto not in (*BUDGETS, "paper"):
-            raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']}; got {auto!r}")
+        if auto not in (*BUDGETS, "paper", None):
+            raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']} or None; got {auto!r}")
+        if auto is None and max_metric_calls is None:
+            raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
         if signal not in SIGNALS:
             raise ValueError(f"signal must be one of {list(SIGNALS)}; got {signal!r}")
         if not isinstance(calibrate, (bool, Mapping)):

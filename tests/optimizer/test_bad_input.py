@@ -101,7 +101,7 @@ CONSTRUCTOR = [
     ({"update": "adam"}, ValueError, "update must be one of"),
     ({"update": 3}, TypeError, "update object"),
     ({"auto": "extreme"}, ValueError, "auto must be one of .*light"),
-    ({"auto": None}, ValueError, "auto must be one of .*light"),
+    ({"auto": None}, ValueError, "auto=None needs a number of program calls: pass max_metric_calls"),
     ({"max_metric_calls": 0}, ValueError, "max_metric_calls must be at least 1"),
     ({"max_metric_calls": 10.5}, TypeError, "max_metric_calls must be a whole number"),
     ({"max_metric_calls": "1000"}, TypeError, "max_metric_calls must be a whole number"),
