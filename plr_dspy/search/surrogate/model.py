@@ -162,8 +162,8 @@ class OrderingModel:
         return [family * ~apart[:, None] for family in families]
 
     def _apart(self, orderings: Sequence[Ordering]) -> NDArray[np.bool_]:
-        """Whether each is none of the space, ``[m]``."""
-        return np.array([not self._space.holds(ordering) for ordering in orderings], dtype=bool)
+        """Whether each is not of the others' kind, ``[m]``: none of the space, or a program without demos."""
+        return np.array([not self._space.holds(o) or not any(o) for o in orderings], dtype=bool)
 
     def _classes_of(self, scores: Scores, orderings: Sequence[Ordering]) -> NDArray[np.int64] | None:
         """The classes of the examples that are columns of the table of scores, numbered anew."""
