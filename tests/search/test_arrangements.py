@@ -122,13 +122,19 @@ class TestProgress:
 
 
 class TestModel:
-    def test_the_empty_arrangement_goes_by_its_features(self):
-        """What is learnt of other arrangements says something of the one that shows nothing."""
-        arrangements = [((i,),) for i in range(10)] + [((i, (i + 1) % 12),) for i in range(10)]
-        scores = {a: dict(trial(a, 1.0 - 0.4 * len(a[0])).scores) for a in arrangements}
+    @pytest.mark.parametrize("num_examples", [4, 20])
+    def test_the_empty_arrangement_is_of_its_own_kind(self, num_examples):
+        """However alike the others are, a student that is far from them is not taken for one of them."""
+        rng = np.random.default_rng(0)
+        scores = {a: {e: float(rng.random() < 0.7) for e in range(4)} for a in SPACE.draw(60, rng) if any(a)}
+        best = max(scores, key=lambda a: sum(scores[a].values()))
+        scores[best] = {e: float(rng.random() < 0.7) for e in range(20)}
+        scores[((),)] = dict.fromkeys(range(num_examples), 0.0)
         fitted = OrderingModel(SPACE).fit(scores)
-        (empty, two), known = fitted.predict([((),), ((4, 9),)]), np.mean([1.0 - 0.4, 1.0 - 0.8])
-        assert empty > known > two
+        gain = fitted.gains(((),))[best]
+        assert gain.expected > (0.4 if num_examples > 4 else 0.2)
+        assert gain.probability > 0.95
+        assert dict(fitted.estimates())[best] > 0.55
 
     def test_what_the_space_does_not_hold_has_an_effect_of_its_own(self):
         space = ArrangementSpace.of_sizes(12, min_length=1, max_length=2)
