@@ -10,6 +10,8 @@ random search          BootstrapFewShotWithRandomSearch with `--candidates` prog
 half of it             the same with the number that takes about half of the calls
 half of it, PLReorder  the demos of that in a better order, with the calls that are left
 labelled, PLReorder    the labelled demos in a better order
+calibrated             BatchCalibration of the program without demos: 64 calls
+labelled, calibrated   the same of the labelled demos
 TPE                    optuna's tree-structured Parzen estimator over "demo at place i", a minibatch each trial
 PLFewShot              with log-probabilities where the endpoint gives them
 PLFewShot scores       without them
@@ -41,7 +43,7 @@ from dspy.utils.callback import BaseCallback
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from quickstart import BUNDLED, Data, load_data, mean
 
-from plr_dspy import PLFewShot, PLReorder
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder
 from plr_dspy.experiments.names import CLASSIFICATION, LOCAL
 from plr_dspy.experiments.runs.held_out import HeldOut
 from plr_dspy.experiments.runs.served_model import ServedModel
@@ -147,6 +149,14 @@ class Draw:
         program = optimizer.compile(self.student(base), trainset=self.labelled)
         return program, spent + optimizer.report.program_calls["total"]
 
+    def calibrated(self, _: int, *, base: str | None = None) -> tuple[dspy.Module, int]:
+        """The program without demos, or with those of another side, calibrated."""
+        optimizer = BatchCalibration(
+            num_threads=self._args.threads, seed=self._seed, display_progress=False, num_inputs=64
+        )
+        program = optimizer.compile(self.student(base), trainset=self.labelled)
+        return program, program.calibration.num_inputs
+
     def few_shot(self, calls: int, **options: Any) -> tuple[dspy.Module, int]:
         """What PLFewShot chooses."""
         optimizer = PLFewShot(
@@ -213,6 +223,8 @@ KINDS: Mapping[str, Kind] = {
     HALF: Kind(partial(Draw.searched, half=True), budget=False),
     f"{HALF}, PLReorder": Kind(partial(Draw.reordered, base=HALF)),
     f"{LABELLED}, PLReorder": Kind(partial(Draw.reordered, base=LABELLED)),
+    "calibrated": Kind(Draw.calibrated, budget=False),
+    f"{LABELLED}, calibrated": Kind(partial(Draw.calibrated, base=LABELLED), budget=False),
     "TPE": Kind(Draw.estimated),
     "PLFewShot": Kind(Draw.few_shot),
     "PLFewShot scores": Kind(partial(Draw.few_shot, signal="score")),
