@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +11,10 @@ import dspy
 from dspy.teleprompt import BootstrapFewShot, LabeledFewShot
 
 from plr_dspy.optimizer.attempts import Attempt, KeptAttempts
-from plr_dspy.programs.calls import Metric, as_score, metric_caller
+from plr_dspy.programs.calls import Metric, as_score, metric_caller, own_copy, takes_trace
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.evaluator import token_counts
+from plr_dspy.programs.splits import shown_by
 from plr_dspy.scoring.purse import Purse
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Bootstrapper:
         teacher: None takes the student. A teacher without demos that no optimizer has compiled is shown labelled
             examples, as by DSPy.
         metric: As in `PLFewShot`; DSPy's `trace` is passed to metrics that take three arguments.
-        threshold: Of the metric's value; None takes any value that is true.
+        threshold: Least value of the metric that makes a demo; None takes any but 0.
         labelled: Examples that a teacher without demos may be shown.
         num_labelled: How many of them.
         max_errors: As in `PLFewShot`.
@@ -55,8 +55,7 @@ class Bootstrapper:
         if bare and num_labelled and not getattr(teaching, "_compiled", False):
             teaching = LabeledFewShot(k=num_labelled).compile(teaching, trainset=list(labelled))
         self._dspy = BootstrapFewShot(
-            metric=_with_trace(metric),
-            metric_threshold=threshold,
+            metric=_accepting(metric, threshold),
             max_labeled_demos=0,
             max_errors=max_errors,
         )
@@ -66,16 +65,20 @@ class Bootstrapper:
             self._dspy._prepare_predictor_mappings()
         except AssertionError as error:
             raise ValueError(f"teacher must be a program like student: {error}") from error
+        self._shown = [(predictor, list(predictor.demos)) for predictor in self._dspy.teacher.predictors()]
 
     def attempt(self, number: int, example: dspy.Example) -> Attempt:
-        """Run the teacher on an example; a failed call makes no demo.
+        """Run the teacher on an example, without its demos that show this example; a failed call makes no demo.
 
         Raises:
             Exception: of the program or the metric, when `max_errors` have failed.
         """
+        # DSPy leaves out demos that equal the example, not saved or bootstrapped ones, and puts none back on a failure.
+        for predictor, shown in self._shown:
+            predictor.demos = [demo for demo in shown if not shown_by([demo], [example])]
         self._dspy.name2traces = {name: [] for name in self._dspy.name2predictor}
         with dspy.track_usage() as usage:
-            right = self._dspy._bootstrap_one_example(example)
+            right = self._dspy._bootstrap_one_example(own_copy(example))
         demos = {name: made[0] for name, made in self._dspy.name2traces.items() if made and right}
         return Attempt(number, demos, token_counts(usage.get_total_tokens()))
 
@@ -129,16 +132,12 @@ def bootstrapped(
     return attempts
 
 
-def _with_trace(metric: Metric) -> Callable[..., Any]:
-    """The metric as DSPy calls it when it bootstraps."""
-    try:
-        inspect.signature(metric).bind(None, None, None)
-        takes_trace = True
-    except (TypeError, ValueError):
-        takes_trace = False
-    two = metric_caller(metric)
+def _accepting(metric: Metric, threshold: float | None) -> Callable[..., bool]:
+    """Return the metric as DSPy calls it when it bootstraps: it says whether an answer makes a demo."""
+    traced, two = takes_trace(metric), metric_caller(metric)
 
-    def called(example: Any, prediction: Any, trace: Any = None) -> float:
-        return as_score(metric(example, prediction, trace) if takes_trace else two(example, prediction))
+    def accepts(example: Any, prediction: Any, trace: Any = None) -> bool:
+        score = as_score(metric(example, prediction, trace) if traced else two(example, prediction))
+        return score != 0 if threshold is None else score >= threshold
 
-    return called
+    return accepts
