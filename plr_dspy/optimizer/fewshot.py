@@ -26,7 +26,7 @@ from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.pools import PoolSlots
-from plr_dspy.programs.validation import as_folder, number, whole_number
+from plr_dspy.programs.validation import as_folder, count, number, whole_number
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
@@ -128,14 +128,14 @@ class PLFewShot(PLReorder):
             track_stats=track_stats,
             display_progress=display_progress,
         )
-        self.max_demos = whole_number("max_demos", max_demos) or 1
-        self.min_demos = whole_number("min_demos", min_demos, least=0, most=self.max_demos) or 0
+        self.max_demos = count("max_demos", max_demos)
+        self.min_demos = count("min_demos", min_demos, least=0, most=self.max_demos)
         self.candidates = check_candidates(candidates)
         self.max_demo_tokens = whole_number("max_demo_tokens", max_demo_tokens)
         self.token_cost = number("token_cost", token_cost) or 0.0
         if self.token_cost < 0:
             raise ValueError(f"token_cost must not be negative; got {token_cost!r}")
-        self.max_bootstrapped = whole_number("max_bootstrapped", max_bootstrapped) or 1
+        self.max_bootstrapped = count("max_bootstrapped", max_bootstrapped)
         self.metric_threshold = number("metric_threshold", metric_threshold)
         self._spent = 0
         self._found: tuple[Job, dict[int, Choice]] | None = None

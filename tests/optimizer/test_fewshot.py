@@ -473,6 +473,8 @@ class TestBadInput:
                 r"candidates\[0\] must be a dspy.Example or a dict; got str",
             ),
             ({"max_demos": 0}, ValueError, "max_demos must be at least 1"),
+            ({"max_demos": None}, TypeError, "max_demos must be a whole number; got None"),
+            ({"max_bootstrapped": None}, TypeError, "max_bootstrapped must be a whole number; got None"),
             ({"min_demos": 5}, ValueError, "min_demos must be between 0 and 4"),
             ({"token_cost": -1.0}, ValueError, "token_cost must not be negative"),
             ({"max_demo_tokens": 0}, ValueError, "max_demo_tokens must be at least 1"),
