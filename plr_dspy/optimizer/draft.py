@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import dspy
@@ -17,6 +18,9 @@ from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.pools import PoolSlots
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
+
+NOT_KNOWN = "..."
+"""Stands for what a teacher will answer."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,20 @@ class Draft:
             outputs.keys() <= example.keys() for example in map(dict, self.part.values())
         )
 
+    def stand_ins(self, number: int) -> list[Attempt]:
+        """Return so many attempts before they are made, with demos for predictors whose fields the examples lack."""
+        needed = {name: predictor.signature.fields for name, predictor in named_predictors(self.program)}
+        attempts = []
+        for index, example in islice(self.part.items(), number):
+            known = {field: value for field, value in example.items() if value is not None}
+            demos = {
+                name: dspy.Example({**dict.fromkeys(fields, NOT_KNOWN), **known})
+                for name, fields in needed.items()
+                if not fields.keys() <= known.keys()
+            }
+            attempts.append(Attempt(index, demos, {}))
+        return attempts
+
 
 def make_draft(
     optimizer: Optimizer,
@@ -104,6 +122,7 @@ def make_job(
     *,
     labelled: Mapping[int, dspy.Example],
     attempts: Sequence[Attempt],
+    made: bool,
     limits: Limits,
 ) -> Job:
     """Lay out the search among the student's demos and these.
@@ -113,6 +132,7 @@ def make_job(
         draft: What it works on.
         labelled: Examples that are demos, by their numbers.
         attempts: At bootstrapped demos.
+        made: Whether they have been made, and not stand for those that will be.
         limits: What may be chosen.
 
     Raises:
@@ -137,7 +157,7 @@ def make_job(
         plan = optimizer.plan(
             num_train=num_train, num_selection=num_selection, num_distinct=slots.space.num_distinct
         )
-    earlier = tuple(attempt.tokens for attempt in attempts)
+    earlier = tuple(attempt.tokens for attempt in attempts if made)
     return Job(optimizer, draft.seed, draft.program, slots, splits, plan, slots.original, earlier=earlier)
 
 

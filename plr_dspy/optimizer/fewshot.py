@@ -197,7 +197,7 @@ class PLFewShot(PLReorder):
             self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=self._seed(seed)
         )
         calls = self._most_attempts(draft)
-        job = self._job(draft, [], spent=calls)
+        job = self._job(draft, draft.stand_ins(calls))
         make_purse(job, self.max_cost, share=BOOTSTRAP_SHARE if calls else 0.0)
         return estimate(job, bootstrap_calls=calls)
 
@@ -227,18 +227,18 @@ class PLFewShot(PLReorder):
             self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=seed
         )
         most = self._most_attempts(draft)
-        job = self._job(draft, [], spent=most)
+        job = self._job(draft, draft.stand_ins(most))
         if not most:
             return job
         attempts = self._bootstrap(draft, job, teacher, most)
-        return self._job(draft, attempts, spent=len(attempts), made=True)
+        return self._job(draft, attempts, made=True)
 
-    def _job(self, draft: Draft, attempts: list[Attempt], *, spent: int, made: bool = False) -> Job:
-        """Lay out the search; before demos are bootstrapped, the examples they are to be made of stand for them."""
-        self._spent = spent
+    def _job(self, draft: Draft, attempts: list[Attempt], *, made: bool = False) -> Job:
+        """Lay out the search after attempts at bootstrapped demos, or before they are made, after as many at most."""
+        self._spent = len(attempts)
         labelled = {} if made and self.candidates == "bootstrapped" else draft.part
         limits = Limits(self.min_demos, self.max_demos, self.max_demo_tokens)
-        return make_job(self, draft, labelled=labelled, attempts=attempts, limits=limits)
+        return make_job(self, draft, labelled=labelled, attempts=attempts, made=made, limits=limits)
 
     def _most_attempts(self, draft: Draft) -> int:
         """Examples that a teacher may be run on."""

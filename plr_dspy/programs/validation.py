@@ -30,7 +30,9 @@ def whole_number(name: str, value: Any, *, least: int = 1, most: int | None = No
         TypeError: when it is no whole number; bools are none.
         ValueError: when it is out of range.
     """
-    return None if value is None else count(name, value, least=least, most=most, kind="a whole number or None")
+    return (
+        None if value is None else count(name, value, least=least, most=most, kind="a whole number or None")
+    )
 
 
 def count(

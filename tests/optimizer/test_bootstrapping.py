@@ -34,6 +34,15 @@ class CopyingEngine:
         return chat_response("[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nno\n\n[[ ## completed ## ]]")
 
 
+class Renaming(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = dspy.Predict("asked -> said")
+
+    def forward(self, question):
+        return dspy.Prediction(answer=self.inner(asked=question).said)
+
+
 def chooser(metric=exact_match, **options):
     plain = {"max_metric_calls": 150, "max_demos": 4, "candidates": "bootstrapped", "display_progress": False}
     return PLFewShot(metric, **{**plain, **options})
@@ -99,3 +108,23 @@ def test_a_metric_that_writes_to_its_example_changes_no_trainset(engine):
 
     chooser(metric).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     assert not any("seen" in example for example in EXAMPLES)
+
+
+@pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
+def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
+    unlabelled = [dspy.Example(question=example.question).with_inputs("question") for example in EXAMPLES]
+    gold = {example.question: example.answer for example in EXAMPLES}
+    for program, trainset, field in [
+        (dspy.Predict("question -> answer"), unlabelled, "answer"),
+        (Renaming(), EXAMPLES, "said"),
+    ]:
+        optimizer = chooser(
+            lambda e, prediction: gold[e.question] == prediction.answer, candidates=candidates
+        )
+        estimate = optimizer.estimate(program, trainset=trainset)
+        assert (estimate.bootstrap_calls, estimate.program_calls <= 150) == (15, True)
+        optimizer.compile(program, trainset=trainset)
+        (slot,) = optimizer.report.slots
+        assert slot.num_demos > 1
+        assert all(demo[field] != "..." for demo in slot.demos)
+        assert optimizer.report.program_calls["total"] <= 150
