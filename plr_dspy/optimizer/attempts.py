@@ -89,6 +89,10 @@ class KeptAttempts:
         """
         kept = cls(path)
         if not path.exists():
+            if (path.parent / "cells.jsonl").exists():
+                raise ValueError(
+                    f"log_dir {path.parent} belongs to another compile, which bootstrapped no demos. Pass another log_dir"
+                )
             append_json_line(path, orjson.dumps({"identity": identity}))
             return kept
         mend_end(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,7 +91,7 @@ def bootstrapped(
     *,
     num_wanted: int,
     max_attempts: int,
-    deadline: float | None,
+    max_seconds: float | None,
     purse: Purse,
 ) -> list[Attempt]:
     """Attempts at examples in their order, until so many have succeeded.
@@ -101,20 +102,27 @@ def bootstrapped(
         kept: Keeps them; what it holds is not done again.
         num_wanted: Successes.
         max_attempts: Program calls, at most.
-        deadline: By `time.monotonic`, when no further attempt may begin.
+        max_seconds: After which no further attempt may begin.
         purse: Pays for the attempts. When they end for want of money, a later compile begins no other.
 
     Raises:
+        RuntimeError: when the time is up before the end.
         Exception: of the program or the metric.
     """
+    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
     attempts: list[Attempt] = []
     for number, example in list(examples.items())[:max_attempts]:
-        if sum(bool(attempt.demos) for attempt in attempts) >= num_wanted:
+        if (found := _successes(attempts)) >= num_wanted:
             break
         if number in kept.done:
             purse.add(kept.done[number].tokens)
-        elif kept.ended or (deadline is not None and time.monotonic() >= deadline):
+        elif kept.ended:
             break
+        elif time.monotonic() >= deadline:
+            raise RuntimeError(
+                f"max_seconds={max_seconds:g} were over when {found} demos had been bootstrapped: raise it; with "
+                "log_dir, the next compile goes on from there"
+            )
         elif purse.begin():
             try:
                 attempt = bootstrapper.attempt(number, example)
@@ -127,9 +135,13 @@ def bootstrapped(
             kept.end()
             break
         attempts.append(kept.done[number])
-    found = sum(bool(attempt.demos) for attempt in attempts)
-    logger.info("bootstrapped demos from %d of %d examples", found, len(attempts))
+    logger.info("bootstrapped demos from %d of %d examples", _successes(attempts), len(attempts))
     return attempts
+
+
+def _successes(attempts: Sequence[Attempt]) -> int:
+    """Count the attempts that made demos."""
+    return sum(bool(attempt.demos) for attempt in attempts)
 
 
 def _accepting(metric: Metric, threshold: float | None) -> Callable[..., bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -230,6 +229,8 @@ class PLFewShot(PLReorder):
         job = self._job(draft, draft.stand_ins(most))
         if not most:
             return job
+        if self.calibrate is not False or self.signal == "logprobs":
+            self.setup(job)  # which raises where that cannot be, before any call
         attempts = self._bootstrap(draft, job, teacher, most)
         return self._job(draft, attempts, made=True)
 
@@ -251,7 +252,6 @@ class PLFewShot(PLReorder):
         Raises:
             RuntimeError: when the time is up before the end.
         """
-        deadline = None if self.max_seconds is None else time.monotonic() + self.max_seconds
         purse = make_purse(job, self.max_cost, teacher=teacher, share=BOOTSTRAP_SHARE)
         purse.allowance = None if self.max_cost is None else BOOTSTRAP_SHARE * self.max_cost
         bootstrapper = Bootstrapper(
@@ -265,22 +265,15 @@ class PLFewShot(PLReorder):
         )
         folder, identity = as_folder("log_dir", self.log_dir), bootstrap_identity(job, teacher, draft.part)
         with kept_attempts(folder, identity, accept_changes=self.accept_changes) as kept:
-            attempts = bootstrapped(
+            return bootstrapped(
                 bootstrapper,
                 draft.part,
                 kept,
                 num_wanted=self.max_bootstrapped,
                 max_attempts=most,
-                deadline=deadline,
+                max_seconds=self.max_seconds,
                 purse=purse,
             )
-        made = sum(bool(attempt.demos) for attempt in attempts)
-        if len(attempts) < most and made < self.max_bootstrapped and not kept.ended:
-            raise RuntimeError(
-                f"max_seconds={self.max_seconds:g} were over when {made} demos had been bootstrapped: raise it; with "
-                "log_dir, the next compile goes on from there"
-            )
-        return attempts
 
     def _search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
         """Make the search of a plan."""

@@ -128,3 +128,19 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
         assert optimizer.report.program_calls["total"] <= 150
+
+
+@pytest.mark.parametrize("options", [{"calibrate": True}, {"signal": "logprobs"}])
+def test_log_probabilities_that_cannot_be_are_refused_before_any_call(engine, options):
+    with pytest.raises(ValueError, match="is not possible: no output is a Literal"):
+        chooser(**options).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls == 0
+
+
+@pytest.mark.parametrize("earlier", [{"candidates": "labeled"}, {"max_bootstrapped": 2}])
+def test_the_log_dir_of_another_compile_is_refused_before_any_call(engine, tmp_path, earlier):
+    chooser(log_dir=tmp_path, **earlier).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    calls = engine.num_calls
+    with pytest.raises(ValueError, match="belongs to another compile"):
+        chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls == calls
