@@ -144,3 +144,10 @@ def test_the_log_dir_of_another_compile_is_refused_before_any_call(engine, tmp_p
     with pytest.raises(ValueError, match="belongs to another compile"):
         chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     assert engine.num_calls == calls
+
+
+@pytest.mark.parametrize("begun", [b"", b'{"identi'])
+def test_a_compile_that_was_killed_at_its_first_line_begins_anew(engine, tmp_path, begun):
+    (tmp_path / "bootstrapped.jsonl").write_bytes(begun)
+    chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls > 0
