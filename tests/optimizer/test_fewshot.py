@@ -278,8 +278,13 @@ class TestLeaks:
         chooser = optimizer(candidates="labeled")
         chooser.compile(predict(), trainset=doubled)
         pooled = {slot["question"] for slot in chooser.report.slots[0].demos}
-        assert len(pooled) == chooser.report.slots[0].num_demos == 20
-        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 40
+        assert len(pooled) == chooser.report.slots[0].num_demos == 10
+        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 60
+
+    def test_many_duplicates_leave_others_to_score(self, engine):
+        chooser = optimizer(candidates="labeled")
+        chooser.compile(predict(), trainset=EXAMPLES[:12] * 8)
+        assert chooser.report.slots[0].num_demos == 3
 
 
 class TestTokens:
@@ -508,5 +513,5 @@ def test_pool_parts_have_no_inputs_twice():
     doubled = EXAMPLES[:40] * 2
     part = pool_part(doubled, doubled[:10], Random(0))
     keys = Counter(value_key(dict(doubled[i].inputs().items())) for i in part)
-    assert len(keys) == len(part) == 20
+    assert len(keys) == len(part) == 8
     assert not keys.keys() & {value_key(dict(example.inputs().items())) for example in doubled[:10]}
