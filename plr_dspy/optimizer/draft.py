@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from plr_dspy.lm.finite_outputs import labels_of
 from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.job import Job, Optimizer, checked_copy, warn_of_few_examples
 from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
-from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.pools import PoolSlots
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.pools import OWN, PoolSlots
+from plr_dspy.programs.saving import json_obstacle
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
+
+logger = logging.getLogger(__name__)
 
 NOT_KNOWN = "..."
 """Stands for what a teacher will answer."""
@@ -110,7 +114,12 @@ def make_draft(
     given = tuple(candidates) if from_list else ()
     own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     splits = make_splits(trainset, valset, [*own, *part.values(), *given], rng, balanced=optimizer.balanced)
-    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
+    try:
+        check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
+    except ValueError as error:
+        if not from_list:
+            raise
+        raise ValueError(f"{error}, or leave some of these out of candidates") from error
     num_usable = len(splits.train) + len(splits.selection)
     warn_of_few_examples(num_usable, len(trainset) + len(valset), optimizer)
     return Draft(program, part, given, splits, seed)
@@ -151,6 +160,12 @@ def make_job(
         max_demos=limits.max_demos,
         max_tokens=limits.max_tokens,
     )
+    if not made:
+        others = {
+            slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
+        }
+        if obstacle := json_obstacle(ProgramFactory(draft.program).build(others)):
+            logger.warning("of the demos to choose from, %s", obstacle)
     splits, plan = draft.splits, NOTHING_TO_DO
     num_train, num_selection = len(splits.train), len(splits.selection)
     if slots.space.num_distinct > 1:

@@ -489,12 +489,18 @@ class TestBadInput:
         with pytest.raises(error, match=message):
             optimizer(**options)
 
+    def test_values_that_json_cannot_hold_are_told_before_the_search(self, engine, caplog):
+        kept = [dspy.Example(example, seen={1, 2}).with_inputs("question") for example in EXAMPLES]
+        optimizer(candidates="labeled").estimate(predict(), trainset=kept)
+        assert "holds a set in field 'seen'" in caplog.text
+
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
             ({"max_metric_calls": 12}, {}, "may go to bootstrapped demos"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": TwoPredictors()}, "teacher must be a program like student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
+            ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold at least two"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):
