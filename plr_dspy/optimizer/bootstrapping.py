@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import dspy
-from dspy.teleprompt import BootstrapFewShot, LabeledFewShot
+from dspy.teleprompt import BootstrapFewShot
 
 from plr_dspy.optimizer.attempts import Attempt, KeptAttempts
 from plr_dspy.programs.calls import Metric, as_score, metric_caller, own_copy, takes_trace
@@ -54,7 +55,10 @@ class Bootstrapper:
         teaching = copied if teacher is None else teacher
         bare = not any(predictor.demos for _, predictor in named_predictors(teaching))
         if bare and num_labelled and not getattr(teaching, "_compiled", False):
-            teaching = LabeledFewShot(k=num_labelled).compile(teaching, trainset=list(labelled))
+            # As by LabeledFewShot, which would take its own LM from the teacher.
+            rng, number = random.Random(0), min(num_labelled, len(labelled))
+            names = [name for name, _ in named_predictors(teaching)]
+            teaching = ProgramFactory(teaching).build({name: rng.sample(labelled, number) for name in names})
         self._dspy = BootstrapFewShot(
             metric=_accepting(metric, threshold),
             max_labeled_demos=0,

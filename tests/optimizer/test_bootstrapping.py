@@ -151,3 +151,14 @@ def test_a_compile_that_was_killed_at_its_first_line_begins_anew(engine, tmp_pat
     (tmp_path / "bootstrapped.jsonl").write_bytes(begun)
     chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     assert engine.num_calls > 0
+
+
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_a_teacher_without_demos_keeps_its_own_model(engine, whose):
+    lm, own = fake_lm(EXAMPLES)
+    student, teacher = (dspy.Predict("question -> answer") for _ in range(2))
+    (student if whose == "student" else teacher).set_lm(lm)
+    optimizer = chooser()
+    optimizer.compile(student, trainset=EXAMPLES, teacher=teacher if whose == "teacher" else None)
+    calls = optimizer.report.program_calls
+    assert own.num_calls == (calls["total"] if whose == "student" else calls["bootstrap"])
