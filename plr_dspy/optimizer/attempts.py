@@ -88,10 +88,16 @@ class KeptAttempts:
             ValueError: when it cannot be read, or belongs to another compile.
         """
         kept = cls(path)
-        if not path.exists():
+        if path.exists():
+            mend_end(path)
+        if not path.exists() or not path.stat().st_size:
+            if (path.parent / "cells.jsonl").exists():
+                raise ValueError(
+                    f"log_dir {path.parent} belongs to another compile, which bootstrapped no demos: pass another "
+                    "log_dir"
+                )
             append_json_line(path, orjson.dumps({"identity": identity}))
             return kept
-        mend_end(path)
         try:
             first, *records = [value for _, value in read_json_lines(path)]
             same = first["identity"] == identity

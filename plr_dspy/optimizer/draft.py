@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import dspy
@@ -14,9 +16,15 @@ from plr_dspy.lm.finite_outputs import labels_of
 from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.job import Job, Optimizer, checked_copy, warn_of_few_examples
 from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
-from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.pools import PoolSlots
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.pools import OWN, PoolSlots
+from plr_dspy.programs.saving import json_obstacle
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
+
+logger = logging.getLogger(__name__)
+
+NOT_KNOWN = "..."
+"""Stands for what a teacher will answer."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,20 @@ class Draft:
             outputs.keys() <= example.keys() for example in map(dict, self.part.values())
         )
 
+    def stand_ins(self, number: int) -> list[Attempt]:
+        """Return so many attempts before they are made, with demos for predictors whose fields the examples lack."""
+        needed = {name: predictor.signature.fields for name, predictor in named_predictors(self.program)}
+        attempts = []
+        for index, example in islice(self.part.items(), number):
+            known = {field: value for field, value in example.items() if value is not None}
+            demos = {
+                name: dspy.Example({**dict.fromkeys(fields, NOT_KNOWN), **known})
+                for name, fields in needed.items()
+                if not fields.keys() <= known.keys()
+            }
+            attempts.append(Attempt(index, demos, {}))
+        return attempts
+
 
 def make_draft(
     optimizer: Optimizer,
@@ -92,7 +114,12 @@ def make_draft(
     given = tuple(candidates) if from_list else ()
     own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     splits = make_splits(trainset, valset, [*own, *part.values(), *given], rng, balanced=optimizer.balanced)
-    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
+    try:
+        check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
+    except ValueError as error:
+        if not from_list:
+            raise
+        raise ValueError(f"{error}, or leave some of these out of candidates") from error
     num_usable = len(splits.train) + len(splits.selection)
     warn_of_few_examples(num_usable, len(trainset) + len(valset), optimizer)
     return Draft(program, part, given, splits, seed)
@@ -104,6 +131,7 @@ def make_job(
     *,
     labelled: Mapping[int, dspy.Example],
     attempts: Sequence[Attempt],
+    made: bool,
     limits: Limits,
 ) -> Job:
     """Lay out the search among the student's demos and these.
@@ -113,6 +141,7 @@ def make_job(
         draft: What it works on.
         labelled: Examples that are demos, by their numbers.
         attempts: At bootstrapped demos.
+        made: Whether they have been made, and not stand for those that will be.
         limits: What may be chosen.
 
     Raises:
@@ -131,13 +160,19 @@ def make_job(
         max_demos=limits.max_demos,
         max_tokens=limits.max_tokens,
     )
+    if not made:
+        others = {
+            slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
+        }
+        if obstacle := json_obstacle(ProgramFactory(draft.program).build(others)):
+            logger.warning("of the demos to choose from, %s", obstacle)
     splits, plan = draft.splits, NOTHING_TO_DO
     num_train, num_selection = len(splits.train), len(splits.selection)
     if slots.space.num_distinct > 1:
         plan = optimizer.plan(
             num_train=num_train, num_selection=num_selection, num_distinct=slots.space.num_distinct
         )
-    earlier = tuple(attempt.tokens for attempt in attempts)
+    earlier = tuple(attempt.tokens for attempt in attempts if made)
     return Job(optimizer, draft.seed, draft.program, slots, splits, plan, slots.original, earlier=earlier)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.pools import PoolSlots
-from plr_dspy.programs.validation import as_folder, number, whole_number
+from plr_dspy.programs.validation import as_folder, count, number, whole_number
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
@@ -128,14 +127,14 @@ class PLFewShot(PLReorder):
             track_stats=track_stats,
             display_progress=display_progress,
         )
-        self.max_demos = whole_number("max_demos", max_demos) or 1
-        self.min_demos = whole_number("min_demos", min_demos, least=0, most=self.max_demos) or 0
+        self.max_demos = count("max_demos", max_demos)
+        self.min_demos = count("min_demos", min_demos, least=0, most=self.max_demos)
         self.candidates = check_candidates(candidates)
         self.max_demo_tokens = whole_number("max_demo_tokens", max_demo_tokens)
         self.token_cost = number("token_cost", token_cost) or 0.0
         if self.token_cost < 0:
             raise ValueError(f"token_cost must not be negative; got {token_cost!r}")
-        self.max_bootstrapped = whole_number("max_bootstrapped", max_bootstrapped) or 1
+        self.max_bootstrapped = count("max_bootstrapped", max_bootstrapped)
         self.metric_threshold = number("metric_threshold", metric_threshold)
         self._spent = 0
         self._found: tuple[Job, dict[int, Choice]] | None = None
@@ -197,7 +196,7 @@ class PLFewShot(PLReorder):
             self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=self._seed(seed)
         )
         calls = self._most_attempts(draft)
-        job = self._job(draft, [], spent=calls)
+        job = self._job(draft, draft.stand_ins(calls))
         make_purse(job, self.max_cost, share=BOOTSTRAP_SHARE if calls else 0.0)
         return estimate(job, bootstrap_calls=calls)
 
@@ -227,18 +226,20 @@ class PLFewShot(PLReorder):
             self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=seed
         )
         most = self._most_attempts(draft)
-        job = self._job(draft, [], spent=most)
+        job = self._job(draft, draft.stand_ins(most))
         if not most:
             return job
+        if self.calibrate is not False or self.signal == "logprobs":
+            self.setup(job)  # which raises where that cannot be, before any call
         attempts = self._bootstrap(draft, job, teacher, most)
-        return self._job(draft, attempts, spent=len(attempts), made=True)
+        return self._job(draft, attempts, made=True)
 
-    def _job(self, draft: Draft, attempts: list[Attempt], *, spent: int, made: bool = False) -> Job:
-        """Lay out the search; before demos are bootstrapped, the examples they are to be made of stand for them."""
-        self._spent = spent
+    def _job(self, draft: Draft, attempts: list[Attempt], *, made: bool = False) -> Job:
+        """Lay out the search after attempts at bootstrapped demos, or before they are made, after as many at most."""
+        self._spent = len(attempts)
         labelled = {} if made and self.candidates == "bootstrapped" else draft.part
         limits = Limits(self.min_demos, self.max_demos, self.max_demo_tokens)
-        return make_job(self, draft, labelled=labelled, attempts=attempts, limits=limits)
+        return make_job(self, draft, labelled=labelled, attempts=attempts, made=made, limits=limits)
 
     def _most_attempts(self, draft: Draft) -> int:
         """Examples that a teacher may be run on."""
@@ -251,7 +252,6 @@ class PLFewShot(PLReorder):
         Raises:
             RuntimeError: when the time is up before the end.
         """
-        deadline = None if self.max_seconds is None else time.monotonic() + self.max_seconds
         purse = make_purse(job, self.max_cost, teacher=teacher, share=BOOTSTRAP_SHARE)
         purse.allowance = None if self.max_cost is None else BOOTSTRAP_SHARE * self.max_cost
         bootstrapper = Bootstrapper(
@@ -265,22 +265,15 @@ class PLFewShot(PLReorder):
         )
         folder, identity = as_folder("log_dir", self.log_dir), bootstrap_identity(job, teacher, draft.part)
         with kept_attempts(folder, identity, accept_changes=self.accept_changes) as kept:
-            attempts = bootstrapped(
+            return bootstrapped(
                 bootstrapper,
                 draft.part,
                 kept,
                 num_wanted=self.max_bootstrapped,
                 max_attempts=most,
-                deadline=deadline,
+                max_seconds=self.max_seconds,
                 purse=purse,
             )
-        made = sum(bool(attempt.demos) for attempt in attempts)
-        if len(attempts) < most and made < self.max_bootstrapped and not kept.ended:
-            raise RuntimeError(
-                f"max_seconds={self.max_seconds:g} were over when {made} demos had been bootstrapped: raise it; with "
-                "log_dir, the next compile goes on from there"
-            )
-        return attempts
 
     def _search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
         """Make the search of a plan."""

@@ -56,7 +56,9 @@ def bootstrap_identity(job: Job, teacher: Any, examples: Mapping[int, dspy.Examp
         teacher: A program, or None for the student.
         examples: That it is run on, by their numbers.
     """
-    arguments = {name: job.arguments()[name] for name in ("max_demos", "metric_threshold")}
+    arguments = {
+        name: job.arguments()[name] for name in ("max_demos", "max_bootstrapped", "metric_threshold")
+    }
     facts = [_program(job, job.settings()), arguments]
     texts = [digest(value) for value in (list(examples), list(examples.values()), teacher)]
     return digest_of_texts([json.dumps(facts, default=repr, sort_keys=True), *texts])

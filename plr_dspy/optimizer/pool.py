@@ -32,11 +32,12 @@ def pool_part(
 ) -> list[int]:
     """Numbers of the examples that demos are made of, no two with the same inputs, the classes evenly mixed.
 
-    Examples whose inputs the valset has are left to it.
+    Examples with the same inputs count as one for the share, so that duplicates leave enough to score. Examples whose
+    inputs the valset has are left to it.
     """
     keys = [value_key(dict(example.inputs().items())) for example in (*trainset, *valset)]
     taken = set(keys[len(trainset) :])
-    number = min(LARGEST_POOL, round(POOL_SHARE * len(trainset)))
+    number = min(LARGEST_POOL, round(POOL_SHARE * len({*keys} - taken)))
     chosen: list[int] = []
     for index in mixed(range(len(trainset)), label_keys(trainset), rng, balanced=True):
         if len(chosen) < number and keys[index] not in taken:

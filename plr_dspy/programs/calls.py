@@ -38,10 +38,8 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
         )
     if inspect.iscoroutinefunction(metric) or inspect.iscoroutinefunction(type(metric).__call__):
         raise TypeError(f"metric must not be async: {_ASYNC_CURE}")
-    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
-    called = _forward(metric) if is_judge else metric
     try:
-        signature = inspect.signature(called)
+        signature = inspect.signature(_called(metric))
     except (TypeError, ValueError):  # some built-in callables have no signature
         return metric
     for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
@@ -52,6 +50,21 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
             continue
         return lambda example, prediction: metric(example, prediction, *extra)
     raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
+
+
+def takes_trace(metric: Metric) -> bool:
+    """Tell whether a metric can be called with a third argument, which DSPy's optimizers give a trace."""
+    try:
+        inspect.signature(_called(metric)).bind(None, None, None)
+    except (TypeError, ValueError):  # it cannot, or has no signature
+        return False
+    return True
+
+
+def _called(metric: Metric) -> Callable[..., Any]:
+    """What a call of the metric runs: of a judge, its forward method."""
+    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
+    return _forward(metric) if is_judge else metric
 
 
 def _forward(judge: dspy.Module) -> Callable[..., Any]:

@@ -30,14 +30,26 @@ def whole_number(name: str, value: Any, *, least: int = 1, most: int | None = No
         TypeError: when it is no whole number; bools are none.
         ValueError: when it is out of range.
     """
-    if value is None:
-        return None
+    return (
+        None if value is None else count(name, value, least=least, most=most, kind="a whole number or None")
+    )
+
+
+def count(
+    name: str, value: Any, *, least: int = 1, most: int | None = None, kind: str = "a whole number"
+) -> int:
+    """The value as an int.
+
+    Raises:
+        TypeError: when it is no whole number; bools are none.
+        ValueError: when it is out of range.
+    """
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be a whole number or None; got {value!r}") from None
+        raise TypeError(f"{name} must be {kind}; got {value!r}") from None
     if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be a whole number or None; got {value!r}")
+        raise TypeError(f"{name} must be {kind}; got {value!r}")
     if number < least or (most is not None and number > most):
         bounds = f"at least {least}" if most is None else f"between {least} and {most}"
         raise ValueError(f"{name} must be {bounds}; got {number}")

@@ -312,8 +312,13 @@ class TestLeaks:
         chooser = optimizer(candidates="labeled")
         chooser.compile(predict(), trainset=doubled)
         pooled = {slot["question"] for slot in chooser.report.slots[0].demos}
-        assert len(pooled) == chooser.report.slots[0].num_demos == 20
-        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 40
+        assert len(pooled) == chooser.report.slots[0].num_demos == 10
+        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 60
+
+    def test_many_duplicates_leave_others_to_score(self, engine):
+        chooser = optimizer(candidates="labeled")
+        chooser.compile(predict(), trainset=EXAMPLES[:12] * 8)
+        assert chooser.report.slots[0].num_demos == 3
 
 
 class TestTokens:
@@ -507,6 +512,8 @@ class TestBadInput:
                 r"candidates\[0\] must be a dspy.Example or a dict; got str",
             ),
             ({"max_demos": 0}, ValueError, "max_demos must be at least 1"),
+            ({"max_demos": None}, TypeError, "max_demos must be a whole number; got None"),
+            ({"max_bootstrapped": None}, TypeError, "max_bootstrapped must be a whole number; got None"),
             ({"min_demos": 5}, ValueError, "min_demos must be between 0 and 4"),
             ({"token_cost": -1.0}, ValueError, "token_cost must not be negative"),
             ({"max_demo_tokens": 0}, ValueError, "max_demo_tokens must be at least 1"),
@@ -516,12 +523,18 @@ class TestBadInput:
         with pytest.raises(error, match=message):
             optimizer(**options)
 
+    def test_values_that_json_cannot_hold_are_told_before_the_search(self, engine, caplog):
+        kept = [dspy.Example(example, seen={1, 2}).with_inputs("question") for example in EXAMPLES]
+        optimizer(candidates="labeled").estimate(predict(), trainset=kept)
+        assert "holds a set in field 'seen'" in caplog.text
+
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
             ({"max_metric_calls": 12}, {}, "may go to bootstrapped demos"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": TwoPredictors()}, "teacher must be a program like student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
+            ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold at least two"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):
@@ -540,5 +553,5 @@ def test_pool_parts_have_no_inputs_twice():
     doubled = EXAMPLES[:40] * 2
     part = pool_part(doubled, doubled[:10], Random(0))
     keys = Counter(value_key(dict(doubled[i].inputs().items())) for i in part)
-    assert len(keys) == len(part) == 20
+    assert len(keys) == len(part) == 8
     assert not keys.keys() & {value_key(dict(example.inputs().items())) for example in doubled[:10]}

@@ -1,0 +1,164 @@
+"""The demos that `PLFewShot` has a teacher make: from which answers, and what the teacher is shown."""
+
+import threading
+
+import dspy
+import pytest
+from fakes import FIELD, chat_response, exact_match, fake_lm, questions
+
+from plr_dspy.optimizer.fewshot import PLFewShot
+
+EXAMPLES = questions(60)
+
+
+class Judge(dspy.Module):
+    def forward(self, example, prediction):
+        return exact_match(example, prediction)
+
+
+class CopyingEngine:
+    """Copies the answer of a demo with the same question; counts these, and the calls that show no demo."""
+
+    def __init__(self, *, fails_at=()):
+        self.copied, self.numbers_of_demos, self.fails_at = 0, [], fails_at
+        self._lock = threading.Lock()
+
+    def complete(self, request):
+        texts = [message.text or "" for message in request.messages]
+        asked, *shown = (dict(FIELD.findall(text))["question"].strip() for text in [texts[-1], *texts[:-1:2]])
+        with self._lock:
+            self.numbers_of_demos.append(len(shown))
+            self.copied += asked in shown
+        if len(self.numbers_of_demos) - 1 in self.fails_at:
+            raise ConnectionError("busy")
+        return chat_response("[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nno\n\n[[ ## completed ## ]]")
+
+
+class Renaming(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = dspy.Predict("asked -> said")
+
+    def forward(self, question):
+        return dspy.Prediction(answer=self.inner(asked=question).said)
+
+
+def chooser(metric=exact_match, **options):
+    plain = {"max_metric_calls": 150, "max_demos": 4, "candidates": "bootstrapped", "display_progress": False}
+    return PLFewShot(metric, **{**plain, **options})
+
+
+def shown(optimizer):
+    (slot,) = optimizer.report.slots
+    return [demo["answer"] for demo in slot.demos]
+
+
+@pytest.fixture
+def engine():
+    lm, engine = fake_lm(EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+@pytest.mark.parametrize(
+    "demo", [dict, lambda example: dspy.Example(example, augmented=True, reasoning="so")]
+)
+def test_no_teacher_is_shown_the_example_that_it_answers(whose, demo):
+    engine = CopyingEngine()
+    student, teacher = (dspy.ChainOfThought("question -> answer") for _ in range(2))
+    showing = student if whose == "student" else teacher
+    showing.predictors()[0].demos = [demo(example) for example in EXAMPLES[:40]]
+    with dspy.context(lm=dspy.LM("fake/copying", engine=engine, cache=False)):
+        chooser().compile(student, trainset=EXAMPLES, teacher=teacher if whose == "teacher" else None)
+    assert 39 in engine.numbers_of_demos
+    assert engine.copied == 0
+
+
+def test_a_failed_call_takes_no_demo_from_the_teacher():
+    engine = CopyingEngine(fails_at=(0, 1, 2))
+    teacher = dspy.ChainOfThought("question -> answer")
+    teacher.predictors()[0].demos = [example.copy() for example in EXAMPLES]
+    lm = dspy.LM("fake/copying", engine=engine, cache=False, num_retries=0)
+    with dspy.context(lm=lm):
+        chooser().compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES, teacher=teacher)
+    assert set(engine.numbers_of_demos[:15]) == {59}
+
+
+def test_a_judge_without_a_trace_accepts_answers(engine):
+    optimizer = chooser(Judge())
+    optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert len(shown(optimizer)) > 1
+
+
+@pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, True)])
+def test_a_threshold_of_zero_is_one(engine, threshold, wrong):
+    optimizer = chooser(
+        lambda example, prediction: exact_match(example, prediction) - 1, metric_threshold=threshold
+    )
+    optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert ("wrong" in shown(optimizer)) == wrong
+
+
+def test_a_metric_that_writes_to_its_example_changes_no_trainset(engine):
+    def metric(example, prediction):
+        example.answer = f"{example.answer}"
+        example.seen = True
+        return exact_match(example, prediction)
+
+    chooser(metric).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert not any("seen" in example for example in EXAMPLES)
+
+
+@pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
+def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
+    unlabelled = [dspy.Example(question=example.question).with_inputs("question") for example in EXAMPLES]
+    gold = {example.question: example.answer for example in EXAMPLES}
+    for program, trainset, field in [
+        (dspy.Predict("question -> answer"), unlabelled, "answer"),
+        (Renaming(), EXAMPLES, "said"),
+    ]:
+        optimizer = chooser(
+            lambda e, prediction: gold[e.question] == prediction.answer, candidates=candidates
+        )
+        estimate = optimizer.estimate(program, trainset=trainset)
+        assert (estimate.bootstrap_calls, estimate.program_calls <= 150) == (15, True)
+        optimizer.compile(program, trainset=trainset)
+        (slot,) = optimizer.report.slots
+        assert slot.num_demos > 1
+        assert all(demo[field] != "..." for demo in slot.demos)
+        assert optimizer.report.program_calls["total"] <= 150
+
+
+@pytest.mark.parametrize("options", [{"calibrate": True}, {"signal": "logprobs"}])
+def test_log_probabilities_that_cannot_be_are_refused_before_any_call(engine, options):
+    with pytest.raises(ValueError, match="is not possible: no output is a Literal"):
+        chooser(**options).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls == 0
+
+
+@pytest.mark.parametrize("earlier", [{"candidates": "labeled"}, {"max_bootstrapped": 2}])
+def test_the_log_dir_of_another_compile_is_refused_before_any_call(engine, tmp_path, earlier):
+    chooser(log_dir=tmp_path, **earlier).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    calls = engine.num_calls
+    with pytest.raises(ValueError, match="belongs to another compile"):
+        chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls == calls
+
+
+@pytest.mark.parametrize("begun", [b"", b'{"identi'])
+def test_a_compile_that_was_killed_at_its_first_line_begins_anew(engine, tmp_path, begun):
+    (tmp_path / "bootstrapped.jsonl").write_bytes(begun)
+    chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls > 0
+
+
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_a_teacher_without_demos_keeps_its_own_model(engine, whose):
+    lm, own = fake_lm(EXAMPLES)
+    student, teacher = (dspy.Predict("question -> answer") for _ in range(2))
+    (student if whose == "student" else teacher).set_lm(lm)
+    optimizer = chooser()
+    optimizer.compile(student, trainset=EXAMPLES, teacher=teacher if whose == "teacher" else None)
+    calls = optimizer.report.program_calls
+    assert own.num_calls == (calls["total"] if whose == "student" else calls["bootstrap"])
