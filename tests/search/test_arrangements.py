@@ -184,3 +184,16 @@ class TestWorlds:
             comparison = default_outcome(world, 300, seed).comparison
             claims += comparison is not None and comparison.probability >= SURE
         assert claims <= 2
+
+    def test_a_student_that_any_demo_harms_stays(self):
+        class Harmed(ArrangementWorld):
+            def answers(self, arrangement):
+                found = super().answers(arrangement)
+                return (
+                    found & (np.random.default_rng(7).random(len(found)) > 0.2) if any(arrangement) else found
+                )
+
+        for seed in range(4):
+            world = Harmed(20, 400 + seed, kind="nothing")
+            assert world.truth(((0, 1),)) < world.truth(((),)) - 0.05
+            assert default_outcome(world, 300, seed).ordering == ((),)

@@ -1,5 +1,7 @@
 """What orderings gain on new examples: against plain conditioning, and where there is nothing to gain."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,8 +25,10 @@ def by_conditioning(means, covariance, apart, noise, reference):
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights, gains, chances = [], [], []
-    for scale in SCALES:
-        prior = scale * covariance + np.diag(apart)
+    for scale, kind in itertools.product(
+        SCALES, (0.0, 1.0)
+    ):  # of another kind or not, as likely before any score
+        prior = scale * covariance + np.diag(kind * apart)
         seen = contrasts @ (prior + noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
         nothing = scale == 0.0
@@ -92,6 +96,20 @@ class TestConditioning:
 
 
 class TestClaims:
+    def test_one_of_its_own_kind_is_not_taken_for_one_of_the_others(self):
+        """The others are alike, and what is far from them is: its own scores decide, once they do."""
+        rng, size = np.random.default_rng(2), 20
+        means = rng.normal(size=size) * 0.1**0.5
+        covariance, apart = 0.02 * np.eye(size), np.eye(size)[0]
+        covariance[0, 0] = 0.0
+        for distance in (3.0, -3.0):
+            means[0] = means[1:].mean() - distance
+            alike, _ = found(means, covariance, 0.1 * np.eye(size))
+            gains, chances = found(means, covariance, 0.1 * np.eye(size), apart=apart)
+            assert abs(alike[1:].mean()) < 1.5
+            assert gains[1:].mean() == pytest.approx(distance, abs=0.5)
+            assert ((chances[1:] > 0.95) == (distance > 0)).all()
+
     @pytest.mark.parametrize("size", [2, 6, 30])
     def test_of_pure_noise_hardly_any_is_sure(self, size):
         rng = np.random.default_rng(0)

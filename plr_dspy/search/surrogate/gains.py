@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,18 +86,20 @@ def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Arra
     """What orderings score above one of them.
 
     The variance of orderings is an estimate, and takes chance for an effect where there is none. So it is one of
-    several, by the likelihood of the scores: from none to more than the estimate.
+    several, by the likelihood of the scores: from none to more than the estimate. In the same way orderings that may be
+    of another kind are so or not.
 
     Args:
         means: Mean scores of the orderings less the effects of their examples, ``[m]``.
         covariance: Of their true scores as estimated, ``[m, m]``.
-        apart: Further variances of those that are not of the same kind as the others, whatever these are, ``[m]``.
+        apart: Further variances of those that may be of another kind than the others, whatever these are, ``[m]``.
         noise: Covariance of what the means have beside the true scores, ``[m, m]``.
         reference: The number of the ordering that the others are held against.
     """
     logs, gains, variances, possible = [], [], [], []
-    for scale in SCALES:
-        prior = scale * covariance + np.diag(apart)
+    kinds = _kinds(apart)
+    for scale, kind in itertools.product(SCALES, kinds):
+        prior = scale * covariance + np.diag(kind * apart)
         inverse = np.asarray(np.linalg.inv(prior + noise), dtype=np.float64)
         rest: Array = means - generalised_mean(means, inverse)
         # The restricted likelihood: the mean of all is not known.
@@ -110,7 +113,7 @@ def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Arra
         of_mean = weights.sum(axis=1) ** 2 / inverse.sum()
         variances.append(np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0))
         possible.append(before > 1e-12)
-    shares = _shares(np.array(logs), PRIOR_NOTHING)
+    shares = _shares(np.array(logs), PRIOR_NOTHING, num_kinds=len(kinds))
     return Gains(shares, np.array(gains), np.array(variances), np.array(possible))
 
 
@@ -123,7 +126,7 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
     Args:
         means: Mean scores of the orderings, ``[m]``.
         noise: Covariance of their errors on new examples, ``[m, m]``.
-        apart: Further variances of those that are not of the same kind as the others, ``[m]``.
+        apart: Further variances of those that may be of another kind than the others, ``[m]``.
         reference: The number of the ordering that the others are held against.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
@@ -134,26 +137,35 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
     half = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
     doubts = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
-    logs, gains, variances = [], [], []
-    for scale in SCALES:
+    logs, gains, variances, possible = [], [], [], []
+    others, kinds = apart > 0.0, _kinds(apart)
+    for scale, kind in itertools.product(SCALES, kinds):
         total = error + scale * estimate
-        logs.append(-half * (np.log(total) + spread / total))
-        before = 2.0 * scale * estimate + apart + apart[reference]
+        own = (np.diag(errors) + scale * estimate + kind * apart)[others]
+        strange = np.log(own) + (means - weights @ means)[others] ** 2 / own
+        logs.append(-half * (np.log(total) + spread / total) - 0.5 * strange.sum())
+        before = 2.0 * scale * estimate + kind * (apart + apart[reference])
+        possible.append(before > 0.0)
         before[reference] = 0.0
         share = before / (before + 2.0 * error)
         gains.append(share * (means - means[reference]))
         variances.append(share * doubts)
-    possible = np.array([[scale > 0.0] * len(means) for scale in SCALES]) | (apart + apart[reference] > 0.0)
-    possible[:, reference] = False
-    shares = _shares(np.array(logs), PRIOR_NOTHING_SHARED)
-    return Gains(shares, np.array(gains), np.array(variances), possible)
+    shares = _shares(np.array(logs), PRIOR_NOTHING_SHARED, num_kinds=len(kinds))
+    known = np.array(possible)
+    known[:, reference] = False
+    return Gains(shares, np.array(gains), np.array(variances), known)
 
 
-def _shares(logs: Array, prior_nothing: float) -> Array:
-    """Posterior probability of each scale, from the logarithms of their likelihoods."""
+def _kinds(apart: Array) -> tuple[float, ...]:
+    """Factors of the further variances: orderings may be of another kind or not; where none may, there is one case."""
+    return (0.0, 1.0) if apart.any() else (0.0,)
+
+
+def _shares(logs: Array, prior_nothing: float, *, num_kinds: int) -> Array:
+    """Posterior probability of each scale, and of each kind at it, from the logarithms of their likelihoods."""
     nothing = np.array(SCALES) == 0.0
-    shares = np.where(nothing, prior_nothing / nothing.sum(), (1 - prior_nothing) / (~nothing).sum())
-    shares *= np.exp(logs - logs.max())
+    prior = np.where(nothing, prior_nothing / nothing.sum(), (1 - prior_nothing) / (~nothing).sum())
+    shares = np.repeat(prior, num_kinds) * np.exp(logs - logs.max())
     return np.asarray(shares / shares.sum(), dtype=np.float64)
 
 
