@@ -192,9 +192,15 @@ def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
 
     Args:
         results: Of the finalists, the original first.
-        min_probability: Of being better than the original: those with less are not chosen.
+        min_probability: Of being better than the original: those with less are not chosen. Up to one half, those that
+            cost less than the original need not be better.
     """
-    sure = [i for i, result in enumerate(results) if not i or result.gain.probability >= min_probability]
+
+    def may_be(result: Result) -> bool:
+        cheaper = result.cost < results[0].cost and min_probability <= 0.5
+        return cheaper or result.gain.probability >= min_probability
+
+    sure = [i for i, result in enumerate(results) if not i or may_be(result)]
     return max(sure, key=lambda i: (results[i].gain.expected - results[i].cost, -i))
 
 

