@@ -11,6 +11,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.compilation.plan import NOTHING_TO_DO
 from plr_dspy.lm.finite_outputs import labels_of
 from plr_dspy.optimizer.attempts import Attempt
@@ -205,6 +206,8 @@ def check_teacher(teacher: Any) -> dspy.Module | None:
     """
     if isinstance(teacher, (list, tuple)):
         teacher = teacher[0] if teacher else None
+    if isinstance(teacher, CalibratedProgram):
+        teacher = teacher.program  # which has the student's structure
     if teacher is not None and not isinstance(teacher, dspy.Module):
         raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
     return teacher

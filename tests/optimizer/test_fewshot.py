@@ -11,6 +11,7 @@ import dspy
 import pytest
 from fakes import FIELD, LabelEngine, OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
 
+from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.pool import pool_part
 from plr_dspy.programs.splits import value_key
@@ -261,6 +262,16 @@ class TestChoice:
         chooser.compile(predict(), trainset=EXAMPLES, teacher=[teacher])
         assert teacher_engine.num_calls == chooser.report.program_calls["bootstrap"]
         assert chooser.report.tokens["fake/teacher"]["total_tokens"] > 0
+
+    def test_a_calibrated_teacher_makes_them_too(self, engine):
+        labels = Literal[tuple(sorted({example.answer for example in EXAMPLES}))]
+        student = dspy.Predict(
+            dspy.Signature("question -> answer").with_updated_fields("answer", type_=labels)
+        )
+        teacher = CalibratedProgram(with_demos(student.deepcopy(), EXAMPLES[:4]))
+        chooser = optimizer(candidates="bootstrapped")
+        chooser.compile(student, trainset=EXAMPLES, teacher=teacher)
+        assert any("bootstrapped" in origin for origin in chooser.report.slots[0].origins)
 
     def test_a_teacher_without_demos_answers_by_its_own_model_with_labelled_ones(self, engine):
         teacher_engine = OrderSensitiveEngine({e.question: e.answer for e in EXAMPLES})
