@@ -38,8 +38,9 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
         )
     if inspect.iscoroutinefunction(metric) or inspect.iscoroutinefunction(type(metric).__call__):
         raise TypeError(f"metric must not be async: {_ASYNC_CURE}")
+    called = _called(metric)
     try:
-        signature = inspect.signature(_called(metric))
+        signature = inspect.signature(called)
     except (TypeError, ValueError):  # some built-in callables have no signature
         return metric
     for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace

@@ -336,15 +336,12 @@ class TestMaxCost:
     @pytest.mark.parametrize("limit", [80, 150])
     @pytest.mark.parametrize("failing", [0.0, 0.1])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing):
-        costs = []
         for seed in range(4):
             engine = UnevenEngine(spread=0.3, failing=failing, seed=seed)
-            for _ in range(2):  # the second costs nothing
+            for _ in range(2):  # the second may spend what calls under way were waited for
                 chooser = selecting(max_cost=limit * A_CALL, seed=seed, log_dir=tmp_path / str(seed))
                 program = chosen(chooser, engine)
-                costs.append(engine.cost)
                 assert chooser.report.cost == pytest.approx(engine.cost)
-            assert costs[-1] == costs[-2]
             assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
             assert chooser.report.program_calls["bootstrap"] <= 0.25 * limit
             assert chooser.report.comparison is not None

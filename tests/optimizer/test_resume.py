@@ -123,7 +123,7 @@ def uninterrupted(engine):
 
 
 class TestKilled:
-    @pytest.mark.parametrize(("compiled", "num_kills"), [(ordered, 20), (selected, 6)])
+    @pytest.mark.parametrize(("compiled", "num_kills"), [(ordered, 10), (selected, 6)])
     def test_at_random_moments(self, tmp_path, engine, compiled, num_kills):
         """At most the calls under way are made again, and the report is that of a compile in one go."""
         uninterrupted = json.loads(json.dumps(compiled()))
