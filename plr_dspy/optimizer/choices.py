@@ -74,7 +74,7 @@ def _estimated(fitted: FittedModel, scores: Scores, cost: Callable[[Ordering], f
     least, most, deviation = min(cells), max(cells), float(np.std(cells))
     choices = []
     for ordering, left in fitted.estimates():
-        score, number = left + cost(ordering), len(scores[ordering])
+        score, number = min(max(least, left + cost(ordering)), most), len(scores[ordering])
         margin = DEVIATIONS * deviation / math.sqrt(number)
         interval = round(max(least, score - margin), 6), round(min(most, score + margin), 6)
         calibration = fitted.calibration(ordering)
