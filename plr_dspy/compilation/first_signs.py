@@ -84,16 +84,19 @@ class FirstSigns:
 
     def _by_example(self) -> dict[int, list[Cell]]:
         by_example: dict[int, list[Cell]] = defaultdict(list)
-        for (_, example), cell in list(self._ledger.cells.items()):
-            if example < self._num_train and cell.outcome != FAILED:
-                by_example[example].append(cell)
+        for _, example, cell in self._told():
+            by_example[example].append(cell)
         return by_example
+
+    def _told(self) -> list[tuple[str, int, Cell]]:
+        """The prompt, the example and the cell of each call of the train split that did not fail."""
+        cells = list(self._ledger.cells.items())
+        return [(p, e, cell) for (p, e), cell in cells if e < self._num_train and cell.outcome != FAILED]
 
     def _check_answers(self) -> None:
         by_prompt: dict[str, list[Cell]] = defaultdict(list)
-        for (prompt, example), cell in list(self._ledger.cells.items()):
-            if example < self._num_train and cell.outcome != FAILED:
-                by_prompt[prompt].append(cell)
+        for prompt, _, cell in self._told():
+            by_prompt[prompt].append(cell)
         cells = [cell for row in by_prompt.values() for cell in row]
         unparsed = [cell for cell in cells if cell.outcome == WRONG]
         if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):

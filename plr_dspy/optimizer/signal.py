@@ -26,7 +26,7 @@ from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.programs.label_calls import LabelWork
 from plr_dspy.programs.label_scores import Array, label_output, label_scores
 from plr_dspy.report.schema import Signal
-from plr_dspy.scoring.cells import FAILED, WRONG
+from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
@@ -120,17 +120,9 @@ def listened(
     assert isinstance(work, LabelWork)
     required = calibrating or signal == "logprobs"
     num_first = min(job.plan.num_first_examples, plan.num_first_examples, FIRST_CALLS)
-    for example in range(min(MOST_TRIES, len(job.splits.train))):
-        # A student without demos may never say a label; with demos it does.
-        shown = job.slots.space.identity if example < num_first else job.slots.typical
-        if not (cells := scorer.cells_each({shown: [example]})):
-            return job  # an earlier part has spent the money, and lost this call
-        cell = cells[0][example]
-        late = deadline is not None and time.monotonic() >= deadline
-        if cell.label_logprobs is not None or work.reason or late:
-            break
-        if example + 1 >= num_first and not required and cell.outcome != WRONG:
-            break
+    cell = _telling_cell(job, scorer, work, num_first=num_first, required=required, deadline=deadline)
+    if cell is None:
+        return job
     if cell.label_logprobs is None:
         work.reading = False
         failed = "the first calls failed" if cell.outcome == FAILED else "the first answers came without any"
@@ -160,6 +152,28 @@ def listened(
     num_train = len(job.splits.train)
     objective = partial(new_objective, plan, num_train=num_train, original=job.original, shifted=True)
     return job.laid_out(plan, replace(setup, search=search(plan, responses), objective=objective))
+
+
+def _telling_cell(
+    job: Job, scorer: CellScorer, work: LabelWork, *, num_first: int, required: bool, deadline: float | None
+) -> Cell | None:
+    """The first cell that says whether log-probabilities come, or the last one tried.
+
+    None where an earlier part has spent the money, and lost this call.
+    """
+    cell = None
+    for example in range(min(MOST_TRIES, len(job.splits.train))):
+        # A student without demos may never say a label; with demos it does.
+        shown = job.slots.space.identity if example < num_first else job.slots.typical
+        if not (cells := scorer.cells_each({shown: [example]})):
+            return None
+        cell = cells[0][example]
+        late = deadline is not None and time.monotonic() >= deadline
+        if cell.label_logprobs is not None or work.reason or late:
+            break
+        if example + 1 >= num_first and not required and cell.outcome != WRONG:
+            break
+    return cell
 
 
 def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:

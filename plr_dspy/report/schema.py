@@ -204,7 +204,7 @@ class CalibrationEffect:
     Attributes:
         num_examples: Examples that the scores are expected on.
         original, original_calibrated: Scores of the original order as it is and calibrated, as log-probabilities let
-            one expect them.
+            one expect them. Unless answers are calibrated, replies that are no label count as they were scored.
         chosen, chosen_calibrated: The same of the chosen order.
         offsets: Of the labels, that calibrate the chosen order.
         before, after: How well its probabilities hold, as they are and calibrated.
