@@ -128,6 +128,7 @@ def default_outcome(world: ArrangementWorld, budget: int, seed: int) -> Outcome:
         num_train=NUM_TRAIN,
         num_selection=NUM_SELECTION,
         num_distinct=world.space.num_distinct,
+        searched="demos",
     )
     search = new_search(
         plan,

@@ -30,6 +30,10 @@ NUM_LOOKS = 360
 ROUNDS = 30
 """Rounds of first looks that the search's calls would pay for."""
 
+FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
+"""Random ones of the first round, at most, over the samples of a later one, by what is searched: more for choices of
+demos, of which there are so many that a model needs more of them before its proposals are worth their calls."""
+
 MORE_THAN_FIRST = 2
 """Examples each time that the search comes back to an order, over those of its first look."""
 
@@ -70,6 +74,7 @@ def make_plan(
     elite_fraction: float | None = None,
     num_final_draws: int | None = None,
     signal: str = "score",
+    searched: str = "orders",
 ) -> Plan:
     """Lay out a compile.
 
@@ -80,6 +85,7 @@ def make_plan(
         max_metric_calls: Budget in program calls; None takes that of `auto`.
         num_iterations, num_samples, elite_fraction, num_final_draws: Win over the plan's own; None leaves them to it.
         signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.
+        searched: What the search is for: "orders" of given demos, or "demos" and their order.
 
     Raises:
         ValueError: when a budget is too small for what was asked.
@@ -93,7 +99,8 @@ def make_plan(
 
     def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
         shape = fixed if samples is None else {**fixed, "num_samples": samples}
-        return _budget_plan(calls, shape, num_train, num_selection, num_distinct, MIN_FIRST[signal])
+        first_round, min_first = FIRST_ROUND[searched], MIN_FIRST[signal]
+        return _budget_plan(calls, shape, num_train, num_selection, num_distinct, first_round, min_first)
 
     if auto == "paper":
         shape = fixed if num_samples is None else {**fixed, "num_samples": num_samples}
@@ -116,6 +123,7 @@ def _budget_plan(
     num_train: int,
     num_selection: int,
     num_distinct: int,
+    first_round: float,
     min_first: int,
 ) -> Plan | None:
     """The plan for a budget, or None if that is too small."""
@@ -126,7 +134,7 @@ def _budget_plan(
     num_initial = fixed.get("num_samples")
     if num_initial is None:
         affordable = plan.search_calls // (2 * plan.num_first_examples)
-        random = round(2.5 * plan.num_samples) if num_distinct > affordable else num_distinct
+        random = round(first_round * plan.num_samples) if num_distinct > affordable else num_distinct
         num_initial = max(MIN_ORDERS, min(random, affordable))
     plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * plan.num_first_examples else None

@@ -99,8 +99,8 @@ class Compilation:
     def run(self) -> Outcome:
         """Search, then choose on the selection split; the original order wins ties."""
         if self._search.space.num_distinct < 2:
-            logger.warning("all orders of the demos give the same prompt: nothing to order, no call made")
-            return replace(self._keep_original(), stopped="all orders give the same prompt")
+            logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
+            return replace(self._keep_original(), stopped="all choices give the same prompt")
         if not self._searched:
             self.objective.deadline = self._limits.search()
             run(
@@ -139,7 +139,7 @@ class Compilation:
         except NothingRan as error:
             if not plan.by_criterion:
                 raise
-            logger.warning("the order chosen could not be compared with the original one: %s", error)
+            logger.warning("what was chosen could not be compared with the original: %s", error)
             examples, rows, cut = [], [], False
         self._cut = self._cut or cut
         if len(rows) < (len(entries) if plan.by_criterion else 2):
@@ -170,7 +170,7 @@ class Compilation:
         """The winners among the best orderings of the search."""
         plan, search, objective = self._plan, self._search, self.objective
         assert isinstance(objective, RacingExamples)
-        self._phase = "race of the best orders"
+        self._phase = "race of the best"
         objective.deadline = self._limits.race()
         objective.max_program_calls = plan.call_limit - plan.final_calls
         best = self._progress.best(search, plan.num_entrants)

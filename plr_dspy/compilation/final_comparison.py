@@ -150,7 +150,7 @@ def compare(
     ran, rows = scorer.table(orderings, affordable, favoured=0, deadline=deadline)
     cut = len(rows) < len(orderings)
     if cut:
-        logger.warning("%d of %d orders could be compared before the end", len(rows), len(orderings))
+        logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
     else:
         scorer.ledger.settle()
     return Compared(ran, rows, cut)

@@ -120,7 +120,7 @@ class FirstSigns:
         if len(scores) == 1 and num_scores >= ENOUGH_SCORES:
             what = f"every score was {scores.pop():g} in {num_scores} calls"
         elif pairs >= ENOUGH_PAIRS and all(len(set(row)) == 1 for row in rows):
-            what = f"no score differed between two orders in {pairs} comparisons"
+            what = f"no score differed between two prompts in {pairs} comparisons"
         else:
             return ""
         logger.warning(

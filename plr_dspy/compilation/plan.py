@@ -99,4 +99,4 @@ NOTHING_TO_DO = Plan(
     racing=False,
     max_metric_calls=0,
 )
-"""The plan where all orders give the same prompt."""
+"""The plan where all choices give the same prompt."""

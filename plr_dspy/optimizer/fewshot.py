@@ -151,6 +151,7 @@ class PLFewShot(PLReorder):
                 num_selection=num_selection,
                 num_distinct=num_distinct,
                 signal=signal,
+                searched="demos",
             )
         except ValueError as error:
             if not self._spent:

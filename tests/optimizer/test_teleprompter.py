@@ -348,7 +348,7 @@ class TestInterrupts:
         reorder = optimizer()
         with pytest.raises(KeyboardInterrupt):
             reorder.compile(student(), trainset=EXAMPLES)
-        assert reorder.report.stopped == "interrupted in the race of the best orders"
+        assert reorder.report.stopped == "interrupted in the race of the best"
 
     def test_after_an_error_too(self, engine):
         def metric(example, prediction):

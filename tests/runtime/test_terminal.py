@@ -145,7 +145,7 @@ class TestSwitchedOff:
     def test_warnings_are_shown_all_the_same(self, terminal):
         compiled(display_progress=False, num_demos=1)
         (line,) = terminal().splitlines()
-        assert " WARNING plr_dspy.compilation.engine: all orders of the demos give the same prompt" in line
+        assert " WARNING plr_dspy.compilation.engine: all choices of demos and order give the same prompt" in line
 
     def test_by_the_level(self, terminal, caplog):
         with caplog.at_level(logging.WARNING, logger="plr_dspy"):
@@ -194,7 +194,7 @@ class TestResult:
                 {"metric": lambda e, p: 1},
                 r"the original order stays \(every score was 1 in 60 calls\), 60 calls",
             ),
-            ({"num_demos": 1}, r"the original order stays \(all orders give the same prompt\), 0 calls"),
+            ({"num_demos": 1}, r"the original order stays \(all choices give the same prompt\), 0 calls"),
             ({"kind": StaticOrder}, r"nothing compared\), 0 calls"),
             ({"kind": TopKOrder}, "the original order stays, 0.455 on 11 examples, 154 calls"),
         ],
