@@ -1,6 +1,7 @@
-"""Learn the order of a DSPy program's few-shot demos.
+"""Choose the few-shot demos of a DSPy program, and their order, within a budget of program calls.
 
-    program = PLReorder(metric=metric).compile(program, trainset=trainset)
+    program = PLFewShot(metric=metric).compile(program, trainset=trainset)  # which demos, how many, in what order
+    program = PLReorder(metric=metric).compile(program, trainset=trainset)  # the order of those that it has
 
 Method: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.
 """

@@ -29,7 +29,7 @@ from plr_dspy.scoring.identity_check import Changes
 EXAMPLES = questions(60)
 NUM_THREADS = 4
 SPAWN = multiprocessing.get_context("forkserver")
-SPAWN.set_forkserver_preload(["dspy", "plr_dspy.optimizer.fewshot", "plr_dspy.optimizer.plreorder"])
+SPAWN.set_forkserver_preload(["dspy", "litellm", "torch", "plr_dspy.optimizer.fewshot"])
 
 
 class RecordingEngine(OrderSensitiveEngine):
