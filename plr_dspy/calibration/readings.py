@@ -1,4 +1,4 @@
-"""What a program's replies say of labels, by one program call for each input."""
+"""The probabilities of labels that calibration starts from: one program call for each input."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="plr-dspy", description="Learn the order of a DSPy program's few-shot demos."
+        prog="plr-dspy", description="Choose the few-shot demos of a DSPy program, and their order."
     )
     parser.add_argument("--version", action="version", version=f"plr-dspy {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -1,4 +1,4 @@
-"""When each phase of a compile must end for the next ones to have their time."""
+"""The times at which the phases of a compile must end, by the pace of the calls made so far."""
 
 from __future__ import annotations
 

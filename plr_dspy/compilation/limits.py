@@ -1,4 +1,4 @@
-"""When each phase of a compile must end for the next ones to have their time and their money."""
+"""Keeps money and time of a compile for its later phases: when each phase must end, and what it may spend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a language model for the probabilities of labels, in the place where a program asks it for an answer."""
+"""An adapter that asks only for the probabilities of labels, where the program would ask for an answer."""
 
 from __future__ import annotations
 

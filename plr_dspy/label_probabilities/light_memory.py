@@ -1,4 +1,4 @@
-"""Keeps replies with log-probabilities out of memory, where one of 150 tokens takes 3 MB in each place."""
+"""Keeps large replies, those with log-probabilities, on disk and out of DSPy's cache in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the log-probabilities of labels that come with a program's own calls, and may decide by them."""
+"""An adapter that reads probabilities of labels in a program's own calls, and can answer the likeliest label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probabilities of labels, read off the log-probabilities of tokens by pure functions.
+"""The arithmetic of label probabilities: from the log-probabilities of a reply's tokens to those of labels.
 
 A reply is a list of positions, each the token that was generated there and the likeliest ones.
 """

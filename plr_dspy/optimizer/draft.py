@@ -1,4 +1,4 @@
-"""What a compile that chooses demos is laid out from: the program, the examples, and what the demos are made of."""
+"""The first step of PLFewShot: checks the arguments, and splits the examples into demos and those that score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is decided before the first program call."""
+"""The job of a compile: its program, splits, plan and search, all checked before the first program call."""
 
 from __future__ import annotations
 

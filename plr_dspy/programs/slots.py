@@ -1,4 +1,4 @@
-"""Which demos of a program can be permuted, and the fingerprint of the prompt that an order of them renders to."""
+"""The demos of a program that can be permuted, and the prompts of their orders, each told by its fingerprint."""
 
 from __future__ import annotations
 

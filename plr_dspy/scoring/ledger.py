@@ -1,4 +1,4 @@
-"""What has been paid for, in memory and, where asked, line by line on disk; and which failed calls are made again."""
+"""The ledger: each call that was paid for, in memory and on disk, and which of those that failed are tried again."""
 
 from __future__ import annotations
 

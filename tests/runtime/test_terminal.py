@@ -145,7 +145,10 @@ class TestSwitchedOff:
     def test_warnings_are_shown_all_the_same(self, terminal):
         compiled(display_progress=False, num_demos=1)
         (line,) = terminal().splitlines()
-        assert " WARNING plr_dspy.compilation.engine: all choices of demos and order give the same prompt" in line
+        assert (
+            " WARNING plr_dspy.compilation.engine: all choices of demos and order give the same prompt"
+            in line
+        )
 
     def test_by_the_level(self, terminal, caplog):
         with caplog.at_level(logging.WARNING, logger="plr_dspy"):

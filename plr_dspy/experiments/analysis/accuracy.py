@@ -1,4 +1,4 @@
-"""The paper's main table: accuracies of our runs, methods by task and number of demos."""
+"""Accuracies of our runs as a table in the form of the paper's main one: methods by task and number of demos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of arXiv:2603.21373, and our results beside them."""
+"""The figures that the paper printed (arXiv:2603.21373), and our results beside them."""
 
 from __future__ import annotations
 

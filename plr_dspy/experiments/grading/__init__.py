@@ -1,4 +1,4 @@
-"""Decides whether the answer to a reasoning task is right, and reads the answers of published solutions."""
+"""Grades answers to reasoning tasks, and reads the answers of published solutions."""
 
 from plr_dspy.experiments.grading.answers import lenient, same_expression, same_number
 from plr_dspy.experiments.grading.boxes import boxed
