@@ -2,12 +2,14 @@
 
 python benchmarks/arrangements.py                            # pools of 20, 50 and 200; 500 and 1,000 calls
 python benchmarks/arrangements.py --worlds 40 --budgets 300
+python benchmarks/arrangements.py --claims --worlds 100      # what is claimed where no demo does any good
 
 The worlds are synthetic (`ArrangementWorld`): an arrangement's accuracy is decided by which demos it shows, how many,
 by the classes of the demos next to the question, and by what each example prefers. All methods have the same 100
 examples and calls, and begin with the program without demos; true scores are those on 2,000 other examples.
 Differences are paired, with 95 % intervals over worlds. With --best comes the end of a climb of 3,000 steps on the true
-score itself.
+score itself. With --claims, no arrangement of the worlds is better than none: "replaced" is the share of compiles that
+give the program demos all the same, "better" the share that claim so (p >= .9), and "change" that of the true score.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from plr_dspy.compilation.budget import make_plan
 from plr_dspy.compilation.engine import Compilation
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.orderings.arrangement_space import Arrangement, ArrangementSpace
+from plr_dspy.report.text import SURE
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.cells import Cell, CellKey
 from plr_dspy.scoring.checkpoint import Checkpoint
@@ -33,14 +36,22 @@ from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.comparisons import mean_interval
 
-NUM_TRAIN, NUM_SELECTION, NUM_HELD_OUT = 80, 20, 2_000
+NUM_EXAMPLES, NUM_HELD_OUT = 100, 2_000
 MAX_DEMOS = 8
 FIRST_SEED = 60_000
 CLIMBING_STEPS = 3_000
 
 
-STRENGTHS = {"classes": (0.5, 0.2, 0.2), "items": (0.15, 0.4, 0.2), "nothing": (0.0, 0.0, 0.0)}
-"""In a kind of world, of the leaning, of the worth, and of the logarithm of the number of demos, in logits."""
+STRENGTHS = {
+    "classes": (0.5, 0.2, 0.2, 0.0),
+    "items": (0.15, 0.4, 0.2, 0.0),
+    "nothing": (0.0, 0.0, 0.0, 0.0),
+    "harm": (0.0, 0.0, 0.0, 0.5),
+}
+"""Logits by kind of world: of the leaning, the worth, the logarithm of the number of demos, and the harm of demos."""
+
+WITHOUT_GAIN = ("nothing", "harm")
+"""The kinds of world where no arrangement is better than none."""
 
 NOISE = 0.6
 """What an example makes of an arrangement, in logits."""
@@ -59,28 +70,34 @@ class ArrangementWorld:
         size: Demos in the pool, half of either class.
         seed: Of everything random.
         kind: "classes" decide most, as in the recorded answers, or "items": which demos are shown, whatever their
-            class. In a world of kind "nothing" no arrangement is better than another.
+            class. In a world of kind "nothing" no arrangement is better than another, and in one of kind "harm" each
+            is worse than none.
+        num_examples: That a search has, of which a fifth is for the final comparison.
     """
 
-    def __init__(self, size: int, seed: int, *, kind: str = "classes") -> None:
+    def __init__(
+        self, size: int, seed: int, *, kind: str = "classes", num_examples: int = NUM_EXAMPLES
+    ) -> None:
         rng = np.random.default_rng([size, seed])
         self.classes = (rng.permutation(size) % 2).tolist()
-        num_examples = NUM_TRAIN + NUM_SELECTION + NUM_HELD_OUT
-        self.example_classes = (np.arange(num_examples) % 2).tolist()
+        self.num_examples, self.num_selection = num_examples, num_examples // 5
+        number = num_examples + NUM_HELD_OUT
+        self.example_classes = (np.arange(number) % 2).tolist()
         self._worth = rng.normal(size=size)
         self._bias = rng.normal()
-        self._easiness = rng.normal(0.2, 0.9, size=num_examples)
+        self._easiness = rng.normal(0.2, 0.9, size=number)
         self._strengths, self._seed = STRENGTHS[kind], seed
         self.space = ArrangementSpace.of_sizes(size, max_length=min(MAX_DEMOS, size), identity=((),))
 
     def answers(self, arrangement: Arrangement) -> np.ndarray:
         """Whether each example is answered right."""
         items = list(arrangement[0])
-        lean, worth, more = self._strengths
+        lean, worth, more, harm = self._strengths
         nearness = 0.6 ** np.arange(len(items))[::-1]  # of the last demo 1
         signs = 2.0 * np.array([self.classes[item] for item in items]) - 1.0
         leaning = lean * (self._bias + float(nearness @ signs))
         quality = worth * float((0.2 + 0.8 * nearness) @ self._worth[items]) + more * np.log1p(len(items))
+        quality -= harm * bool(items)
         sides = 2.0 * np.array(self.example_classes) - 1.0
         rng = np.random.default_rng([self._seed, zlib.crc32(repr(items).encode())])
         noise = NOISE * rng.normal(size=len(sides))
@@ -89,7 +106,7 @@ class ArrangementWorld:
 
     def truth(self, arrangement: Arrangement) -> float:
         """Accuracy on examples that no search has seen."""
-        return float(self.answers(arrangement)[NUM_TRAIN + NUM_SELECTION :].mean())
+        return float(self.answers(arrangement)[self.num_examples :].mean())
 
     def best(self) -> float:
         """Accuracy of about the best arrangement."""
@@ -122,11 +139,12 @@ class WorldPayer:
 
 def default_outcome(world: ArrangementWorld, budget: int, seed: int) -> Outcome:
     """All that the default search finds."""
+    num_train = world.num_examples - world.num_selection
     plan = make_plan(
         "light",
         max_metric_calls=budget,
-        num_train=NUM_TRAIN,
-        num_selection=NUM_SELECTION,
+        num_train=num_train,
+        num_selection=world.num_selection,
         num_distinct=world.space.num_distinct,
         searched="demos",
     )
@@ -136,16 +154,17 @@ def default_outcome(world: ArrangementWorld, budget: int, seed: int) -> Outcome:
         update="mle",
         seed=seed,
         classes=[world.classes],
-        example_classes=world.example_classes[: NUM_TRAIN + NUM_SELECTION],
+        example_classes=world.example_classes[: world.num_examples],
     )
     scorer = CellScorer(WorldPayer(world), max_metric_calls=plan.call_limit)
     with Checkpoint(None, dict) as checkpoint, ProgressBar(0, display=False) as bar:
         return Compilation(
             search,
-            new_objective(plan, scorer, num_train=NUM_TRAIN),
+            new_objective(plan, scorer, num_train=num_train),
             scorer,
             plan=plan,
-            num_train=NUM_TRAIN,
+            num_train=num_train,
+            min_probability=0.5,
             stoppers=[],
             max_seconds=None,
             checkpoint=checkpoint,
@@ -160,7 +179,7 @@ def default(world: ArrangementWorld, budget: int, seed: int) -> Arrangement:
 
 def random_search(world: ArrangementWorld, budget: int, seed: int) -> Arrangement:
     """The best of as many random arrangements as can be scored on all examples."""
-    return _best(world, _drawn(world, max(1, budget // (NUM_TRAIN + NUM_SELECTION)), seed))
+    return _best(world, _drawn(world, max(1, budget // world.num_examples), seed))
 
 
 def halving(world: ArrangementWorld, budget: int, seed: int, keep: float = 0.4) -> Arrangement:
@@ -169,7 +188,7 @@ def halving(world: ArrangementWorld, budget: int, seed: int, keep: float = 0.4) 
     rungs, calls, examples = int(np.ceil(np.log(len(alive)) / np.log(1 / keep))), 0, 0
     for rung in range(rungs):
         more = max(1, (budget - calls) // (rungs - rung) // len(alive)) if rung else 4
-        more = min(more, NUM_TRAIN + NUM_SELECTION - examples)
+        more = min(more, world.num_examples - examples)
         calls, examples = calls + more * len(alive), examples + more
         if calls > budget:
             break
@@ -188,7 +207,7 @@ def _ranked(world: ArrangementWorld, some: Sequence[Arrangement], num_examples: 
 
 
 def _best(world: ArrangementWorld, some: Sequence[Arrangement]) -> Arrangement:
-    return _ranked(world, some, NUM_TRAIN + NUM_SELECTION)[0]
+    return _ranked(world, some, world.num_examples)[0]
 
 
 Method = Callable[[ArrangementWorld, int, int], Arrangement]
@@ -201,16 +220,23 @@ def main() -> None:
     )
     parser.add_argument("--pools", type=int, nargs="+", default=[20, 50, 200], help="demos in the pool")
     parser.add_argument("--budgets", type=int, nargs="+", default=[500, 1_000], help="program calls")
-    parser.add_argument("--kinds", nargs="+", default=["classes", "items"], choices=STRENGTHS)
+    parser.add_argument("--kinds", nargs="+", choices=STRENGTHS)
+    parser.add_argument("--claims", action="store_true", help="worlds where no demo does any good")
+    parser.add_argument(
+        "--examples", type=int, nargs="+", default=[10, 20, 40], help="of each world of --claims"
+    )
     parser.add_argument("--worlds", type=int, default=12, help="of each kind")
     parser.add_argument("--best", action="store_true", help="climb on the true score as well")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    seeds = range(args.first_seed, args.first_seed + args.worlds)
+    if args.claims:
+        print_claims(args, seeds)
+        return
     print(f"{args.worlds} worlds a row; held-out accuracy\n")
     print("| world | pool | calls | method | score | against halving | s |\n|---|---|---|---|---|---|---|")
-    seeds = range(args.first_seed, args.first_seed + args.worlds)
-    for kind, size in itertools.product(args.kinds, args.pools):
+    for kind, size in itertools.product(args.kinds or ["classes", "items"], args.pools):
         worlds = [ArrangementWorld(size, seed, kind=kind) for seed in seeds]
         start = np.mean([world.truth(world.space.identity) for world in worlds])
         print(f"| {kind} | {size} | 0 | no demos | {start:.3f} | | |")
@@ -220,6 +246,26 @@ def main() -> None:
         if args.best:
             best = np.mean([world.best() for world in worlds])
             print(f"| {kind} | {size} | | about the best | {best:.3f} | | |", flush=True)
+
+
+def print_claims(args: argparse.Namespace, seeds: Sequence[int]) -> None:
+    """Print a row for each kind of world, number of examples, pool and budget."""
+    print(f"{args.worlds} worlds a row; change is of held-out accuracy\n")
+    print("| world | examples | pool | calls | replaced | better | change |\n|---|---|---|---|---|---|---|")
+    shapes = itertools.product(args.kinds or WITHOUT_GAIN, args.examples, args.pools, args.budgets)
+    for kind, number, size, budget in shapes:
+        rows = [claim(ArrangementWorld(size, s, kind=kind, num_examples=number), budget, s) for s in seeds]
+        replaced, better, change = np.mean(rows, axis=0)
+        shares = f"{100 * replaced:.0f} % | {100 * better:.0f} % | {change:+.3f}"
+        print(f"| {kind} | {number} | {size} | {budget:,} | {shares} |", flush=True)
+
+
+def claim(world: ArrangementWorld, budget: int, seed: int) -> tuple[bool, bool, float]:
+    """Whether the program without demos is replaced, whether that is called better, and what the true score gains."""
+    outcome, nothing = default_outcome(world, budget, seed), world.space.identity
+    replaced = outcome.ordering != nothing
+    sure = outcome.comparison is not None and outcome.comparison.probability >= SURE
+    return replaced, replaced and sure, world.truth(outcome.ordering) - world.truth(nothing)
 
 
 def lines(worlds: Sequence[ArrangementWorld], budget: int, seeds: Sequence[int]) -> Iterator[str]:

@@ -9,13 +9,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from arrangements import ArrangementWorld, default_outcome, halving, random_search
+from arrangements import ArrangementWorld, claim, default_outcome, halving, random_search
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood
 from plr_dspy.orderings.arrangement_space import ArrangementSpace
 from plr_dspy.orderings.space import OrderingSpace
 from plr_dspy.orderings.trials import Trial
-from plr_dspy.report.text import SURE
 from plr_dspy.search.loop import Progress
 from plr_dspy.search.surrogate.model import OrderingModel
 from plr_dspy.search.thompson import ThompsonSearch
@@ -177,23 +176,14 @@ class TestWorlds:
         assert default > by_halving + 0.02
         assert default > at_random + 0.07
 
-    def test_where_nothing_is_to_be_found_little_is_claimed(self):
-        claims = 0
-        for seed in range(6):
-            world = ArrangementWorld(20, 300 + seed, kind="nothing")
-            comparison = default_outcome(world, 300, seed).comparison
-            claims += comparison is not None and comparison.probability >= SURE
-        assert claims <= 2
-
-    def test_a_student_that_any_demo_harms_stays(self):
-        class Harmed(ArrangementWorld):
-            def answers(self, arrangement):
-                right = super().answers(arrangement)
-                lost = np.random.default_rng(7).random(len(right)) < 0.4
-                return right & ~lost if any(arrangement) else right
-
-        stays = [
-            default_outcome(Harmed(20, 400 + seed, kind="nothing"), 300, seed).ordering == ((),)
-            for seed in range(5)
-        ]
-        assert sum(stays) >= 4
+    @pytest.mark.parametrize(
+        ("kind", "num_examples"), [("nothing", 10), ("nothing", 40), ("harm", 20), ("harm", 40)]
+    )
+    def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_examples):
+        """At most one of ten is called better, but for the luck of 8 compiles: of three or more the chance is 4 %."""
+        worlds = [ArrangementWorld(20, 300 + seed, kind=kind, num_examples=num_examples) for seed in range(8)]
+        told = [claim(world, 300, seed) for seed, world in enumerate(worlds)]
+        replaced, better, change = zip(*told, strict=True)
+        assert sum(better) <= 2
+        assert np.mean(change) > -0.01
+        assert kind == "nothing" or sum(replaced) <= 2
