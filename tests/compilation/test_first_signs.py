@@ -79,7 +79,7 @@ class TestEnough:
     def test_scores(self, number, said):
         assert self.said({("order", example): 1.0 for example in range(number)}) == said
 
-    @pytest.mark.parametrize(("number", "said"), [(124, None), (125, "no score differed between two orders")])
+    @pytest.mark.parametrize(("number", "said"), [(124, None), (125, "no score differed between two prompts")])
     def test_pairs(self, number, said):
         """Three orders on each example, two pairs; examples are easy or hard."""
         cells = {(f"order {i}", example): example % 2 for i in range(3) for example in range(number)}
@@ -123,7 +123,7 @@ class TestNothingToFind:
 
         optimizer, _ = compile_with(engine(), program=Deaf())
         assert optimizer.report.program_calls["total"] < 500
-        assert "no score differed between two orders" in caplog.text
+        assert "no score differed between two prompts" in caplog.text
         assert optimizer.report.evidence.num_differing == 0
 
     def test_the_end_is_kept_in_a_log_dir(self, tmp_path):

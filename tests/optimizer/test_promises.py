@@ -61,7 +61,7 @@ class TestTheOriginalOrderStays:
         limits = {"num_iterations": 2, "num_samples": 4} if auto == "paper" else {}
         chosen, _ = compiled(program, seed=seed, auto=auto, **limits)
         assert chosen.predictor.demos == program.predictor.demos
-        assert "no score differed between two orders" in caplog.text
+        assert "no score differed between two prompts" in caplog.text
 
     @pytest.mark.parametrize("seed", range(3))
     def test_where_only_its_calls_failed(self, seed):

@@ -217,7 +217,7 @@ class TestCompile:
         assert engine.num_calls == 0
         assert compiled.demos == program.demos
         assert reorder.report.comparison is None
-        assert "nothing to order" in caplog.text
+        assert "nothing to compare" in caplog.text
         assert "same prompt" in str(reorder.report)
 
     def test_a_predictor_without_demos_gets_labelled_ones(self, engine, caplog):

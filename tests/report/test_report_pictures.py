@@ -127,7 +127,7 @@ REPORTS = {
     "64 demos": lambda: compiled(student(64)),
     "several predictors, mixtures": lambda: compiled(Chain(), update="mixture"),
     "paper": lambda: compiled(auto="paper", num_iterations=2, max_metric_calls=None, update="ema"),
-    "nothing to order": lambda: compiled(student(1)),
+    "nothing to compare": lambda: compiled(student(1)),
     "interrupted in a round": lambda: compiled(metric=interrupted_after(20)),
     "interrupted later": lambda: compiled(metric=interrupted_after(150)),
     "the order given": lambda: compiled(optimizer=StaticOrder),
