@@ -24,7 +24,7 @@ def compiled(pool, *, mode="light", budget=1_000, seed=0):
     if mode == "top-k":
         return top_k_outcome(pool, seed, budget)
     if mode == "logprobs":  # Their rounds are more, and take longer.
-        return planned_outcome(pool, pool.plan("light", budget // 2, signal=mode), "mle", seed, mode)
+        return planned_outcome(pool, pool.plan("light", budget // 4, signal=mode), "mle", seed, mode)
     return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
 
 
