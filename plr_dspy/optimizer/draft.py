@@ -19,7 +19,7 @@ from plr_dspy.optimizer.job import Job, Optimizer, checked_copy, warn_of_few_exa
 from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.pools import OWN, PoolSlots
-from plr_dspy.programs.saving import json_obstacle
+from plr_dspy.programs.saving import demo_obstacle
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def make_job(
         others = {
             slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
         }
-        if obstacle := json_obstacle(ProgramFactory(draft.program).build(others)):
+        if obstacle := demo_obstacle(ProgramFactory(draft.program).build(others)):
             logger.warning("of the demos to choose from, %s", obstacle)
     splits, plan = draft.splits, NOTHING_TO_DO
     num_train, num_selection = len(splits.train), len(splits.selection)

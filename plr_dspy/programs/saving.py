@@ -1,4 +1,4 @@
-"""Whether a program's demos can be saved as JSON."""
+"""Whether a program can be saved as JSON."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ from plr_dspy.programs.copies import named_predictors
 
 
 def json_obstacle(program: dspy.Module) -> str:
+    """Say what keeps `program.save("x.json")` from its work, and what to do; empty if nothing does."""
+    if obstacle := demo_obstacle(program):
+        return obstacle
+    try:
+        orjson.dumps(program.dump_state())
+    except Exception as error:
+        return (
+            f"program.save('x.json') will fail ({type(error).__name__}: {error}): leave language models to "
+            "dspy.configure(lm=...), and keep to plain data, or save with save_program=True"
+        )
+    return ""
+
+
+def demo_obstacle(program: dspy.Module) -> str:
     """Say which demo keeps `program.save("x.json")` from its work, and what to do; empty if none does."""
     obstacles = [
         f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r} ({problem})"

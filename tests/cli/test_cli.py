@@ -43,6 +43,12 @@ def unsaveable():
     return student
 
 
+def with_a_model_that_cannot_be_saved():
+    student = program()
+    student.lm = dspy.LM("openai/x", api_key="none", extra=object())
+    return student
+
+
 def accuracy(example, prediction, trace=None):
     return example.sentiment == prediction.sentiment
 
@@ -138,6 +144,10 @@ def test_estimate_makes_no_call(folder, capsys):
         (
             compile_arguments(program="reviews_app.py:unsaveable"),
             "--out: demo 2 of predictor 'self' holds a set in field 'notes'",
+        ),
+        (
+            compile_arguments(program="reviews_app.py:with_a_model_that_cannot_be_saved"),
+            "leave language models to dspy.configure",
         ),
         (compile_arguments("--max-calls", "-3"), "--max-calls must be at least 1; got -3"),
         (compile_arguments("--max-calls", "3"), "max_metric_calls"),

@@ -79,7 +79,9 @@ class TestEnough:
     def test_scores(self, number, said):
         assert self.said({("order", example): 1.0 for example in range(number)}) == said
 
-    @pytest.mark.parametrize(("number", "said"), [(124, None), (125, "no score differed between two prompts")])
+    @pytest.mark.parametrize(
+        ("number", "said"), [(124, None), (125, "no score differed between two prompts")]
+    )
     def test_pairs(self, number, said):
         """Three orders on each example, two pairs; examples are easy or hard."""
         cells = {(f"order {i}", example): example % 2 for i in range(3) for example in range(number)}

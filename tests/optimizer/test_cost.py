@@ -361,6 +361,13 @@ class TestMaxCost:
         chosen(chooser, engine)
         assert chooser.report.comparison is not None
         assert 0 < engine.cost <= enough
+        with (
+            dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)),
+            pytest.raises(ValueError, match="too small for 4 orders") as told,
+        ):
+            selecting(max_cost=1e-6, candidates="labeled").estimate(student(0), trainset=EXAMPLES)
+        without = float(str(told.value).split("max_cost=")[2].split()[0])
+        assert enough * 3 / 4 == pytest.approx(without, rel=0.1), "a quarter is for the demos that are made"
 
     def test_a_teacher_needs_a_price(self, engine):
         teacher = student(0)
