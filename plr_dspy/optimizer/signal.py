@@ -162,9 +162,10 @@ def _telling_cell(
     None where an earlier part has spent the money, and lost this call.
     """
     cell = None
-    for example in range(min(MOST_TRIES, len(job.splits.train))):
-        # A student without demos may never say a label; with demos it does.
-        shown = job.slots.space.identity if example < num_first else job.slots.typical
+    # A student without demos may never say a label; with demos it does.
+    first = [job.slots.space.identity] * num_first
+    tried = [*first, *job.slots.longest(MOST_TRIES - num_first, job.seed)]
+    for example, shown in enumerate(tried[: len(job.splits.train)]):
         if not (cells := scorer.cells_each({shown: [example]})):
             return None
         cell = cells[0][example]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import dspy
+import numpy as np
 
 from plr_dspy.orderings.arrangement_space import Arrangement, ArrangementSpace
 from plr_dspy.orderings.space import Ordering
@@ -79,6 +80,7 @@ class PoolSlots(PromptSlots):
     """
 
     noun = "arrangement"
+    space: ArrangementSpace
 
     def __init__(
         self,
@@ -116,7 +118,16 @@ class PoolSlots(PromptSlots):
     @property
     def typical(self) -> Ordering:
         """Half as many demos as there may be, from the beginning of each pool."""
-        return tuple(tuple(range(-(-slot.space.limits[0][1] // 2))) for slot in self.slots)
+        limits = [slot.space.limits[0] for slot in self.slots]
+        half = tuple(tuple(range(max(least, -(-most // 2)))) for least, most in limits)
+        return self.space.shortened(half) or self.space.identity
+
+    def longest(self, number: int, seed: int) -> list[Ordering]:
+        """So many random arrangements that show as many demos as may be shown."""
+        rng = np.random.default_rng(seed)
+        shapes = [(len(slot.pool), slot.space.limits[0][1]) for slot in self.slots]
+        drawn = [tuple(tuple(rng.permutation(n)[:k].tolist()) for n, k in shapes) for _ in range(number)]
+        return [self.space.shortened(arrangement) or self.space.identity for arrangement in drawn]
 
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Numbers of the demos shown by position, for each slot."""

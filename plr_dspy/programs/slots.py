@@ -103,6 +103,10 @@ class PromptSlots(ABC):
         """An ordering whose prompts are about as long as those of a search."""
         return self.space.identity
 
+    def longest(self, number: int, seed: int) -> list[Ordering]:
+        """So many orderings that show as many demos as may be shown."""
+        return [self.space.identity] * number
+
     def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
         """The demos of each slot in a new order, in new lists."""
         permutations = self.permutations(ordering)

@@ -9,7 +9,16 @@ from typing import Literal
 
 import dspy
 import pytest
-from fakes import FIELD, LabelEngine, OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
+from fakes import (
+    FIELD,
+    LabelEngine,
+    OrderSensitiveEngine,
+    chat_response,
+    exact_match,
+    fake_lm,
+    logprobs_of,
+    questions,
+)
 
 from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.optimizer.fewshot import PLFewShot
@@ -71,6 +80,23 @@ def engine():
     with warnings.catch_warnings(), dspy.context(lm=lm):
         warnings.simplefilter("ignore")
         yield engine
+
+
+class ShyEngine(LabelEngine):
+    """Says "maybe", which is no label, unless it is shown so many demos."""
+
+    def __init__(self, least):
+        super().__init__(["yes", "no"], lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
+        self.least, self.most_shown = least, 0
+
+    def complete(self, request):
+        shown = len(request.messages) // 2
+        self.most_shown = max(self.most_shown, shown)
+        if shown >= self.least:
+            return super().complete(request)
+        tops = [{text: 1.0} for text in ("[[ ## label ## ]]\n", "maybe", "\n\n[[ ## completed ## ]]")]
+        text = "".join(token for top in tops for token in top)
+        return chat_response(text, logprobs=logprobs_of(tops))
 
 
 class Interrupted(OrderSensitiveEngine):
@@ -423,26 +449,30 @@ class TestPromises:
         chooser.compile(predict(), trainset=examples)
         assert set(chooser.report.slots[0].classes) == {None}
 
-    def test_log_probabilities_are_taken_where_they_come(self):
+    @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
+    def test_log_probabilities_are_taken_where_they_come(self, least, limit, most):
+        """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
         examples = [
             dspy.Example(text=f"text {i}", label="yes" if i % 2 else "no").with_inputs("text")
             for i in range(60)
         ]
-        engine = LabelEngine(["yes", "no"], lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
+        engine = ShyEngine(least)
         student = dspy.Predict(
             dspy.Signature("text -> label").with_updated_fields("label", type_=Literal["yes", "no"])
         )
         lm = dspy.LM("openai/fake", engine=engine, cache=False)
-        with dspy.context(lm=lm):
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
             chooser = PLFewShot(
                 lambda example, prediction: example.label == prediction.label,
                 max_metric_calls=120,
-                max_demos=3,
+                max_demos=5,
+                max_demo_tokens=limit,
                 candidates="labeled",
                 display_progress=False,
             )
             chooser.compile(student, trainset=examples)
         assert chooser.report.signal.used == "logprobs"
+        assert engine.most_shown == most
 
 
 class TestResume:
