@@ -16,6 +16,7 @@ from plr_dspy.optimizer.attempts import Attempt, KeptAttempts
 from plr_dspy.programs.calls import Metric, as_score, metric_caller, own_copy, takes_trace
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.evaluator import token_counts
+from plr_dspy.programs.failures import GOING_ON
 from plr_dspy.programs.splits import shown_by
 from plr_dspy.scoring.purse import Purse
 
@@ -127,8 +128,13 @@ def bootstrapped(
         elif purse.begin():
             try:
                 attempt = bootstrapper.attempt(number, example)
-            except BaseException:
+            except BaseException as error:
                 purse.give_back()
+                if isinstance(error, Exception) and hasattr(error, "add_note"):
+                    error.add_note(
+                        f"plr_dspy ended the compile at trainset[{number}], of which the teacher was to make a demo. "
+                        f"{GOING_ON}"
+                    )
                 raise
             purse.note(attempt.tokens)
             kept.add(attempt)

@@ -114,6 +114,11 @@ def make_draft(
     part = {} if from_list else {i: trainset[i] for i in pool_part(trainset, valset, rng)}
     given = tuple(candidates) if from_list else ()
     own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
+    if not (from_list or part or own):
+        raise ValueError(
+            f"trainset must hold more examples with different inputs: a quarter of them becomes demos, and of these "
+            f"{len(trainset)} examples none; pass 100 or more, or demos of your own in candidates"
+        )
     splits = make_splits(trainset, valset, [*own, *part.values(), *given], rng, balanced=optimizer.balanced)
     try:
         check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))

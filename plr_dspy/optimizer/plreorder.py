@@ -225,9 +225,7 @@ class PLReorder(Reorderer):
         """Return the program in the order chosen, calibrated where this was asked for."""
         offsets = outcome.calibration.offsets if outcome.calibration is not None else []
         if self.calibrate is not False and not offsets:
-            logger.warning(
-                "the program is not calibrated (%s): BatchCalibration calibrates it", outcome.stopped
-            )
+            logger.warning("the program is not calibrated (%s)", outcome.stopped)
         return self.calibrated(job, compiled, offsets)
 
     def calibrated(self, job: Job, program: dspy.Module, offsets: Sequence[float]) -> dspy.Module:

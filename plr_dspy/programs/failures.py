@@ -16,6 +16,13 @@ def is_milestone(count: int) -> bool:
     return str(count).strip("0") == "1"
 
 
+GOING_ON = (
+    "With log_dir, the next compile goes on from here. After a change of the program or the metric that leaves the "
+    "scores so far right, pass accept_changes=True; after any other, another log_dir."
+)
+"""What can be done after an error of the program or the metric."""
+
+
 class Failures:
     """The failures of a run.
 
@@ -87,8 +94,5 @@ class Failures:
             wrapped.__cause__ = error
             error = wrapped
         if hasattr(error, "add_note"):
-            error.add_note(
-                f"plr_dspy ended the compile at {reason}. With log_dir, the same compile goes on from here; where the "
-                "code of the program or the metric is another, it takes a new log_dir."
-            )
+            error.add_note(f"plr_dspy ended the compile at {reason}. {GOING_ON}")
         return error

@@ -163,6 +163,12 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
     nothing = renderer.render(predictor, [])
     alone = [renderer.render(predictor, [demo]) for demo in demos]
     shown = [i for i, text in enumerate(alone) if text != nothing]
+    if shown and (hidden := [i for i in range(len(demos)) if i not in shown]):
+        logger.warning(
+            "demos %s of predictor %r are in no prompt: the adapter leaves them out, such as for a missing field",
+            hidden,
+            name,
+        )
     kind = {i: alone.index(alone[i]) for i in shown}
     block_of = {i: i for i in shown}  # each demo's block, named by its first member
 

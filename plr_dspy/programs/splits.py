@@ -52,6 +52,8 @@ def make_splits(
 ) -> Splits:
     """Leave out what the demos show, shuffle, and split where there is no valset.
 
+    An example that is given several times counts once: its copies would be no further evidence.
+
     Args:
         trainset, valset: The user's examples; an empty valset asks for a split of the trainset.
         demos: The demos of all predictors.
@@ -60,11 +62,12 @@ def make_splits(
     """
     everything = [*trainset, *valset]
     shown, labels = shown_by(demos, everything), label_keys(everything)
-    usable = [i for i in range(len(trainset)) if i not in shown]
+    first = _first_ones(trainset) + [len(trainset) + i for i in _first_ones(valset)]
+    usable = [i for i in first if i < len(trainset) and i not in shown]
     num_usable = len(usable)
     if valset:
         usable = _without_shared(usable, everything, len(trainset))
-        chosen = [i for i in range(len(trainset), len(everything)) if i not in shown]
+        chosen = [i for i in first if i >= len(trainset) and i not in shown]
         train, selection = (mixed(part, labels, rng, balanced=balanced) for part in (usable, chosen))
     else:
         train, selection = split(usable, labels, rng, balanced=balanced)
@@ -79,7 +82,9 @@ def make_splits(
 
 def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
     """Raise unless both splits hold an example."""
-    left = "of its {} examples {} are left, the others are shown by demos{}: pass more examples"
+    left = (
+        "of its {} examples {} are left, the others are shown by demos{} or given twice: pass more examples"
+    )
     if num_valset and not splits.selection:
         raise ValueError(f"valset must hold an example that no demo shows; {left.format(num_valset, 0, '')}")
     if splits.num_shared > 1 and not splits.train:
@@ -93,6 +98,14 @@ def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
             "trainset must hold at least two examples that no demo shows, or one beside a valset; "
             f"{left.format(num_trainset, usable, ' or in valset too' if splits.num_shared else '')}"
         )
+
+
+def _first_ones(examples: Sequence[dspy.Example]) -> list[int]:
+    """The indices of the examples that are no copies of earlier ones, with the same inputs and labels."""
+    first: dict[bytes, int] = {}
+    for i, example in enumerate(examples):
+        first.setdefault(value_key(dict(example.items())), i)
+    return list(first.values())
 
 
 def _without_shared(usable: list[int], everything: Sequence[dspy.Example], num_train: int) -> list[int]:

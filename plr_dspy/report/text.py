@@ -227,11 +227,13 @@ def _claim(report: Report, comparison: Comparison) -> list[str]:
         promising = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
         if promising is None or promising.expected_gain <= 0:
             claim = f"no {noun(report)} is expected to do better on new examples: the {original_name(report)} stays"
+        elif promising.probability >= (least := report.settings.get("min_probability") or 0.0):
+            claim = f"the {original_name(report)} stays: no two {noun(report)}s scored differently on the same example"
         else:
             claim = (
                 f"the {original_name(report)} stays: the best other {noun(report)} is expected to gain "
                 f"{score(promising.expected_gain, comparison, sign=True)} on new examples, but with "
-                f"p = {promising.probability:.2f}, below min_probability"
+                f"p = {promising.probability:.2f}, below min_probability={least:g}"
             )
         return [claim, *_advice(report)]
     expected, probability = comparison.expected_gain, comparison.probability

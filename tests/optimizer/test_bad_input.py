@@ -234,6 +234,23 @@ def test_compile(engine, make, options, error, message, method):
     assert engine.num_calls == 0
 
 
+def test_an_example_that_is_given_again_is_no_further_evidence(engine, caplog):
+    reorder = optimizer(max_metric_calls=500)
+    reorder.compile(
+        student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13]
+    )
+    assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
+    assert "only 9 of 127 examples can score" in caplog.text
+    with pytest.raises(ValueError, match="1 are left, the others are shown by demos or given twice"):
+        optimizer().compile(student(), trainset=[EXAMPLES[-1]] * 30)
+
+
+def test_demos_that_no_prompt_shows_are_warned_of(engine, caplog):
+    demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
+    optimizer(max_metric_calls=60).compile(student(demos), trainset=EXAMPLES)
+    assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
+
+
 @pytest.mark.parametrize(
     "value", [np.int64(3), np.zeros(2), {1, 2}, {1: "a"}, 10**30, np.datetime64("2024-01-01"), object()]
 )

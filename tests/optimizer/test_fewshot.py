@@ -1,6 +1,8 @@
 """PLFewShot: which demos, how many, in what order."""
 
 import json
+import re
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -350,7 +352,7 @@ class TestLeaks:
         chooser.compile(predict(), trainset=doubled)
         pooled = {slot["question"] for slot in chooser.report.slots[0].demos}
         assert len(pooled) == chooser.report.slots[0].num_demos == 10
-        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 60
+        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 30
 
     def test_many_duplicates_leave_others_to_score(self, engine):
         chooser = optimizer(candidates="labeled")
@@ -576,13 +578,29 @@ class TestBadInput:
             ({}, {"teacher": TwoPredictors()}, "teacher must be a program like student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
-            ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold at least two"),
+            ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):
                 optimizer(**options).compile(predict(), **{"trainset": EXAMPLES, **compiled})
         with pytest.raises(ValueError, match="call compile first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
+
+    @pytest.mark.parametrize("trainset", [EXAMPLES[:1] * 30, EXAMPLES[:2]])
+    def test_too_few_different_examples_for_demos(self, engine, trainset):
+        with pytest.raises(
+            ValueError, match=r"trainset must hold more examples with different inputs.*candidates"
+        ):
+            optimizer().compile(predict(), trainset=trainset)
+        assert engine.num_calls == 0
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python knows notes from 3.11 on")
+    def test_an_error_while_demos_are_made_names_the_example(self, engine):
+        unlabelled = [dspy.Example(question=example.question).with_inputs("question") for example in EXAMPLES]
+        with pytest.raises(AttributeError) as told:
+            optimizer(candidates="bootstrapped", max_errors=1).compile(predict(), trainset=unlabelled)
+        (note,) = told.value.__notes__
+        assert re.search(r"at trainset\[\d+\], of which the teacher was to make a demo. With log_dir", note)
 
     def test_too_little_time_for_bootstrapping(self, engine):
         with pytest.raises(RuntimeError, match="max_seconds=1e-09 were over when 0 demos"):

@@ -524,14 +524,20 @@ class TestReport:
         assert ("may be chance" in text) == (probability < 0.9)
 
     @pytest.mark.parametrize(
-        ("gain", "probability", "said"),
+        ("gain", "least", "said"),
         [
-            (0.012, 0.6, "expected to gain +0.012 on new examples, but with p = 0.60, below min_probability"),
-            (0.0, 0.6, "no order is expected to do better on new examples: the original order stays"),
+            (
+                0.012,
+                0.9,
+                "expected to gain +0.012 on new examples, but with p = 0.60, below min_probability=0.9",
+            ),
+            (0.012, 0.0, "no two orders scored differently on the same example"),
+            (0.0, 0.9, "no order is expected to do better on new examples: the original order stays"),
         ],
     )
-    def test_why_the_original_order_stays(self, gain, probability, said):
-        text = str(by_hand([0, 1], others=[(-0.1, 0.9), (gain, probability), (-0.2, 0.1)]))
+    def test_why_the_original_order_stays(self, gain, least, said):
+        report = by_hand([0, 1], others=[(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)])
+        text = str(dataclasses.replace(report, settings={**report.settings, "min_probability": least}))
         assert said in text
         assert "the original order stays" in text
 
