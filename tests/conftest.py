@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("plr_dspy", deadline=None)
 settings.load_profile("plr_dspy")
 
-# Another process of the tests has the other core: threads that wait for it by spinning make both slower.
+# Other processes of the tests share the cores: threads that wait for it by spinning make both slower.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["CI"] = "true"  # one thread for local models
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"

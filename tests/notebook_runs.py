@@ -12,10 +12,14 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SECONDS = 600
 """Most that a cell may take."""
 SHORTER = {
-    "01_quickstart.ipynb": {"max_metric_calls=120": "max_metric_calls=50", '"test")[:40]': '"test")[:6]'},
-    "03_compare_methods.ipynb": {"BUDGET = 400": "BUDGET = 200", "range(8)": "range(3)"},
-    "04_several_predictors_vllm.ipynb": {"= 1, 50, 6": "= 1, 30, 2"},
-    "05_choosing_demos.ipynb": {"max_metric_calls=300": "max_metric_calls=80", '"test")[:40]': '"test")[:6]'},
+    "01_quickstart.ipynb": {"max_metric_calls=120": "max_metric_calls=40", '"test")[:40]': '"test")[:4]'},
+    "03_compare_methods.ipynb": {
+        "BUDGET = 400": "BUDGET = 200",
+        "range(8)": "range(2)",
+        "examples[:12]": "examples[:6]",
+    },
+    "04_several_predictors_vllm.ipynb": {"= 1, 50, 6": "= 1, 24, 2"},
+    "05_choosing_demos.ipynb": {"max_metric_calls=300": "max_metric_calls=60", '"test")[:40]': '"test")[:4]'},
 }
 """What stands in place of numbers that take minutes, by notebook."""
 

@@ -289,13 +289,11 @@ def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) 
     """Say so where chance decides which order looks best."""
     if num_usable >= FEW_EXAMPLES or not optimizer.judges:
         return
-    others = f" of {num_given}" if num_given > num_usable else ""
-    why = " (the others are shown by demos, or given twice)" if others else ""
+    others = f" of {num_given} (others are shown by demos, or given twice)" * (num_given > num_usable)
     logger.warning(
-        "only %d%s examples can score orders of the demos%s: chance alone moves an order's score on so few by %.2f, so "
-        "that little can be found; pass 100 or more",
+        "only %d%s examples can score orders of the demos: chance alone moves an order's score on so few by %.2f, so that "
+        "little can be found; pass 100 or more",
         num_usable,
         others,
-        why,
         (0.25 / num_usable) ** 0.5,
     )

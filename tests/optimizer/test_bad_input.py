@@ -240,7 +240,7 @@ def test_an_example_that_is_given_again_is_no_further_evidence(engine, caplog):
         student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13]
     )
     assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
-    assert "only 9 of 127 examples can score" in caplog.text
+    assert "only 9 of 127 (others are shown by demos, or given twice) examples" in caplog.text
     with pytest.raises(ValueError, match="1 are left, the others are shown by demos or given twice"):
         optimizer().compile(student(), trainset=[EXAMPLES[-1]] * 30)
 
