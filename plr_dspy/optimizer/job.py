@@ -291,8 +291,8 @@ def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) 
         return
     others = f" of {num_given} (others are shown by demos, or given twice)" * (num_given > num_usable)
     logger.warning(
-        "only %d%s examples can score orders of the demos: chance alone moves an order's score on so few by %.2f, so that "
-        "little can be found; pass 100 or more",
+        "only %d%s examples can score orders of the demos: chance alone moves an order's score on so few by %.2f, so "
+        "that little can be found; pass 100 or more",
         num_usable,
         others,
         (0.25 / num_usable) ** 0.5,
