@@ -16,7 +16,9 @@ SHORTER = {
     "03_compare_methods.ipynb": {
         "BUDGET = 400": "BUDGET = 200",
         "range(8)": "range(2)",
-        "examples[:12]": "examples[:6]",
+        "examples[:12]": "examples[:4]",
+        "num_candidates=4": "num_candidates=2",
+        "num_candidates=8": "num_candidates=3",
     },
     "04_several_predictors_vllm.ipynb": {"= 1, 50, 6": "= 1, 24, 2"},
     "05_choosing_demos.ipynb": {"max_metric_calls=300": "max_metric_calls=60", '"test")[:40]': '"test")[:4]'},
