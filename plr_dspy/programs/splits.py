@@ -62,12 +62,11 @@ def make_splits(
     """
     everything = [*trainset, *valset]
     shown, labels = shown_by(demos, everything), label_keys(everything)
-    first = _first_ones(trainset) + [len(trainset) + i for i in _first_ones(valset)]
-    usable = [i for i in first if i < len(trainset) and i not in shown]
+    usable = [i for i in _first_ones(trainset) if i not in shown]
     num_usable = len(usable)
     if valset:
         usable = _without_shared(usable, everything, len(trainset))
-        chosen = [i for i in first if i >= len(trainset) and i not in shown]
+        chosen = [i for i in (len(trainset) + j for j in _first_ones(valset)) if i not in shown]
         train, selection = (mixed(part, labels, rng, balanced=balanced) for part in (usable, chosen))
     else:
         train, selection = split(usable, labels, rng, balanced=balanced)

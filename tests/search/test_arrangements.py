@@ -187,3 +187,16 @@ class TestWorlds:
         assert sum(better) <= 2
         assert np.mean(change) > -0.01
         assert kind == "nothing" or sum(replaced) <= 2
+
+    def test_a_student_that_any_demo_harms_stays(self):
+        class Harmed(ArrangementWorld):
+            def answers(self, arrangement):
+                right = super().answers(arrangement)
+                lost = np.random.default_rng(7).random(len(right)) < 0.4
+                return right & ~lost if any(arrangement) else right
+
+        stays = [
+            default_outcome(Harmed(20, 400 + seed, kind="nothing"), 300, seed).ordering == ((),)
+            for seed in range(5)
+        ]
+        assert sum(stays) >= 4
