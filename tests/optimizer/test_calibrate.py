@@ -222,10 +222,14 @@ class TestOrdersUnderCalibration:
 
 
 class TestInterrupted:
+    @pytest.fixture(scope="class")
+    def whole(self):
+        """The program and the report of a compile that nothing stopped."""
+        return go(engine_of(), calibrate=True)
+
     @pytest.mark.parametrize("how", [failure, interrupt])
     @pytest.mark.parametrize("stop_at", [1, 9, 60, 110])
-    def test_goes_on(self, tmp_path, how, stop_at):
-        whole, expected = go(engine_of(), calibrate=True)
+    def test_goes_on(self, tmp_path, whole, how, stop_at):
         engine = engine_of()
         engine.at = {stop_at: how}
         options = {"log_dir": tmp_path, "max_errors": 1, "calibrate": True}
@@ -234,8 +238,8 @@ class TestInterrupted:
         program, report = go(engine, **options)
         assert max(Counter(engine.prompts).values()) <= 2
         if how is interrupt:  # A call that failed counts, and leaves one less.
-            assert program.calibration == whole.calibration
-            assert report.slots == expected.slots
+            assert program.calibration == whole[0].calibration
+            assert report.slots == whole[1].slots
 
     def test_what_was_found_is_calibrated(self):
         engine = engine_of()

@@ -268,11 +268,15 @@ class TestLogProbabilities:
 
 
 class TestResumed:
+    @pytest.fixture(scope="class")
+    def whole(self):
+        """The report of a compile that nothing stopped."""
+        return go(Engine())[1]
+
     @pytest.mark.parametrize("how", [failure, interrupt])
     @pytest.mark.parametrize("stop_at", [0, 1, 3, 9, 40, 90, 110])
     @pytest.mark.parametrize("num_threads", [1, 4])
-    def test_goes_on(self, tmp_path, how, stop_at, num_threads):
-        _, whole = go(Engine())
+    def test_goes_on(self, tmp_path, whole, how, stop_at, num_threads):
         assert whole.program_calls["total"] > 110
         engine = Engine()
         engine.at = {stop_at: how}
