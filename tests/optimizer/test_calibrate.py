@@ -221,12 +221,13 @@ class TestOrdersUnderCalibration:
         assert even.calibration.offsets[0] > 0.65 > abs(program.calibration.offsets[0])
 
 
-class TestInterrupted:
-    @pytest.fixture(scope="class")
-    def whole(self):
-        """The program and the report of a compile that nothing stopped."""
-        return go(engine_of(), calibrate=True)
+@pytest.fixture(scope="module")
+def whole():
+    """The program and the report of a compile that nothing stopped."""
+    return go(engine_of(), calibrate=True)
 
+
+class TestInterrupted:
     @pytest.mark.parametrize("how", [failure, interrupt])
     @pytest.mark.parametrize("stop_at", [1, 9, 60, 110])
     def test_goes_on(self, tmp_path, whole, how, stop_at):

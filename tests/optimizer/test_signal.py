@@ -267,12 +267,13 @@ class TestLogProbabilities:
         assert abs(leans.chosen[1] - 0.5) <= abs(leans.original[1] - 0.5)
 
 
-class TestResumed:
-    @pytest.fixture(scope="class")
-    def whole(self):
-        """The report of a compile that nothing stopped."""
-        return go(Engine())[1]
+@pytest.fixture(scope="module")
+def whole():
+    """The report of a compile that nothing stopped."""
+    return go(Engine())[1]
 
+
+class TestResumed:
     @pytest.mark.parametrize("how", [failure, interrupt])
     @pytest.mark.parametrize("stop_at", [0, 1, 3, 9, 40, 90, 110])
     @pytest.mark.parametrize("num_threads", [1, 4])
