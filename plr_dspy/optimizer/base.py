@@ -219,7 +219,7 @@ class Reorderer(Teleprompter, Optimizer):
         """
         job = prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed))
         make_purse(job, self.max_cost)
-        return estimate(job)
+        return estimate(job, max_cost=self.max_cost, max_seconds=self.max_seconds)
 
     def get_params(self) -> dict[str, Any]:
         """The arguments, as a dict of its own: trackers add to what they get."""
