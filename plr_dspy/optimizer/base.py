@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
+from plr_dspy.compilation.budget import most_calls
 from plr_dspy.compilation.engine import Compilation
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.candidates import candidate_programs
@@ -251,7 +252,8 @@ class Reorderer(Teleprompter, Optimizer):
         limits = {
             name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds", "max_cost")
         }
-        settings = {**job.settings(), **limits}
+        most = most_calls(len(job.splits.train) + len(job.splits.selection))
+        settings = {**job.settings(), **limits, "most_useful_calls": most}
         seconds = time.monotonic() - started
         self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
         factory = ProgramFactory(job.program)
