@@ -19,12 +19,11 @@ from plr_dspy.optimizer.detailed_results import without_results
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.inputs import check_examples, check_fields
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.programs.validation import (
     check_demos,
-    check_examples,
-    check_fields,
     check_language_model,
     check_student,
 )
@@ -37,6 +36,7 @@ from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
+
 
 class Optimizer(ABC):
     """What `prepare` and a compile ask of an optimizer: all that tells one from another.
@@ -265,8 +265,8 @@ def checked_copy(
     _check_hooks(optimizer)
     student = optimizer.bare(student)
     check_student(student)
-    check_examples("trainset", trainset)
-    check_examples("valset", valset)
+    check_examples("trainset", trainset, student)
+    check_examples("valset", valset, student)
     check_language_model(student)
     check_demos(student)
     check_fields(student, trainset=trainset, valset=valset)

@@ -267,7 +267,9 @@ def _advice(report: Report) -> list[str]:
         seen = f"{met}, and no score differed"
     ended = report.stopped == BUDGET
     # So few examples have no use for a larger budget: it would be cut to the same number of calls.
-    all_used = ended and (settings.get("max_metric_calls") or 0) >= settings.get("most_useful_calls", math.inf)
+    all_used = ended and (settings.get("max_metric_calls") or 0) >= settings.get(
+        "most_useful_calls", math.inf
+    )
     if not racing or all_used or evidence.num_compared >= ENOUGH_COMPARED * usable:
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if ended:

@@ -429,7 +429,11 @@ class TestOrderSensitivity:
             ({"program": dspy.Predict}, TypeError, "^program must be a dspy.Module"),
             ({"dataset": []}, ValueError, "dataset"),
             ({"dataset": [{"question": "a"}] * 3}, TypeError, r"^dataset\[0\]"),
-            ({"dataset": student().demos[:2]}, ValueError, r"^dataset\[0\] has no inputs"),
+            (
+                {"dataset": student().demos[:2]},
+                ValueError,
+                r'^dataset\[0\] has no inputs: pass \[example.with_inputs\("question"\) for example in dataset\]$',
+            ),
             (
                 {"dataset": [demo.with_inputs("question") for demo in student().demos]},
                 ValueError,

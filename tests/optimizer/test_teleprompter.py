@@ -550,7 +550,11 @@ class TestReport:
             (100, Evidence(20, 0, 20), "no score differed between orders on 20 examples"),
             (40, Evidence(40, 1, 31), "scored on 31 of 40 examples: a larger budget"),
             (40, Evidence(40, 1, 32), "scored on 32 of 40 examples: only further examples"),
-            (29, Evidence(29, 1, 5), "of 29 examples: a larger budget (max_metric_calls) and more examples would"),
+            (
+                29,
+                Evidence(29, 1, 5),
+                "of 29 examples: a larger budget (max_metric_calls) and more examples would",
+            ),
         ],
     )
     def test_what_was_short(self, num_usable, evidence, said):
