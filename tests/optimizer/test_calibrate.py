@@ -405,15 +405,17 @@ class TestSensitivity:
         found = self.measure(engine)
         assert len(engine.prompts) == found.program_calls == found.calibrated.program_calls == 300
         assert np.std(found.calibrated.scores) < 0.6 * np.std(found.scores)
-        assert "Calibrate first, which needs no search (BatchCalibration): calibrated, they score" in str(
-            found
+        assert "\nCalibrated, they score" in str(found)
+        assert (
+            "\nRecommended: calibrate first (BatchCalibration), which takes 64 calls and no search. "
+            in str(found)
         )
 
     def test_a_hidden_effect(self):
         found = self.measure(engine_of(), num_orders=20, max_metric_calls=1000)
         assert not found.matters
         assert found.calibrated.matters
-        assert "a search with calibrate=True" in str(found)
+        assert "a search (PLReorder with calibrate=True)" in str(found).splitlines()[-1]
 
     @pytest.mark.parametrize("options", [{"logprobs": False}, {}])
     def test_scores_alone(self, options):
