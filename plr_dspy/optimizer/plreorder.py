@@ -74,7 +74,7 @@ class PLReorder(Reorderer):
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None
             takes DSPy's setting. An example that runs for no order counts once. Answers that cannot be
-            parsed are wrong answers, not failures.
+            parsed are wrong answers, not failures. A metric whose first value is no number ends it at once.
         seed: Of everything random.
         log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
             (``state.json``) and the report (``report.json``). A compile with the same program, data
