@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +15,18 @@ from dspy.predict.predict import serialize_object
 from filelock import FileLock, Timeout
 
 from plr_dspy.programs.validation import check_log_dir
+from plr_dspy.report.schema import ErrorCount
 from plr_dspy.runtime.jsonl import append_json_line, mend_end, read_json_lines
 from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.scoring.cells import Cell, error_counts
 
 logger = logging.getLogger(__name__)
 
 FILE = "bootstrapped.jsonl"
 """In a log_dir: what the attempts belong to, then each of them."""
+
+NO_DEMO = "gave no demo"
+"""Outcome of an attempt that ended without an answer, or failed."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,23 @@ class Attempt:
         example: Its number in the trainset.
         demos: By predictor; empty where the answer was not right.
         tokens: Billed tokens by model and kind.
+        error: Class name of the exception that it ended in; empty where it ended in none.
+        message: First line of the exception's message.
     """
 
     example: int
     demos: dict[str, Any]
     tokens: dict[str, dict[str, int]]
+    error: str = ""
+    message: str = ""
+
+
+def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
+    """Count the attempts that ended in an exception, by its type."""
+    cells = [
+        (("", each.example), Cell(None, NO_DEMO, each.error, each.message)) for each in attempts if each.error
+    ]
+    return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})
 
 
 @contextmanager
@@ -120,6 +137,8 @@ class KeptAttempts:
             return
         demos = {name: serialize_object(dict(demo.items())) for name, demo in attempt.demos.items()}
         record = {"example": attempt.example, "demos": demos, "tokens": attempt.tokens}
+        if attempt.error:
+            record |= {"error": attempt.error, "message": attempt.message}
         line = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY, default=str)
         append_json_line(self.path, line)
         self.done[attempt.example] = _attempt(orjson.loads(line))
@@ -134,4 +153,5 @@ class KeptAttempts:
 
 def _attempt(record: dict[str, Any]) -> Attempt:
     demos = {name: dspy.Example(**fields) for name, fields in record["demos"].items()}
-    return Attempt(int(record["example"]), demos, record["tokens"])
+    error, message = (str(record.get(name, "")) for name in ("error", "message"))
+    return Attempt(int(record["example"]), demos, record["tokens"], error, message)

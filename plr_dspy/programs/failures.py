@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from plr_dspy.lm.errors import HOPELESS
 from plr_dspy.programs.calls import MetricTypeError
@@ -36,6 +36,7 @@ class Failures:
         scored: Whether the metric has returned a number before.
         max_errors: So many failures are too many.
         redact: Takes secrets out of messages.
+        ways_out: What else can be done when there are too many.
 
     Attributes:
         first: The first exception.
@@ -44,18 +45,20 @@ class Failures:
 
     def __init__(
         self,
-        names: Sequence[str],
+        names: Sequence[str] | Mapping[int, str],
         *,
         ran: Iterable[int],
         scored: bool,
         max_errors: int,
         redact: Callable[[str], str],
+        ways_out: str = "",
     ) -> None:
         self.first: BaseException | None = None
         self.fatal: BaseException | None = None
         self._names = names
         self._max_errors = max_errors
         self._redact = redact
+        self._ways_out = ways_out
         self._counts: Counter[int] = Counter()
         self._kinds: Counter[str] = Counter()
         self._ran = set(ran)
@@ -72,9 +75,9 @@ class Failures:
         what = f"{type(failure).__name__}: {self.first_line(failure)}"
         self._kinds[what] += 1
         if self._kinds[what] == 1:
-            logger.warning("%s was not scored: %s", name, what)
+            logger.warning("the call on %s failed: %s", name, what)
         elif is_milestone(self._kinds[what]):
-            logger.warning("%d calls were not scored, the last of %s: %s", self._kinds[what], name, what)
+            logger.warning("%d calls failed, the last of them on %s: %s", self._kinds[what], name, what)
         self._counts[example] += 1
         self.first = self.first or failure
         if self.fatal is not None:
@@ -87,7 +90,7 @@ class Failures:
             self.fatal = self._explain(failure, f"{name}: the first value of the metric is no number")
         elif count >= self._max_errors:
             reason = f"{name}: the last of {count} failures (max_errors={self._max_errors})"
-            self.fatal = self._explain(failure, reason)
+            self.fatal = self._explain(failure, reason + self._ways_out)
 
     def first_line(self, error: BaseException) -> str:
         """Of its message, in characters that can be written, without secrets."""
