@@ -16,9 +16,11 @@ from filelock import FileLock, Timeout
 
 from plr_dspy.programs.validation import check_log_dir
 from plr_dspy.report.schema import ErrorCount
+from plr_dspy.runtime.files import write_atomically
 from plr_dspy.runtime.jsonl import append_json_line, mend_end, read_json_lines
 from plr_dspy.runtime.signals import Interrupts
 from plr_dspy.scoring.cells import Cell, error_counts
+from plr_dspy.scoring.ledger import has_answers
 
 logger = logging.getLogger(__name__)
 
@@ -108,13 +110,12 @@ class KeptAttempts:
         if path.exists():
             mend_end(path)
         if not path.exists() or not path.stat().st_size:
-            if (path.parent / "cells.jsonl").exists():
+            if has_answers(path.parent / "cells.jsonl"):
                 raise ValueError(
                     f"log_dir {path.parent} belongs to another compile, which bootstrapped no demos: pass another "
                     "log_dir"
                 )
-            append_json_line(path, orjson.dumps({"identity": identity}))
-            return kept
+            return kept._begin(identity)
         try:
             first, *records = [value for _, value in read_json_lines(path)]
             same = first["identity"] == identity
@@ -124,11 +125,21 @@ class KeptAttempts:
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{path} cannot be read ({error}): pass another log_dir") from error
         if not (same or accept_changes):
+            holds_demos = any(attempt.demos for attempt in kept.done.values())
+            if not (holds_demos or has_answers(path.parent / "cells.jsonl")):
+                logger.info("%s holds no demo of another compile, and is begun anew", path)
+                return cls(path)._begin(identity)
             raise ValueError(
                 f"log_dir {path.parent} belongs to another compile: what decides the bootstrapped demos changed (the "
                 "program, the teacher, the metric, the trainset or an argument). Pass another log_dir"
             )
         return kept
+
+    def _begin(self, identity: str) -> KeptAttempts:
+        """Begin the file anew."""
+        assert self.path is not None
+        write_atomically(self.path, orjson.dumps({"identity": identity}) + b"\n")
+        return self
 
     def add(self, attempt: Attempt) -> None:
         """Keep an attempt, as it will be read from the file: as demos of a saved program are."""

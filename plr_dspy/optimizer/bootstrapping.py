@@ -113,12 +113,12 @@ class Bootstrapper:
                 error = raised
         tokens = token_counts(usage.get_total_tokens())
         if error is not None:
-            return Attempt(number, {}, tokens, type(error).__name__, self._noted(error, number))
+            return Attempt(number, {}, tokens, type(error).__name__, self._note(error, number))
         self._failures.note_answer(number, scored=True)
         demos = {name: made[0] for name, made in self._dspy.name2traces.items() if made and right}
         return Attempt(number, demos, tokens)
 
-    def _noted(self, error: Exception, number: int) -> str:
+    def _note(self, error: Exception, number: int) -> str:
         """Note that a call ended in an error, and return the first line of the error's message.
 
         Raises:

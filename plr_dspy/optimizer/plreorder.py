@@ -78,8 +78,9 @@ class PLReorder(Reorderer):
         seed: Of everything random.
         log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
             (``state.json``) and the report (``report.json``). A compile with the same program, data
-            and settings, or with a larger budget, goes on from there: no finished call is made again. None keeps
-            nothing.
+            and settings, or with a larger budget, goes on from there: no finished call is made again. As long as it
+            holds no score, and no demo of a teacher, any other compile may start there, with its whole budget. None
+            keeps nothing.
         accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
             what it was, because the scores paid for there hold all the same; the examples must be the same ones.
         track_stats: Leave `DetailedResults` at the compiled program's ``detailed_results``, as `dspy.GEPA` does.

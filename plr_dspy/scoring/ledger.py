@@ -206,6 +206,19 @@ class Ledger:
                 unsettled.append(key)
 
 
+def has_answers(path: Path) -> bool:
+    """Whether a call that the file holds ended with an answer; a file that is not there holds none.
+
+    Raises:
+        ValueError: when it cannot be read.
+    """
+    if not path.exists():
+        return False
+    ledger = Ledger(path)
+    ledger.close()
+    return bool(ledger.examples_that_ran())
+
+
 def _logprobs(record: dict[str, Any]) -> tuple[float, ...] | None:
     if "logprobs" not in record:
         return None
