@@ -1,6 +1,7 @@
 """Every test run has a DSPy cache of its own, and no network look-ups."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -43,6 +44,13 @@ LOCAL_MODEL = {
 """Their tests run one after another in one process: two servers would share the cores."""
 WITHOUT_MODEL = ("test_runs[02_",)
 """Those of them that call no model."""
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector of garbage what has been imported by now, which is much and stays."""
+    gc.collect()
+    gc.freeze()
+
 
 # A server that takes gigabytes: `make test-vllm`.
 collect_ignore = [] if "PLR_DSPY_VLLM" in os.environ else ["on_vllm"]

@@ -1,5 +1,6 @@
 """Runs a notebook of `notebooks/` in a folder of its own."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -8,11 +9,14 @@ import nbclient
 import nbformat
 from jupyter_client.kernelspec import KernelSpec
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+TESTS = Path(__file__).parent
+NOTEBOOKS = TESTS.parent / "notebooks"
 SECONDS = 600
 """Most that a cell may take."""
+BRIEF = {"from plr_dspy.data import load_reviews": "from brief import brief_reviews as load_reviews"}
 SHORTER = {
-    "01_quickstart.ipynb": {"max_metric_calls=120": "max_metric_calls=40", '"test")[:40]': '"test")[:4]'},
+    "01_quickstart.ipynb": BRIEF
+    | {"max_metric_calls=120": "max_metric_calls=40", '"test")[:40]': '"test")[:4]'},
     "03_compare_methods.ipynb": {
         "BUDGET = 400": "BUDGET = 200",
         "range(8)": "range(2)",
@@ -20,14 +24,15 @@ SHORTER = {
         "num_candidates=4": "num_candidates=2",
         "num_candidates=8": "num_candidates=3",
     },
-    "04_several_predictors_vllm.ipynb": {"= 1, 50, 6": "= 1, 24, 2"},
-    "05_choosing_demos.ipynb": {"max_metric_calls=300": "max_metric_calls=60", '"test")[:40]': '"test")[:4]'},
+    "04_several_predictors_vllm.ipynb": BRIEF | {"= 1, 50, 6": "= 1, 24, 2", "max_tokens=24": "max_tokens=6"},
+    "05_choosing_demos.ipynb": BRIEF
+    | {"max_metric_calls=300": "max_metric_calls=60", '"test")[:40]': '"test")[:4]'},
 }
-"""What stands in place of numbers that take minutes, by notebook."""
+"""What stands in place of numbers that take minutes, and of long reviews, by notebook."""
 
 
 def run_notebook(name: str, folder: Path) -> nbformat.NotebookNode:
-    """The notebook, with fewer calls, and the outputs of this run; an exception of a cell is raised.
+    """The notebook, with fewer and shorter calls, and the outputs of this run; an exception of a cell is raised.
 
     The kernel is that of this environment, not one that a user has registered by its name.
     """
@@ -39,7 +44,8 @@ def run_notebook(name: str, folder: Path) -> nbformat.NotebookNode:
     client = nbclient.NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(folder)}})
     client.km = client.create_kernel_manager()
     client.km._kernel_spec = KernelSpec(
-        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        env={"PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))},
     )
     return client.execute()
 

@@ -18,11 +18,10 @@ from plr_dspy.calibration.readings import readings
 from plr_dspy.label_probabilities.servers import NoProbabilities
 from plr_dspy.programs.content_free import CONTENT_FREE, check_text_inputs
 from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.inputs import check_examples, check_fields
 from plr_dspy.programs.splits import shown_by, value_key
 from plr_dspy.programs.validation import (
     check_demos,
-    check_examples,
-    check_fields,
     check_language_model,
     check_student,
     whole_number,
@@ -124,7 +123,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             student, predictor = student.program, predictor or student.predictor
         check_student(student)
         check_demos(student)
-        check_examples("trainset", trainset)
+        check_examples("trainset", trainset, student)
         check_language_model(student)
         output = finite_output_of(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output)

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
+from plr_dspy.compilation.budget import most_calls
 from plr_dspy.compilation.engine import Compilation
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.candidates import candidate_programs
@@ -219,7 +220,7 @@ class Reorderer(Teleprompter, Optimizer):
         """
         job = prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed))
         make_purse(job, self.max_cost)
-        return estimate(job)
+        return estimate(job, max_cost=self.max_cost, max_seconds=self.max_seconds)
 
     def get_params(self) -> dict[str, Any]:
         """The arguments, as a dict of its own: trackers add to what they get."""
@@ -251,7 +252,8 @@ class Reorderer(Teleprompter, Optimizer):
         limits = {
             name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds", "max_cost")
         }
-        settings = {**job.settings(), **limits}
+        most = most_calls(len(job.splits.train) + len(job.splits.selection))
+        settings = {**job.settings(), **limits, "most_useful_calls": most}
         seconds = time.monotonic() - started
         self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
         factory = ProgramFactory(job.program)

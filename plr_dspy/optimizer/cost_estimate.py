@@ -46,9 +46,11 @@ class Estimate:
             prompts cannot be told from the examples, as with predictors that read each other's outputs.
         cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
             prices that come with litellm, without hidden reasoning. None where that is not known: where no price is
-            known for a model, or a language model scores the answers.
+            known for a model, or a language model scores the answers. As if there were no `max_cost`.
         bootstrap_calls: Program calls that make demos before, at most; they are part of `program_calls`.
         noun: What is scored, in a word.
+        max_cost, max_seconds: Limits that may end the compile earlier; None for none.
+        affordable_calls: As many of the `program_calls` as `max_cost` pays for, about; None where `cost` is.
     """
 
     orders: dict[str, int]
@@ -69,6 +71,26 @@ class Estimate:
     scored_on: str = "train examples"
     bootstrap_calls: int = 0
     noun: str = "order"
+    max_cost: float | None = None
+    max_seconds: float | None = None
+    affordable_calls: int | None = None
+
+    @property
+    def _ends_by_cost(self) -> bool:
+        """Tell whether the money is known to pay for fewer calls than there may be."""
+        return self.affordable_calls is not None and self.affordable_calls < self.program_calls
+
+    @property
+    def _limits(self) -> str:
+        """Say what other limits than that of calls do."""
+        if not self.program_calls:
+            return ""
+        effect = "may end it earlier" if self.affordable_calls is None else "pays for all of them"
+        if self._ends_by_cost:
+            effect = f"ends it earlier, after about {self.affordable_calls:,} calls at this price"
+        cost = "" if self.max_cost is None else f"; max_cost=${self.max_cost:g} {effect}"
+        seconds = "" if self.max_seconds is None else f"; max_seconds={self.max_seconds:g} may end it earlier"
+        return cost + seconds
 
     @property
     def _scored_on(self) -> str:
@@ -85,8 +107,9 @@ class Estimate:
         cost = "" if self.cost is None else f", about {dollars(self.cost)} (answers as long as the demos')"
         orders = ", ".join(f"{name}: {prompt_count(count)}" for name, count in self.orders.items())
         return (
-            f"at most {self.program_calls:,} program calls, prompt tokens {tokens}{cost}\n"
-            f"  search: about {self.search_calls:,} calls, {self.num_orders:,} {self.noun}s on {self._scored_on}\n"
+            f"at most {self.program_calls:,} program calls, prompt tokens {tokens}{cost}{self._limits}\n"
+            + ("  without max_cost:\n" if self._ends_by_cost else "")
+            + f"  search: about {self.search_calls:,} calls, {self.num_orders:,} {self.noun}s on {self._scored_on}\n"
             + (
                 f"  bootstrapped demos: at most {self.bootstrap_calls:,} calls\n"
                 if self.bootstrap_calls
@@ -99,8 +122,14 @@ class Estimate:
         )
 
 
-def estimate(job: Job, *, bootstrap_calls: int = 0) -> Estimate:
-    """The cost of a prepared compile, and of calls that make demos before."""
+def estimate(
+    job: Job,
+    *,
+    bootstrap_calls: int = 0,
+    max_cost: float | None = None,
+    max_seconds: float | None = None,
+) -> Estimate:
+    """The cost of a prepared compile, and of calls that make demos before; limits are those of `PLReorder`."""
     tokens = tokens_a_call(job)
     prompt_tokens = None if tokens is None else sum(counts["prompt_tokens"] for counts in tokens.values())
     dollars_a_call = cost_a_call(job, tokens)
@@ -128,7 +157,19 @@ def estimate(job: Job, *, bootstrap_calls: int = 0) -> Estimate:
         scored_on=job.optimizer.scored_on,
         bootstrap_calls=bootstrap_calls,
         noun=job.slots.noun,
+        max_cost=max_cost,
+        max_seconds=max_seconds,
+        affordable_calls=_affordable(all_calls, dollars_a_call, max_cost),
     )
+
+
+def _affordable(num_calls: int, dollars_a_call: float | None, max_cost: float | None) -> int | None:
+    """As many of the calls as the money pays for; None where nobody knows what a call costs."""
+    if dollars_a_call is None:
+        return None
+    if max_cost is None or not dollars_a_call:
+        return num_calls
+    return min(num_calls, int(max_cost / dollars_a_call))
 
 
 def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:

@@ -201,7 +201,7 @@ class PLFewShot(PLReorder):
         calls = self._most_attempts(draft)
         job = self._job(draft, draft.stand_ins(calls))
         make_purse(job, self.max_cost, share=BOOTSTRAP_SHARE if calls else 0.0)
-        return estimate(job, bootstrap_calls=calls)
+        return estimate(job, bootstrap_calls=calls, max_cost=self.max_cost, max_seconds=self.max_seconds)
 
     def finished(
         self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective

@@ -20,25 +20,22 @@ from plr_dspy.optimizer.detailed_results import without_results
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.inputs import check_examples, check_fields
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.programs.validation import (
     check_demos,
-    check_examples,
-    check_fields,
     check_language_model,
     check_student,
 )
 from plr_dspy.report.schema import Signal
+from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
-
-FEW_EXAMPLES = 30
-"""With fewer, chance decides which order looks best."""
 
 
 class Optimizer(ABC):
@@ -268,8 +265,8 @@ def checked_copy(
     _check_hooks(optimizer)
     student = optimizer.bare(student)
     check_student(student)
-    check_examples("trainset", trainset)
-    check_examples("valset", valset)
+    check_examples("trainset", trainset, student)
+    check_examples("valset", valset, student)
     check_language_model(student)
     check_demos(student)
     check_fields(student, trainset=trainset, valset=valset)
@@ -289,11 +286,12 @@ def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) 
     """Say so where chance decides which order looks best."""
     if num_usable >= FEW_EXAMPLES or not optimizer.judges:
         return
-    others = f" of {num_given} (others are shown by demos, or given twice)" * (num_given > num_usable)
+    others = num_given > num_usable
     logger.warning(
-        "only %d%s examples can score orders of the demos: chance alone moves an order's score on so few by %.2f, so "
-        "that little can be found; pass 100 or more",
+        "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order by "
+        "%.2f, so little can be found: pass 100 examples or more",
         num_usable,
-        others,
+        f"of the {num_given} " * others,
+        " (the others are demos, or given twice)" * others,
         (0.25 / num_usable) ** 0.5,
     )

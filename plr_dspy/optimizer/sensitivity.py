@@ -19,8 +19,9 @@ from plr_dspy.optimizer.job import Job, Setup, by_metric, prepare
 from plr_dspy.optimizer.signal import label_shares, label_work
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, Work
+from plr_dspy.programs.inputs import check_examples
 from plr_dspy.programs.label_calls import LabelWork
-from plr_dspy.programs.validation import check_examples, whole_number
+from plr_dspy.programs.validation import check_student, whole_number
 from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.scoring.cells import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
@@ -83,7 +84,9 @@ class RandomSample(Reorderer):
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, and say how far apart they lie."""
-        check_examples("dataset", dataset)
+        with _own_names():
+            check_student(program)
+        check_examples("dataset", dataset, program)
         if len(dataset) < 2:
             raise ValueError(
                 f"dataset must hold at least two examples; got {len(dataset)}: pass some 30 or more"

@@ -7,6 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -35,7 +36,7 @@ class OrderingSpace:
         """Blocks of the given sizes in which all items differ."""
         return cls(tuple(tuple(range(size)) for size in sizes))
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of items of each block."""
         return tuple(len(block) for block in self.kinds)
@@ -68,6 +69,9 @@ class OrderingSpace:
             raise ValueError(
                 f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
             )
+        for permutation, kinds in zip(ordering, self.kinds, strict=True):
+            if sorted(permutation) != list(range(len(kinds))):
+                raise ValueError(f"expected a permutation of 0..{len(kinds) - 1}; got {tuple(permutation)!r}")
         return tuple(_canonical(perm, kinds) for perm, kinds in zip(ordering, self.kinds, strict=True))
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
@@ -78,7 +82,7 @@ class OrderingSpace:
         items = list(ordering[block])
         item = items.pop(place)
         items.insert(int(rng.integers(len(items) + 1)), item)
-        return self.canonical([*ordering[:block], items, *ordering[block + 1 :]])
+        return (*ordering[:block], _canonical(items, self.kinds[block]), *ordering[block + 1 :])
 
     def enumerate(self) -> Iterator[Ordering]:
         """Every distinct ordering once, the identity first."""
@@ -86,8 +90,6 @@ class OrderingSpace:
 
 
 def _canonical(permutation: Sequence[int], kinds: tuple[int, ...]) -> Permutation:
-    if sorted(permutation) != list(range(len(kinds))):
-        raise ValueError(f"expected a permutation of 0..{len(kinds) - 1}; got {tuple(permutation)!r}")
     if len(set(kinds)) == len(kinds):
         return tuple(permutation)
     waiting: dict[int, deque[int]] = {}

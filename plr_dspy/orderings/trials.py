@@ -45,7 +45,8 @@ class Iteration:
         num_new: How many of those had not been scored before.
         mean_score, best_score: Over this round's orderings.
         elite_score: Score of the last ordering that became an elite.
-        best_score_so_far: Over all rounds; as the search estimates it, where it has a model.
+        best_score_so_far: Over all rounds; as the search estimates it, where it has a model. Like `elite_score`, it
+            never lies outside of what single scores can be.
         best_ordering: The ordering with that score, one permutation for each block.
         program_calls: Distinct program calls made since the start.
         mode_probability: Probability of each block's most probable ordering after the round.

@@ -227,6 +227,9 @@ def add_labelled_demos(
             filled.append(name)
     if filled:
         logger.warning(
-            "student has no demos: added %d labelled examples of the trainset to %s", len(demos), filled
+            "student has no demos: added %d labelled examples of the trainset to %s; num_demos sets how many (None "
+            "refuses a student without demos), and PLFewShot chooses which",
+            len(demos),
+            filled,
         )
     return filled

@@ -9,8 +9,7 @@ import numbers
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import dspy
 import numpy as np
 
 from plr_dspy.programs.copies import language_models, named_predictors
+from plr_dspy.programs.inputs import forward_of
 from plr_dspy.programs.saving import json_obstacle
 
 logger = logging.getLogger(__name__)
@@ -91,21 +91,6 @@ def number(name: str, value: Any, *, above: float | None = None) -> float | None
     return result
 
 
-def check_examples(name: str, examples: Any) -> None:
-    """Raise unless this is a sequence of `dspy.Example` with inputs set."""
-    if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
-        raise TypeError(f"{name} must be a list of dspy.Example; got {type(examples).__name__}")
-    for i, example in enumerate(examples):
-        if not isinstance(example, dspy.Example):
-            raise TypeError(
-                f"{name}[{i}] must be a dspy.Example; got {type(example).__name__}: wrap it in dspy.Example"
-            )
-        if not getattr(example, "_input_keys", None):
-            raise ValueError(
-                f"{name}[{i}] has no inputs: pass what example.with_inputs(...) returns, with the names of the inputs"
-            )
-
-
 def check_student(student: Any) -> None:
     """Raise unless this is a program with predictors."""
     if not isinstance(student, dspy.Module):
@@ -120,7 +105,7 @@ def check_student(student: Any) -> None:
         raise TypeError(
             "student is an Ensemble: compile its members with PLReorder first, then ensemble them"
         )
-    forward = _forward(student)
+    forward = forward_of(student)
     is_async = inspect.iscoroutinefunction(forward)
     if is_async or (forward is None and hasattr(student, "aforward")):
         raise TypeError(
@@ -192,55 +177,3 @@ def check_log_dir(log_dir: Path) -> None:
             pass
     except (OSError, ValueError) as error:  # ValueError: of a null byte
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
-
-
-def check_fields(student: dspy.Module, **datasets: Sequence[dspy.Example]) -> None:
-    """Raise when an example lacks an input of the program, or when no prompt shows a field of any demo.
-
-    What larger programs pass to their predictors cannot be known before they run.
-    """
-    takes = _inputs_taken(student)
-    for dataset, examples in datasets.items():
-        for i, example in enumerate(examples):
-            given = example.inputs().keys()
-            if problem := takes(set(given)):
-                raise ValueError(
-                    f"{dataset}[{i}] must give the student's inputs: {problem}; it has {sorted(given)}: rename "
-                    "the fields of the examples or of the program, or name the inputs in with_inputs"
-                )
-    mismatches = [
-        f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
-        for name, predictor in named_predictors(student)
-        if predictor.demos
-        and not (held := {field for demo in predictor.demos for field in demo})
-        & (shown := set(predictor.signature.fields))
-    ]
-    if mismatches and len(mismatches) == sum(bool(predictor.demos) for predictor in student.predictors()):
-        raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
-
-
-def _forward(student: dspy.Module) -> Callable[..., Any] | None:
-    """The method that a call runs; DSPy warns where it is read as an attribute."""
-    method = getattr(type(student), "forward", None)
-    return vars(student).get("forward") or (method and partial(method, student))
-
-
-def _inputs_taken(student: dspy.Module) -> Callable[[set[str]], str]:
-    """A function that says what is wrong with an example's input names; empty if nothing is."""
-    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-        signature = student.predictors()[0].signature
-        needed = {name for name, field in signature.input_fields.items() if field.is_required()}
-        return lambda given: f"it needs {sorted(needed)}" if needed - given else ""
-    try:
-        forward = inspect.signature(_forward(student) or student)
-    except (TypeError, ValueError):  # not written in Python
-        return lambda given: ""
-
-    def problem(given: set[str]) -> str:
-        try:
-            forward.bind(**dict.fromkeys(given))
-        except TypeError as error:
-            return f"forward{forward} cannot take them ({error})"
-        return ""
-
-    return problem

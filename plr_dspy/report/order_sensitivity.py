@@ -12,6 +12,11 @@ SIGNIFICANT = 0.05
 WORTHWHILE = 0.01
 """From this gain on, a search is said to be worth its calls."""
 
+PROMISING = ("worth", "may pay")
+"""Outlooks that a search is recommended for."""
+
+CALIBRATING = "PLReorder with calibrate=True"
+
 
 @dataclass(frozen=True)
 class OrderSensitivity:
@@ -64,66 +69,88 @@ class OrderSensitivity:
     def __str__(self) -> str:
         said = (
             f"{len(self.scores)} of {self.num_distinct:,} orders of the demos {self._range()} on {self.num_examples} "
-            f"examples, the program's own {self.scores[0]:.3f} ({self.program_calls:,} program calls).\n"
-            f"{self._verdict()}"
+            f"examples, the program's own {self.scores[0]:.3f} ({self.program_calls:,} program calls)."
         )
-        if (moved := self.calibrated) is None:
-            return said
-        own, before = moved.scores[0], sum(self.scores) / len(self.scores)
-        first = "Calibrate first, which needs no search (BatchCalibration): c" if own > before else "C"
-        return (
-            f"{said}\n{first}alibrated, they {moved._range()}, the program's own {own:.3f}, by the same calls. "
-            f"{moved._verdict(calibrate=True)}"
-        )
+        num_answers = len(self.scores) * self.num_examples
+        if 2 * self.num_unusable > num_answers:
+            return (
+                f"{said}\n{self.num_unusable:,} of {num_answers:,} answers could not be parsed, or had a prompt too "
+                "long for the model, and count as wrong: this says nothing about the order.\nRecommended: see what the "
+                "model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
+            )
+        said = f"{said}\n{self._finding()}"
+        if (moved := self.calibrated) is not None:
+            own = f"the program's own {moved.scores[0]:.3f}"
+            said += f"\nCalibrated, they {moved._range()}, {own}, by the same calls. {moved._finding()}"
+        return f"{said}\nRecommended: {self._recommendation()}"
+
+    __repr__ = __str__
 
     def _range(self) -> str:
         return f"score {min(self.scores):.3f} to {max(self.scores):.3f}"
 
-    __repr__ = __str__
+    @property
+    def _outlook(self) -> str:
+        """What a search would come to, in a word: it is worth its calls, may pay, finds nothing, or nobody knows."""
+        unchanged = not self.noise and not self.deviation
+        if unchanged or self.gain_interval[1] < WORTHWHILE:
+            return "nothing"
+        if not self.matters or self.expected_gain < WORTHWHILE:
+            return "unknown"
+        return "worth" if self.gain_interval[0] > 0 else "may pay"
 
-    def _verdict(self, *, calibrate: bool = False) -> str:
-        """Say whether a search has anything to find; one that calibrates is named."""
-        num_answers, high = len(self.scores) * self.num_examples, self.gain_interval[1]
-        if 2 * self.num_unusable > num_answers:
-            return (
-                f"{self.num_unusable:,} of {num_answers:,} answers could not be parsed, or had a prompt too long for "
-                "the model, and count as wrong: this says nothing about the order. See what the model answers "
-                "(dspy.inspect_history()), mend the program or the adapter, and run this again."
-            )
-        every = self.num_searched == self.num_distinct
+    def _finding(self) -> str:
+        """Say whether the order matters, and what the best one should gain."""
+        every, (low, high) = self.num_searched == self.num_distinct, self.gain_interval
         best = f"the best of {'all ' if every else ''}{self.num_searched}{'' if every else ' random'} orders"
         most = f"on new examples {best} may be up to {high:+.3f} better than the program's own"
         if not self.noise and not self.deviation:
-            return f"No answer changed with the order: a search has nothing to find here ({most})."
-        if self.matters:
-            return self._gain(best, " with calibrate=True" * calibrate)
-        chance = f"Chance alone would put them as far apart (p = {self.p_value:.3f})"
-        if high < WORTHWHILE:
-            return f"{chance}: a search has nothing to find ({most})."
-        return (
-            f"{chance}: it is not known whether the order matters. True scores of orders may have a standard "
-            f"deviation of up to {self.deviation_interval[1]:.3f}; {most}. {self._advice()}"
-        )
-
-    def _gain(self, best: str, how: str) -> str:
-        """Say what a search should gain, where the order matters."""
-        low, high = self.gain_interval
-        if high < WORTHWHILE:
-            verdict, advice = "but the program's own is a good one already", ""
-        elif low > 0 and self.expected_gain >= WORTHWHILE:
-            verdict, advice = f"and a search{how} is worth its calls", ""
-        elif self.expected_gain >= WORTHWHILE:
-            verdict, advice = f"and a search{how} may pay", f" {self._advice()}"
-        else:
-            verdict, advice = "but the program's own may be a good one already", f" {self._advice()}"
-        ends = "[{:.3f}, {:.3f}]".format(*self.deviation_interval)
+            return f"No answer changed with the order ({most})."
+        least, largest = self.deviation_interval
+        if not self.matters:
+            chance = f"Chance alone would put them as far apart (p = {self.p_value:.3f})"
+            if self._outlook == "nothing":
+                return f"{chance}; {most}."
+            return (
+                f"{chance}: it is not known whether the order matters. True scores of orders may have a standard "
+                f"deviation of up to {largest:.3f}; {most}."
+            )
+        own = {"nothing": "is", "unknown": "may be"}.get(self._outlook)
         return (
             f"The order matters (p = {self.p_value:.4f}; true scores of orders have a standard deviation of "
-            f"{self.deviation:.3f} {ends}), {verdict}: {best} should be {self.expected_gain:+.3f} "
-            f"[{low:+.3f}, {high:+.3f}] better.{advice}"
+            f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}])"
+            + (f", but the program's own {own} a good one already" if own else "")
+            + f": {best} should be {self.expected_gain:+.3f} [{low:+.3f}, {high:+.3f}] better."
         )
 
-    def _advice(self) -> str:
+    def _recommendation(self) -> str:
+        """Say the one thing to do: calibrate where that raises the score, and search where that may find something."""
+        if (moved := self.calibrated) is None:
+            return self._search_advice()
+        if moved.scores[0] <= sum(self.scores) / len(self.scores):
+            hidden = self._outlook not in PROMISING and moved._outlook in PROMISING
+            return moved._search_advice(calibrate=True) if hidden else self._search_advice()
+        return (
+            "calibrate first (BatchCalibration), which takes 64 calls and no search. "
+            + {
+                "nothing": "After that, a search has nothing to find.",
+                "unknown": "Whether a search pays after that is not known from these calls. " + moved._more(),
+                "may pay": f"After that, a search ({CALIBRATING}) may pay. {moved._more()}",
+                "worth": f"After that, a search ({CALIBRATING}) is worth its calls.",
+            }[moved._outlook]
+        )
+
+    def _search_advice(self, *, calibrate: bool = False) -> str:
+        """Say whether to search, and what would tell where that is not sure."""
+        search = f"a search ({CALIBRATING if calibrate else 'PLReorder'})"
+        return {
+            "nothing": "no search, which has nothing to find here.",
+            "unknown": f"no search yet. {self._more()}",
+            "may pay": f"{search}, which may pay. {self._more()}",
+            "worth": f"{search}, which is worth its calls.",
+        }[self._outlook]
+
+    def _more(self) -> str:
         """Say what would narrow the interval of the gain.
 
         Its error is that of the program's own score, from too few examples, and about twice that of the mean of
@@ -133,5 +160,11 @@ class OrderSensitivity:
         few_orders = count < self.num_distinct and self.noise < 2 * self.deviation / math.sqrt(count - 1)
         if self.matters and few_orders:
             more = min(4 * count, self.num_distinct)
-            return f"More orders would tell: num_orders={more}, max_metric_calls={more * self.num_examples}."
-        return f"More examples would tell: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
+            return (
+                f"To be surer, run this again with more orders: num_orders={more}, "
+                f"max_metric_calls={more * self.num_examples}."
+            )
+        return (
+            f"To be surer, run this again with more examples: {more:,} of them (max_metric_calls={more * count}) "
+            "about halve these limits."
+        )

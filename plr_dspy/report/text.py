@@ -19,6 +19,9 @@ ENOUGH_TO_GIVE_UP = 20
 ENOUGH_COMPARED = 0.8
 """If both orders were scored on this share of all examples, more calls would tell little."""
 
+FEW_EXAMPLES = 30
+"""With fewer, chance decides which order looks best."""
+
 BUDGET = "budget"
 """The reason for its end that a search gives when it used all of its calls."""
 
@@ -262,8 +265,14 @@ def _advice(report: Report) -> list[str]:
     if not evidence.num_differing:
         met = f"only {evidence.num_met} examples were scored under two {noun(report)}s or more"
         seen = f"{met}, and no score differed"
-    if not racing or evidence.num_compared >= ENOUGH_COMPARED * usable:
+    ended = report.stopped == BUDGET
+    # So few examples have no use for a larger budget: it would be cut to the same number of calls.
+    all_used = ended and (settings.get("max_metric_calls") or 0) >= settings.get(
+        "most_useful_calls", math.inf
+    )
+    if not racing or all_used or evidence.num_compared >= ENOUGH_COMPARED * usable:
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
-    if report.stopped == BUDGET:
-        return [f"{seen}: a larger budget (max_metric_calls) would tell more"]
+    if ended:
+        examples = " and more examples" * (usable < FEW_EXAMPLES)
+        return [f"{seen}: a larger budget (max_metric_calls){examples} would tell more"]
     return [f"{seen}: the search was ended early ({report.stopped})"]

@@ -123,7 +123,7 @@ class ThompsonSearch(Search):
         """Fit the process to all scores, and the distributions to the orderings it deems best.
 
         Returns:
-            These elites with the process' estimates of their scores, best first.
+            These elites with the process' estimates of their scores, best first, within what scores can be.
 
         Raises:
             ValueError: when there are no trials, or one has no finite scores by example; nothing is learnt then.
@@ -141,7 +141,7 @@ class ThompsonSearch(Search):
         elites = best[: self._num_elites(len(best))]
         self.proposal.reset()
         self.proposal.refit(elites)
-        return elites
+        return self.model.shown(elites, self._scores)
 
     def _fit(self, earlier: Mapping[str, Any]) -> None:
         """Replace the fit whole, so that an interrupt finds one that fits together."""
@@ -167,9 +167,13 @@ class ThompsonSearch(Search):
         return ordering, scores
 
     def ranked(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
-        """The process' estimates of the trials' orderings, best first; without those it has ruled out."""
+        """The process' estimates of the trials' orderings, best first and within what scores can be.
+
+        Those that it has ruled out are missing.
+        """
         asked = {trial.ordering for trial in trials}
-        return [estimate for estimate in self._fitted.estimates() if estimate.ordering in asked]
+        found = [estimate for estimate in self._fitted.estimates() if estimate.ordering in asked]
+        return self.model.shown(found, self._scores)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -16,8 +16,8 @@ from plr_dspy.experiments.runs.results import Run, read_results
 from plr_dspy.experiments.runs.runner import Experiment, Worker
 from plr_dspy.experiments.runs.served_model import ServedModel
 
-HELD_OUT = 2
-COMMON = ["--tasks", "mr", "--pool", "6", "--test", str(HELD_OUT)]
+POOL, HELD_OUT = 4, 2
+COMMON = ["--tasks", "mr", "--pool", str(POOL), "--test", str(HELD_OUT)]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_every_run_has_its_line(made):
     assert set(results) == expected | {Run("mr", 3, 1, "DEmO")}
     for result in results.values():
         assert len(result.scores) == HELD_OUT
-        assert result.settings["pool"] == 6
+        assert result.settings["pool"] == POOL
         assert (result.orderings is None) == (result.run.method == "DEmO")
     assert results["mr", 3, 1, "Static"].orderings == ((0, 1, 2),)
     assert results["mr", 3, 1, "Static"].program_calls["total"] == 0
@@ -99,7 +99,7 @@ def test_a_dry_run_says_what_is_missing(data, made, capsys):
 
 
 def test_no_run_makes_more_calls_than_it_said(data, made):
-    experiment = Experiment(Protocol(pool=6, test=HELD_OUT), ServedModel(), folder=made, data_dir=data)
+    experiment = Experiment(Protocol(pool=POOL, test=HELD_OUT), ServedModel(), folder=made, data_dir=data)
     with Worker(experiment) as worker:
         for name, result in by_run(made).items():
             held_out = 6 * HELD_OUT if name.method == "Ranking" else HELD_OUT
@@ -108,7 +108,7 @@ def test_no_run_makes_more_calls_than_it_said(data, made):
 
 def test_other_settings_need_another_folder(data, made, capsys):
     assert run(data, made, "--num-demos", "3", "--pool", "12") == cli.USER_ERROR
-    assert "pool=6 there, 12 now" in capsys.readouterr().err
+    assert f"pool={POOL} there, 12 now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

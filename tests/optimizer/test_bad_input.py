@@ -38,6 +38,11 @@ class Wrapped(dspy.Module):
         return self.answer(question=question)
 
 
+class Anything(Wrapped):
+    def forward(self, **inputs):
+        return self.answer(**inputs)
+
+
 class Async(Wrapped):
     async def forward(self, question):
         return await self.answer.acall(question=question)
@@ -169,9 +174,39 @@ COMPILE = [
         student,
         {"trainset": [{"question": "q"}]},
         TypeError,
-        r"trainset\[0\] must be .*wrap it in dspy.Example",
+        r'trainset\[0\] must be a dspy.Example; got dict: pass \[dspy.Example\(\*\*example\).with_inputs\("question"\) '
+        r"for example in trainset\]$",
     ),
-    (student, {"trainset": [dspy.Example(question="q")] * 9}, ValueError, r"trainset\[0\].*with_inputs"),
+    (
+        student,
+        {"trainset": [("question 1", "answer 1")]},
+        TypeError,
+        r'got tuple: pass \[dspy.Example\(...\).with_inputs\("question"\) for example in trainset\]$',
+    ),
+    (
+        student,
+        {"trainset": [dspy.Example(question="q")] * 9},
+        ValueError,
+        r'trainset\[0\] has no inputs: pass \[example.with_inputs\("question"\) for example in trainset\]$',
+    ),
+    (
+        Wrapped,
+        {"valset": [dspy.Example(question="q")] * 9},
+        ValueError,
+        r'valset\[0\] has no inputs: pass \[example.with_inputs\("question"\) for example in valset\]$',
+    ),
+    (
+        student,
+        {"trainset": [dspy.Example(text="t")] * 9},
+        ValueError,
+        r"pass \[example.with_inputs\(...\) for .*\], with the names of the inputs; the student needs \['question'\]",
+    ),
+    (
+        Anything,
+        {"trainset": [{"question": "q"}] * 9},
+        TypeError,
+        r"\.with_inputs\(...\) for example in trainset\], with the names of the inputs$",
+    ),
     (
         student,
         {"trainset": [*EXAMPLES, dspy.Example(text="t", answer="a").with_inputs("text")]},
@@ -240,7 +275,7 @@ def test_an_example_that_is_given_again_is_no_further_evidence(engine, caplog):
         student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13]
     )
     assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
-    assert "only 9 of 127 (others are shown by demos, or given twice) examples" in caplog.text
+    assert "only 9 of the 127 examples can score orders of the demos (the others are" in caplog.text
     with pytest.raises(ValueError, match="1 are left, the others are shown by demos or given twice"):
         optimizer().compile(student(), trainset=[EXAMPLES[-1]] * 30)
 

@@ -209,6 +209,62 @@ class TestEstimate:
         assert found.prompt_tokens is not None
         assert found.cost is None
 
+    @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
+    def test_says_when_max_cost_ends_it(self, engine, kind, demos):
+        def asked(**limits):
+            return kind(exact_match, **limits).estimate(student(demos), trainset=EXAMPLES)
+
+        without = asked()
+        limit = round(0.25 * without.cost, 4)
+        found, ample = asked(max_cost=limit), asked(max_cost=2 * without.cost)
+        assert without.affordable_calls == ample.affordable_calls == without.program_calls
+        assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
+        assert (found.max_cost, found.cost, found.program_calls) == (
+            limit,
+            without.cost,
+            without.program_calls,
+        )
+        says = f"; max_cost=${limit:g} ends it earlier, after about {found.affordable_calls:,} calls at this price"
+        assert str(found).splitlines()[0].endswith(says)
+        assert str(found).splitlines()[1] == "  without max_cost:"
+        assert says in repr(found)
+        assert str(ample).splitlines()[0].endswith(" pays for all of them")
+        assert "without max_cost" not in str(ample)
+        assert "max_" not in str(without)
+
+    def test_knows_about_how_many_calls_max_cost_pays_for(self, monkeypatch):
+        engine = UnevenEngine()
+        monkeypatch.setattr("plr_dspy.optimizer.cost_estimate.cost_of", lambda tokens: A_CALL)
+        with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
+            reorder = optimizer(max_cost=300 * A_CALL)
+            found = reorder.estimate(student(), trainset=EXAMPLES)
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert 0.9 * found.affordable_calls < engine.num_calls <= found.affordable_calls == 300
+
+    def test_says_that_limits_whose_calls_nobody_knows_may_end_it(self, engine):
+        found = optimizer(max_seconds=60).estimate(student(), trainset=EXAMPLES)
+        assert str(found).splitlines()[0].endswith("; max_seconds=60 may end it earlier")
+        assert found.max_seconds == 60
+
+        class Two(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = student(), dspy.Predict("question, draft -> answer")
+
+            def forward(self, question):
+                return self.second(question=question, draft=self.first(question=question).answer)
+
+        found = optimizer(max_cost=1.0).estimate(Two(), trainset=EXAMPLES)
+        assert found.affordable_calls is None
+        assert "; max_cost=$1 may end it earlier\n" in str(found)
+
+    def test_says_no_limit_of_a_compile_that_makes_no_call(self, engine):
+        program = student(2)
+        program.demos = EXAMPLES[:1] * 2
+        found = optimizer(max_cost=1.0, max_seconds=60).estimate(program, trainset=EXAMPLES)
+        assert found.program_calls == 0
+        assert "max_" not in str(found)
+
     def test_asks_the_metric_nothing(self, engine):
         def metric(example, prediction):
             raise AssertionError

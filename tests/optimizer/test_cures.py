@@ -116,9 +116,12 @@ class TestSets:
 
     def test_inputs(self):
         bare = [dspy.Example(question=e.question, answer=e.answer) for e in EXAMPLES]
-        with pytest.raises(ValueError, match=r"pass what example.with_inputs\(...\) returns"):
-            compiled(trainset=bare)
-        compiled(trainset=[example.with_inputs("question") for example in bare])
+        rows = [dict(example.items()) for example in bare]
+        for trainset, kind in ((bare, ValueError), (rows, TypeError)):
+            with pytest.raises(kind, match=r"has no inputs|must be a dspy\.Example") as told:
+                compiled(trainset=trainset)
+            cure = str(told.value).split(": pass ")[1]
+            compiled(trainset=eval(cure, {"dspy": dspy, "trainset": trainset}))
 
 
 def least(error):

@@ -117,6 +117,22 @@ def interrupted_lm():
     return dspy.LM("fake/order-sensitive", engine=engine, cache=False), engine
 
 
+def share_right(engine, program, examples):
+    """What part of many examples the model answers rightly; only the first prompt is DSPy's work."""
+    system, *conversation = (
+        message["content"]
+        for message in dspy.ChatAdapter().format(program.signature, program.demos, examples[0].inputs())
+    )
+    *texts, asked = conversation
+    right = 0
+    for example in examples:
+        text = asked.replace(examples[0].question, example.question)
+        right += (
+            dict(FIELD.findall(engine.answer(system, [*texts, text])))["answer"].strip() == example.answer
+        )
+    return right / len(examples)
+
+
 def shown(program):
     return [[dict(demo) for demo in predictor.demos] for predictor in program.predictors()]
 
@@ -210,9 +226,7 @@ class TestChoice:
                 low, high = best.interval
                 assert low <= best.score <= high
                 assert f"[{low:.3f}, {high:.3f}] by {best.num_examples} examples" in str(chooser.report)
-                program = chooser.program_with(best.num_demos)
-                true = sum(exact_match(e, program(question=e.question)) for e in others) / len(others)
-                held.append(low <= true <= high)
+                held.append(low <= share_right(engine, chooser.program_with(best.num_demos), others) <= high)
         assert len(held) > 10
         assert sum(held) >= 0.9 * len(held)
 

@@ -214,37 +214,98 @@ def result(**changes):
     return OrderSensitivity(**{**values, **changes})
 
 
+WORTH = {}
+NOTHING = {"p_value": 0.3, "gain_interval": (0.0, 0.004)}
+GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}
+UNCHANGED = {"p_value": 1.0, "noise": 0.0, "deviation": 0.0}
+MAY_PAY = {"gain_interval": (0.0, 0.5)}
+MAY_BE_GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}
+UNKNOWN = {"p_value": 0.3, "gain_interval": (0.0, 0.4)}
+ORDERS = "To be surer, run this again with more orders: num_orders=40, max_metric_calls=1200."
+EXAMPLES = "To be surer, run this again with more examples: 120 of them (max_metric_calls=1200) about halve these limits."
+MEND = "see what the model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
+KINDS = [WORTH, NOTHING, GOOD, UNCHANGED, MAY_PAY, MAY_BE_GOOD, UNKNOWN]
+
+
 class TestWords:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
-            ({}, "a search is worth its calls: the best of 100 random orders should be +0.300 [+0.100, +0.500] better"),
-            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "the program's own is a good one already:"),
-            ({"gain_interval": (0.0, 0.5)}, "and a search may pay: the best of 100 random orders should be +0.300"),
-            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}, "the program's own may be a good one already:"),
-            ({"gain_interval": (0.0, 0.5)}, "More orders would tell: num_orders=40, max_metric_calls=1200."),
-            ({"gain_interval": (0.0, 0.5), "noise": 0.1}, "More examples would tell: 120 of them (max_metric_calls"),
+            ({}, "0.100 [0.060, 0.200]): the best of 100 random orders should be +0.300 [+0.100, +0.500] better."),
+            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "but the program's own is a good one already:"),
+            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}, "but the program's own may be a good one already:"),
             ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, "it is not known whether the order matters"),
-            ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, "120 of them (max_metric_calls=1200)"),
-            ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "a search has nothing to find"),
+            ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "as far apart (p = 0.300); on new examples"),
             ({"p_value": 1.0, "noise": 0.0, "deviation": 0.0}, "No answer changed with the order"),
         ],
     )  # fmt: skip
-    def test_each_cause_has_its_advice(self, changes, says):
-        assert says in str(result(**changes))
+    def test_each_cause_has_its_finding(self, changes, says):
+        assert says in str(result(**changes)).splitlines()[1]
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            (WORTH, "a search (PLReorder), which is worth its calls."),
+            (NOTHING, "no search, which has nothing to find here."),
+            (GOOD, "no search, which has nothing to find here."),
+            (UNCHANGED, "no search, which has nothing to find here."),
+            (MAY_PAY, f"a search (PLReorder), which may pay. {ORDERS}"),
+            ({**MAY_PAY, "noise": 0.1}, f"a search (PLReorder), which may pay. {EXAMPLES}"),
+            (MAY_BE_GOOD, f"no search yet. {ORDERS}"),
+            (UNKNOWN, f"no search yet. {EXAMPLES}"),
+            ({"num_unusable": 151}, MEND),
+        ],
+    )  # fmt: skip
+    def test_each_cause_has_one_recommendation_at_the_end(self, changes, says):
+        text = str(result(**changes))
+        assert text.splitlines()[-1] == f"Recommended: {says}"
+        assert text.count("Recommended:") == 1
+
+    @pytest.mark.parametrize("before", KINDS)
+    @pytest.mark.parametrize(
+        ("after", "says"),
+        [
+            (WORTH, "After that, a search (PLReorder with calibrate=True) is worth its calls."),
+            (NOTHING, "After that, a search has nothing to find."),
+            (GOOD, "After that, a search has nothing to find."),
+            (UNCHANGED, "After that, a search has nothing to find."),
+            (MAY_PAY, f"After that, a search (PLReorder with calibrate=True) may pay. {ORDERS}"),
+            (MAY_BE_GOOD, f"Whether a search pays after that is not known from these calls. {ORDERS}"),
+            (UNKNOWN, f"Whether a search pays after that is not known from these calls. {EXAMPLES}"),
+        ],
+    )  # fmt: skip
+    def test_calibration_that_helps_comes_first(self, before, after, says):
+        moved = result(**after, scores=[0.9, *np.linspace(0.85, 0.95, 9)])
+        text = str(result(**before, calibrated=moved))
+        assert "\nCalibrated, they score 0.850 to 0.950, the program's own 0.900, by the same calls. " in text
+        first = "Recommended: calibrate first (BatchCalibration), which takes 64 calls and no search. "
+        assert text.splitlines()[-1].startswith(first + says)
+        assert text.count("Recommended:") == 1
+
+    @pytest.mark.parametrize("before", KINDS)
+    @pytest.mark.parametrize("after", KINDS)
+    def test_calibration_that_does_not_help_is_not_recommended(self, before, after):
+        alone = str(result(**before)).splitlines()[-1]
+        moved = result(**after, scores=[0.3, *np.linspace(0.1, 0.9, 9)])
+        last = str(result(**before, calibrated=moved)).splitlines()[-1]
+        assert "calibrate first" not in last
+        if "a search (" not in alone and after in (WORTH, MAY_PAY):
+            assert last.startswith("Recommended: a search (PLReorder with calibrate=True), which ")
+        else:
+            assert last == alone
 
     def test_more_orders_than_there_are_are_never_asked_for(self):
         few = {"scores": [0.5, 0.4, 0.6, 0.9, 0.2, 0.1], "num_distinct": 6, "num_searched": 6}
         text = str(result(**few, gain_interval=(0.0, 0.5)))
-        assert "More examples" in text
+        assert "with more examples" in text
         assert "the best of all 6 orders" in text
 
     @pytest.mark.parametrize("changes", [{}, {"p_value": 1.0, "noise": 0.0, "deviation": 0.0}])
     def test_answers_that_could_not_be_used_are_no_verdict(self, changes):
         text = str(result(num_unusable=151, **changes))
         assert "151 of 300 answers could not be parsed" in text
-        assert "a search" not in text
-        assert "a search" in str(result(num_unusable=150, **changes))
+        assert "search" not in text
+        assert "search" in str(result(num_unusable=150, **changes))
 
 
 class IndifferentEngine:
@@ -302,7 +363,7 @@ class TestOrderSensitivity:
         assert found.scores[0] == pytest.approx(own)
         assert (len(found.scores), found.num_distinct) == (10, 120)
         assert 0 < found.gain_interval[0] <= found.expected_gain <= found.gain_interval[1]
-        assert "a search is worth its calls" in str(found)
+        assert "Recommended: a search (PLReorder), which is worth its calls." in str(found)
         assert program.dump_state() == before
 
     @pytest.mark.parametrize(
@@ -429,7 +490,11 @@ class TestOrderSensitivity:
             ({"program": dspy.Predict}, TypeError, "^program must be a dspy.Module"),
             ({"dataset": []}, ValueError, "dataset"),
             ({"dataset": [{"question": "a"}] * 3}, TypeError, r"^dataset\[0\]"),
-            ({"dataset": student().demos[:2]}, ValueError, r"^dataset\[0\] has no inputs"),
+            (
+                {"dataset": student().demos[:2]},
+                ValueError,
+                r'^dataset\[0\] has no inputs: pass \[example.with_inputs\("question"\) for example in dataset\]$',
+            ),
             (
                 {"dataset": [demo.with_inputs("question") for demo in student().demos]},
                 ValueError,

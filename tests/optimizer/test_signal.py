@@ -267,12 +267,17 @@ class TestLogProbabilities:
         assert abs(leans.chosen[1] - 0.5) <= abs(leans.original[1] - 0.5)
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """The report of a compile that nothing stopped."""
+    return go(Engine())[1]
+
+
 class TestResumed:
     @pytest.mark.parametrize("how", [failure, interrupt])
     @pytest.mark.parametrize("stop_at", [0, 1, 3, 9, 40, 90, 110])
     @pytest.mark.parametrize("num_threads", [1, 4])
-    def test_goes_on(self, tmp_path, how, stop_at, num_threads):
-        _, whole = go(Engine())
+    def test_goes_on(self, tmp_path, whole, how, stop_at, num_threads):
         assert whole.program_calls["total"] > 110
         engine = Engine()
         engine.at = {stop_at: how}

@@ -17,7 +17,7 @@ import pytest
 import torch
 from fakes import digest, exact_match, fake_lm, questions
 
-from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
+from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLFewShot, PLReorder, Report
 from plr_dspy.report.schema import Candidate, Comparison, Evidence, SlotReport
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.ledger import Ledger
@@ -41,7 +41,10 @@ def student(num_demos=6):
 
 def optimizer(**options):
     budget = {} if options.keys() & {"auto", "max_metric_calls"} else {"max_metric_calls": 400}
-    return PLReorder(exact_match, **{"num_threads": 4, "display_progress": False, **budget, **options})
+    return PLReorder(
+        options.pop("metric", exact_match),
+        **{"num_threads": 4, "display_progress": False, **budget, **options},
+    )
 
 
 class TestCompile:
@@ -152,16 +155,15 @@ class TestCompile:
         reorder.compile(student(), trainset=EXAMPLES, valset=[], teacher=[student()])
         assert reorder.report.settings["num_selection"] == 23
 
-    @pytest.mark.parametrize("num_threads", [1, 8])
-    def test_same_seed_same_order_at_any_number_of_threads(self, engine, num_threads):
+    def test_same_seed_same_order_at_any_number_of_threads(self, engine):
         runs = []
-        for threads, seed in [(4, 1), (num_threads, 1), (4, 2)]:
+        for threads, seed in [(4, 1), (1, 1), (8, 1), (4, 2)]:
             reorder = optimizer(num_threads=threads, seed=seed)
             compiled = reorder.compile(student(), trainset=EXAMPLES)
             history = [iteration.best_score for iteration in reorder.report.history]
             runs.append(([d.question for d in compiled.demos], history, reorder.report.candidates))
-        assert runs[0] == runs[1]
-        assert runs[0] != runs[2]
+        assert runs[0] == runs[1] == runs[2]
+        assert runs[0] != runs[3]
 
     def test_same_report_at_any_number_of_threads(self, engine):
         """Failures, token counts and messages included."""
@@ -173,7 +175,7 @@ class TestCompile:
 
         reports = []
         for num_threads in (1, 4, 32):
-            reorder = PLReorder(metric, num_threads=num_threads, max_errors=10_000, display_progress=False)
+            reorder = optimizer(metric=metric, num_threads=num_threads, max_errors=10_000)
             reorder.compile(student(), trainset=EXAMPLES)
             report = reorder.report.to_dict()
             assert report["errors"]
@@ -550,6 +552,11 @@ class TestReport:
             (100, Evidence(20, 0, 20), "no score differed between orders on 20 examples"),
             (40, Evidence(40, 1, 31), "scored on 31 of 40 examples: a larger budget"),
             (40, Evidence(40, 1, 32), "scored on 32 of 40 examples: only further examples"),
+            (
+                29,
+                Evidence(29, 1, 5),
+                "of 29 examples: a larger budget (max_metric_calls) and more examples would",
+            ),
         ],
     )
     def test_what_was_short(self, num_usable, evidence, said):
@@ -568,6 +575,39 @@ class TestReport:
         report = by_hand([1, 0], others=[(0.1, 0.8)], evidence=Evidence(40, 9, 4))
         report.settings["racing"] = racing
         assert said in str(dataclasses.replace(report, stopped=stopped))
+
+    @pytest.mark.parametrize(
+        ("budget", "stopped", "said"),
+        [
+            (302, "budget", "on 4 of 40 examples: only further examples"),
+            (301, "budget", "on 4 of 40 examples: a larger budget"),
+            (302, "time limit", "the search was ended early (time limit)"),
+        ],
+    )
+    def test_no_larger_budget_is_advised_than_the_examples_have_a_use_for(self, budget, stopped, said):
+        report = by_hand([1, 0], others=[(0.1, 0.8)], evidence=Evidence(40, 9, 4))
+        report.settings.update(max_metric_calls=budget, most_useful_calls=302)
+        assert said in str(dataclasses.replace(report, stopped=stopped))
+
+    @pytest.mark.parametrize(("kind", "num_demos"), [(PLReorder, 6), (PLFewShot, 0)])
+    def test_few_examples_are_never_told_to_take_a_larger_budget(self, engine, kind, num_demos, caplog):
+        """As many calls as so few examples can use were made."""
+        chooser = kind(exact_match, display_progress=False, num_threads=4)
+        chooser.compile(student(num_demos), trainset=EXAMPLES[:14])
+        assert chooser.report.stopped == "budget"
+        assert "a larger budget" not in str(chooser.report)
+        compared = dataclasses.replace(chooser.report.comparison, probability=0.7)
+        candidates = [*chooser.report.candidates[1:], chooser.report.candidates[0]]
+        unsure = dataclasses.replace(
+            chooser.report, comparison=compared, candidates=candidates, evidence=Evidence(8, 4, 2)
+        )
+        assert "examples: only further examples" in str(unsure)
+        (said,) = [r.getMessage() for r in caplog.records if "can score orders" in r.getMessage()]
+        num_usable = sum(chooser.report.settings[name] for name in ("num_train", "num_selection"))
+        assert said.startswith(
+            f"only {num_usable} of the 14 examples can score orders of the demos (the others are demos, or given "
+            "twice). On so few, chance alone moves"
+        )
 
     @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
     def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):

@@ -198,6 +198,8 @@ class TestLabelledDemos:
         assert len(program.second.predict.demos) == 8
         assert program.first.demos == []
         assert "second.predict" in caplog.text
+        assert "num_demos sets how many (None refuses" in caplog.text
+        assert "PLFewShot chooses which" in caplog.text
 
     def test_leaves_predictors_alone_that_an_optimizer_left_without(self):
         program = Pipeline()

@@ -52,7 +52,7 @@ LABELS = ["negative", "positive"]
 
 
 def label_shares(demos, text):
-    share = 0.2 + 0.6 * digest(f"{demos[0]}{text}")
+    share = 0.2 + 0.6 * digest(f"{demos[:1]}{text}")
     return [share, 1.0 - share]
 
 
@@ -70,6 +70,7 @@ def labelled():
 
     return {
         "trainset": reviews,
+        "Sentiment": Sentiment,
         "acc": lambda example, prediction, trace=None: example.sentiment == prediction.sentiment,
         "program": few_shot(Sentiment, reviews),
     }
@@ -97,7 +98,7 @@ PRESUPPOSED = {
         "trainset": EXAMPLES,
         "acc": exact_match,
     },
-    "docs/fewshot.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
+    "docs/fewshot.md": labelled,
     "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
     "docs/baselines.md": labelled,
     "docs/calibration.md": labelled,
@@ -128,6 +129,7 @@ def no_network(page, tmp_path, monkeypatch):
     of_reviews = page in (
         "docs/baselines.md",
         "docs/calibration.md",
+        "docs/fewshot.md",
         "docs/proposal.md",
         "docs/quickstart.md",
     )

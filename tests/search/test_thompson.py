@@ -7,6 +7,7 @@ from worlds import World, random_orderings
 
 from plr_dspy import OrderingSpace
 from plr_dspy.orderings.trials import Trial
+from plr_dspy.search.loop import run
 from plr_dspy.search.surrogate.model import MAX_MODELLED, OrderingModel
 from plr_dspy.search.thompson import ThompsonSearch
 
@@ -173,6 +174,62 @@ class TestTell:
         with pytest.raises(ValueError, match=message):
             search.tell([good, *trials] if trials else [])
         assert search.state_dict() == before
+
+
+class TwoScores(World):
+    """Examples are right or wrong, with a score for each; good orders answer hardly any wrong."""
+
+    def __init__(self, *sizes, wrong=0.0, right=1.0, **options):
+        super().__init__(*sizes, **options)
+        self.wrong, self.right = wrong, right
+
+    def _score(self, ordering, example):
+        return self.right if self.truth(ordering) + 1 > self.easiness[example] else self.wrong
+
+
+class TestWhatIsShown:
+    """The process is linear: it expects more of the best orders than any example can score."""
+
+    def histories(self, *, cost=None, **scores):
+        for seed in range(4):
+            world = TwoScores(6, seed=seed, **scores)
+            search = search_in(world, seed=seed, cost=cost)
+            yield search, world, run(search, Rounds(world), num_iterations=6).history
+
+    @pytest.mark.parametrize(("wrong", "right"), [(0.0, 1.0), (-70.0, -20.0), (0.0, 1e-3)])
+    def test_is_no_score_that_no_example_can_have(self, wrong, right):
+        beyond = False
+        for search, world, history in self.histories(wrong=wrong, right=right):
+            fitted = search.model.fit(world.known)
+            beyond |= fitted.estimates()[0].score > right
+            for round_ in history:
+                assert wrong <= round_.elite_score <= right
+                assert wrong <= round_.best_score_so_far <= right
+            scores = [estimate.score for estimate in ranked(search, world)]
+            assert scores == sorted(scores, reverse=True)
+        assert beyond, "else nothing is tested"
+
+    def test_is_less_by_what_an_order_costs(self):
+        for *_, history in self.histories(cost=lambda ordering: 0.25):
+            assert all(round_.best_score_so_far <= 0.75 for round_ in history)
+            assert max(round_.best_score_so_far for round_ in history) > 0.6
+
+
+class Rounds:
+    """Scores as a world does."""
+
+    def __init__(self, world):
+        self.world = world
+
+    @property
+    def program_calls(self):
+        return self.world.calls
+
+    def cost(self, orderings):
+        return 16 * len(orderings)
+
+    def __call__(self, orderings):
+        return self.world(orderings)
 
 
 class TestState:

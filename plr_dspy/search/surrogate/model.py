@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from plr_dspy.orderings.arrangement_space import ArrangementSpace, SearchSpace
 from plr_dspy.orderings.space import Ordering
+from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.surrogate.arrangement_features import ArrangementFeatures
 from plr_dspy.search.surrogate.crossed_effects import score_table, shrunk_means
@@ -110,6 +111,26 @@ class OrderingModel:
             table=told,
             cost=self.cost,
         )
+
+    def shown(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
+        """The estimates as people may be told them, in the same order.
+
+        The process is linear and knows no limits: it may expect 1.035 where a metric gives 0 or 1. A mean never lies
+        outside of what single scores can be, on any scale: those seen, and those that the metric gives for labels.
+
+        Args:
+            estimates: Of orderings; a search goes by them as they are.
+            scores: All that are known.
+        """
+        values = [score for row in scores.values() for score in row.values()]
+        if self._responses is not None:
+            values += [float(self._responses.scores.min()), float(self._responses.scores.max())]
+        least, most = min(values, default=0.0), max(values, default=0.0)
+        costs = [0.0 if self.cost is None else self.cost(estimate.ordering) for estimate in estimates]
+        return [
+            ScoreEstimate(ordering, min(max(least, left + cost), most) - cost)
+            for (ordering, left), cost in zip(estimates, costs, strict=True)
+        ]
 
     def _promising(self, scores: Scores, kept: Sequence[Ordering]) -> list[Ordering]:
         """The orderings that the process is fitted to."""
