@@ -178,7 +178,7 @@ def make_job(
         plan = optimizer.plan(
             num_train=num_train, num_selection=num_selection, num_distinct=slots.space.num_distinct
         )
-    earlier = tuple(attempt.tokens for attempt in attempts if made)
+    earlier = tuple(attempts) if made else ()
     return Job(optimizer, draft.seed, draft.program, slots, splits, plan, slots.original, earlier=earlier)
 
 

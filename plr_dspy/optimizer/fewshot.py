@@ -60,8 +60,9 @@ class PLFewShot(PLReorder):
         metric_threshold: Least score of an answer that makes a demo; None takes any but 0.
         signal, calibrate, update, max_metric_calls, max_seconds, max_cost, stop_at_score, patience, min_probability,
             num_threads, max_errors, seed, log_dir, accept_changes, track_stats, display_progress: As in `PLReorder`.
-            Demos that a teacher makes get a quarter of `max_cost` at most. By default, demos replace what the student
-            shows only if they are more likely better than not.
+            Demos that a teacher makes get a quarter of `max_cost` at most; a reply of the teacher that cannot be read
+            makes no demo, and is no failure. By default, demos replace what the student shows only if they are more
+            likely better than not.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
             Algorithm 1 with draws cut off after a number of demos, which has a distribution of its own.
 
@@ -261,7 +262,7 @@ class PLFewShot(PLReorder):
             teacher,
             metric=self.metric,
             threshold=self.metric_threshold,
-            labelled=list(draft.part.values()),
+            examples=draft.part,
             num_labelled=self.max_demos,
             max_errors=self.max_errors,
         )

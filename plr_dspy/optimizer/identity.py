@@ -18,7 +18,7 @@ from plr_dspy.programs.digest.description import Describer, digest, public_attri
 from plr_dspy.programs.digest.digests import digest_of_texts
 from plr_dspy.programs.digest.libraries import is_library
 from plr_dspy.programs.pools import PoolSlots
-from plr_dspy.scoring.identity_check import DEMOS_OF
+from plr_dspy.scoring.identity_check import DEMOS_OF, WHOLE_METRIC
 
 SHOWN = (bool, int, type(None))
 """Types of values that a message may show; of others, digests are kept: they may be long, or secret."""
@@ -107,7 +107,7 @@ def _metric(metric: Any) -> dict[str, Any]:
         parts = {**_attributes("the metric", holder), "the code of the metric": type(holder)}
     else:
         parts = {}
-    return {**parts, "the metric's code or state": metric}
+    return {**parts, WHOLE_METRIC: metric}
 
 
 def _function(name: str, value: Any, seen: set[int]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import dspy
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
+from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.detailed_results import without_results
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.programs.calls import Metric, MetricWork, Work
@@ -29,7 +30,6 @@ from plr_dspy.programs.validation import (
 )
 from plr_dspy.report.schema import Signal
 from plr_dspy.report.text import FEW_EXAMPLES
-from plr_dspy.scoring.ledger import Tokens
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
@@ -139,7 +139,7 @@ class Job:
         splits: The examples that score orders.
         plan: The shape of the compile.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
-        earlier: Tokens of program calls that were made before, and of which the plan knows nothing.
+        earlier: Program calls that were made before for bootstrapped demos, and of which the plan knows nothing.
     """
 
     optimizer: Optimizer
@@ -149,7 +149,7 @@ class Job:
     splits: Splits
     plan: Plan
     original: Ordering
-    earlier: tuple[Tokens, ...] = ()
+    earlier: tuple[Attempt, ...] = ()
 
     @cached_property
     def setup(self) -> Setup:

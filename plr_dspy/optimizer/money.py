@@ -43,7 +43,7 @@ def make_purse(
     if unknown := without_price([*models_in_use(job), *teaching]):
         raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
     expected = cost_a_call(job, tokens_a_call(job))
-    earlier = [*job.earlier, *([] if ledger is None else ledger.resumed_tokens)]
+    earlier = [*(each.tokens for each in job.earlier), *([] if ledger is None else ledger.resumed_tokens)]
     purse = Purse(max_cost, price=cost_of, expected=expected, earlier=earlier)
     if not earlier:
         _check_enough(job, max_cost, purse, share)

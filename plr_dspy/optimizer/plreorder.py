@@ -74,12 +74,13 @@ class PLReorder(Reorderer):
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None
             takes DSPy's setting. An example that runs for no order counts once. Answers that cannot be
-            parsed are wrong answers, not failures.
+            parsed are wrong answers, not failures. A metric whose first value is no number ends it at once.
         seed: Of everything random.
         log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
             (``state.json``) and the report (``report.json``). A compile with the same program, data
-            and settings, or with a larger budget, goes on from there: no finished call is made again. None keeps
-            nothing.
+            and settings, or with a larger budget, goes on from there: no finished call is made again. As long as it
+            holds no score, and no demo of a teacher, any other compile may start there, with its whole budget. None
+            keeps nothing.
         accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
             what it was, because the scores paid for there hold all the same; the examples must be the same ones.
         track_stats: Leave `DetailedResults` at the compiled program's ``detailed_results``, as `dspy.GEPA` does.

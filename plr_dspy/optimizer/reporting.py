@@ -13,6 +13,7 @@ import dspy
 from plr_dspy._version import __version__
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.lm.prices import cost_of, without_price
+from plr_dspy.optimizer.attempts import attempt_errors
 from plr_dspy.optimizer.demo_texts import demo_texts
 from plr_dspy.optimizer.job import Job
 from plr_dspy.orderings.arrangement_distribution import ArrangementDistribution
@@ -35,7 +36,7 @@ def build_report(
 ) -> Report:
     """The report of a finished compile."""
     num_distinct = job.slots.space.num_distinct
-    calls, tokens = outcome.program_calls, _total([ledger.tokens, *job.earlier])
+    calls, tokens = outcome.program_calls, _total([ledger.tokens, *(each.tokens for each in job.earlier)])
     if earlier := len(job.earlier):
         calls = {**calls, "bootstrap": earlier, "total": calls["total"] + earlier}
     return Report(
@@ -63,7 +64,7 @@ def build_report(
         tokens=tokens,
         cost=None if without_price(models_in_use(job)) else cost_of(tokens),
         seconds=seconds,
-        errors=ledger.errors(job.names),
+        errors=[*attempt_errors(job.earlier), *ledger.errors(job.names)],
         stopped=outcome.stopped,
         settings=settings,
         plr_dspy_version=__version__,

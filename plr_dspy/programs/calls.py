@@ -84,16 +84,20 @@ def _forward(judge: dspy.Module) -> Callable[..., Any]:
     return own or partial(forward, judge)
 
 
+class MetricTypeError(TypeError):
+    """A metric returned a value of a type that is no score."""
+
+
 def as_score(value: Any) -> float:
     """A metric's value as a float, never rounded.
 
     Raises:
-        TypeError: for None, a dict, text, an array of several numbers, or anything else that is no number.
+        MetricTypeError: for None, a dict, text, an array of several numbers, or anything else that is no number.
         ValueError: for NaN, infinities, and what is too large to be squared.
     """
     if inspect.iscoroutine(value):
         value.close()
-        raise TypeError(
+        raise MetricTypeError(
             f"metric must return a number, and not a coroutine, as async functions do: {_ASYNC_CURE}"
         )
     number = value.get("score") if isinstance(value, dspy.Prediction) else value
@@ -106,7 +110,7 @@ def as_score(value: Any) -> float:
     except (TypeError, ValueError):  # of the value's own conversion, as of a tensor of several numbers
         score = None
     if score is None:
-        raise TypeError(
+        raise MetricTypeError(
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__}: {' '.join(repr(value).split())}"
         )

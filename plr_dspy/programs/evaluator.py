@@ -72,6 +72,7 @@ class ProgramEvaluator:
         self.failures = Failures(
             names,
             ran=self.ledger.examples_that_ran(),
+            scored=any(cell.score is not None for cell in self.ledger.cells.values()),
             max_errors=dspy.settings.max_errors if max_errors is None else max_errors,
             redact=Redactor([dspy.settings.lm, *language_models(program), *work.models]),
         )
@@ -185,7 +186,7 @@ class ProgramEvaluator:
             if failure is not None:
                 self.failures.note(failure, key[1])
             else:
-                self.failures.note_success(key[1])
+                self.failures.note_answer(key[1], scored=cell.score is not None)
             if self._on_cell is not None:
                 self._on_cell()
 

@@ -133,8 +133,8 @@ class ErrorCount:
 
     Attributes:
         type: Name of the exception's class.
-        outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below), or "not
-            scored": the call failed.
+        outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below); "not scored": the call
+            failed; or "gave no demo": the teacher's reply could not be read, or the call failed.
         count: Number of cells.
         message: First line of the first one's message.
         examples: Up to five of the examples, such as "trainset[12]".

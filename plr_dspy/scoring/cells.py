@@ -1,9 +1,13 @@
-"""The outcome of one program call."""
+"""The outcome of one program call, and the counts of those that ended in an exception."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from plr_dspy.report.schema import ErrorCount
 
 CellKey: TypeAlias = tuple[str, int]
 """Fingerprint of a prompt, and index of an example."""
@@ -33,3 +37,29 @@ class Cell:
     value: Any = None
     label_logprobs: tuple[float, ...] | None = None
     unseen_labels: tuple[int, ...] = ()
+
+
+def error_counts(
+    cells: Iterable[tuple[CellKey, Cell]], names: Sequence[str] | Mapping[int, str]
+) -> list[ErrorCount]:
+    """Count the cells that raised, by exception type and outcome, most frequent first.
+
+    Args:
+        cells: With their keys.
+        names: What the examples are called.
+    """
+    groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
+    for (fingerprint, example), cell in cells:
+        if cell.error:
+            groups[cell.error, cell.outcome].append((example, fingerprint, cell.message))
+    errors = [
+        ErrorCount(
+            type=name,
+            outcome=outcome,
+            count=len(group),
+            message=min(group)[2],
+            examples=[names[example] for example in sorted({example for example, *_ in group})[:5]],
+        )
+        for (name, outcome), group in groups.items()
+    ]
+    return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.scoring.identity_check import Changes, Identity
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import Ledger, has_answers
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class Checkpoint:
             budget, goes on from the folder. It is asked again at the end: what has changed by itself meanwhile,
             such as a counter, is not compared from then on.
         accept_changes: Go on from the folder of another compile, too, if its cells are of the same examples.
+
+    A folder of another compile in which no call ended with an answer is begun anew: its failed calls are forgotten.
 
     Attributes:
         ledger: What has been paid for; in the context only.
@@ -161,6 +163,13 @@ class Checkpoint:
             return state
         phrases = "; ".join(changes.phrases())
         if not (changes.only_grows or (self._accept_changes and changes.keeps_cells)):
+            if not has_answers(cells := folder / "cells.jsonl"):
+                logger.info(
+                    "%s holds no answer of another compile, and is begun anew, although %s", folder, phrases
+                )
+                cells.unlink(missing_ok=True)
+                self._unstable = []
+                return None
             accept = ", or, if the scores paid for there hold all the same, pass accept_changes=True"
             raise ValueError(
                 f"log_dir {folder} belongs to another compile: {phrases}. Pass another log_dir, or compile with what "

@@ -18,6 +18,9 @@ NAMES_OF_SCORERS = {"metric", "models", "adapter"}
 DEMOS_OF = "the demos of "
 """How the names of those facts about a program begin that are its predictors' demos."""
 
+WHOLE_METRIC = "the metric's code or state"
+"""Name of the fact about a program that differs wherever one about a part of the metric does."""
+
 Identity = Mapping[str, Mapping[str, Any]]
 """Facts by name, in groups of which each decides much of the next."""
 
@@ -58,7 +61,7 @@ class Changes:
         return [
             phrase(name, self.there.get(group, {}).get(name), self.here.get(group, {}).get(name))
             for group in self.groups[:1]
-            for name in self.names(group)
+            for name in _without_repeats(self.names(group))
         ]
 
     @property
@@ -88,3 +91,9 @@ class Changes:
     def _same_demos(self) -> bool:
         """Tell whether the demos are what they were: the state of a search numbers them."""
         return not any(name.startswith(DEMOS_OF) for name in self.names("program"))
+
+
+def _without_repeats(names: list[str]) -> list[str]:
+    """Leave out the metric as a whole where one of its parts is named."""
+    parts = [name for name in names if "the metric" in name and name != WHOLE_METRIC]
+    return [name for name in names if not (parts and name == WHOLE_METRIC)]

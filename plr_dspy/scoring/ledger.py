@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from plr_dspy.report.schema import ErrorCount
-from plr_dspy.scoring.cells import FAILED, Cell, CellKey
+from plr_dspy.scoring.cells import FAILED, Cell, CellKey, error_counts
 
 logger = logging.getLogger(__name__)
 
@@ -118,21 +118,7 @@ class Ledger:
         Args:
             names: What the examples are called.
         """
-        groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
-        for (fingerprint, example), cell in self.cells.items():
-            if cell.error:
-                groups[cell.error, cell.outcome].append((example, fingerprint, cell.message))
-        errors = [
-            ErrorCount(
-                type=name,
-                outcome=outcome,
-                count=len(group),
-                message=min(group)[2],
-                examples=[names[example] for example in sorted({example for example, *_ in group})[:5]],
-            )
-            for (name, outcome), group in groups.items()
-        ]
-        return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))
+        return error_counts(self.cells.items(), names)
 
     def _enter(self, key: CellKey, cell: Cell) -> None:
         self.cells[key] = cell
@@ -218,6 +204,19 @@ class Ledger:
             self.resumed_tokens.append(tokens)
             if cell.outcome == FAILED:
                 unsettled.append(key)
+
+
+def has_answers(path: Path) -> bool:
+    """Whether a call that the file holds ended with an answer; a file that is not there holds none.
+
+    Raises:
+        ValueError: when it cannot be read.
+    """
+    if not path.exists():
+        return False
+    ledger = Ledger(path)
+    ledger.close()
+    return bool(ledger.examples_that_ran())
 
 
 def _logprobs(record: dict[str, Any]) -> tuple[float, ...] | None:

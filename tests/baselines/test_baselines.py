@@ -70,11 +70,12 @@ class TestEveryMethod:
         assert compiled() == order
         assert engine.num_calls == paid
 
-    def test_another_method_does_not_go_on_from_its_folder(self, engine, kind, tmp_path):
-        quiet(kind, max_metric_calls=600, log_dir=tmp_path).compile(student(), trainset=EXAMPLES)
-        other = TopKOrder if kind is not TopKOrder else StaticOrder
-        with pytest.raises(ValueError, match=f"method was '{kind.__name__}', is '{other.__name__}'"):
-            quiet(other, max_metric_calls=600, log_dir=tmp_path).compile(student(), trainset=EXAMPLES)
+
+@pytest.mark.parametrize(("kind", "other"), [(PLReorder, TopKOrder), (TopKOrder, StaticOrder)])
+def test_another_method_does_not_go_on_from_a_folder(engine, kind, other, tmp_path):
+    quiet(kind, max_metric_calls=600, log_dir=tmp_path).compile(student(), trainset=EXAMPLES)
+    with pytest.raises(ValueError, match=f"method was '{kind.__name__}', is '{other.__name__}'"):
+        quiet(other, max_metric_calls=600, log_dir=tmp_path).compile(student(), trainset=EXAMPLES)
 
 
 @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fakes import exact_match, fake_lm, questions
 
-from plr_dspy import PLReorder
+from plr_dspy import PLReorder, order_sensitivity
 
 EXAMPLES = questions(120)
 
@@ -332,21 +332,41 @@ def test_an_unwritable_log_dir(engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
+    ("value", "error", "num_calls", "message"),
     [
-        (None, TypeError, "metric must return a number, a bool or a Prediction with a score; got NoneType"),
-        ({"score": 1.0}, TypeError, "metric must return a number.*got dict"),
-        ("yes", TypeError, "metric must return a number.*got str"),
-        (float("nan"), ValueError, "metric must return a finite number; got nan"),
+        (
+            None,
+            TypeError,
+            1,
+            "metric must return a number, a bool or a Prediction with a score; got NoneType",
+        ),
+        ({"score": 1.0}, TypeError, 1, "metric must return a number.*got dict"),
+        ("yes", TypeError, 1, "metric must return a number.*got str"),
+        (float("nan"), ValueError, 3, "metric must return a finite number; got nan"),
     ],
 )
-def test_a_metric_of_no_use_ends_the_compile_with_what_it_returned(engine, value, error, message):
-    reorder = optimizer(metric=lambda example, prediction: value, max_errors=3)
+def test_a_metric_of_no_use_ends_the_compile_with_what_it_returned(engine, value, error, num_calls, message):
+    """At its first value, if this is no number: no later one would be any better."""
+    reorder = optimizer(metric=lambda example, prediction: value, max_errors=3, num_threads=1)
     with pytest.raises(error, match=message):
         reorder.compile(student(), trainset=EXAMPLES)
-    assert engine.num_calls <= 3 + 4
-    assert reorder.report.errors[0].type == error.__name__
-    assert reorder.report.errors[0].outcome == "not scored"
+    assert engine.num_calls == num_calls
+    (found,) = reorder.report.errors
+    assert (found.count, found.outcome) == (num_calls, "not scored")
+    with pytest.raises(error, match=message):
+        order_sensitivity(
+            student(), reorder.metric, EXAMPLES, max_errors=3, num_threads=1, display_progress=False
+        )
+    assert engine.num_calls == 2 * num_calls
+
+
+def test_a_metric_of_no_use_ends_the_calls_under_way(engine):
+    reorder = optimizer(metric=lambda example, prediction: None, max_errors=50, num_threads=4)
+    with pytest.raises(TypeError, match="got NoneType") as told:
+        reorder.compile(student(), trainset=EXAMPLES)
+    assert engine.num_calls <= 4
+    if hasattr(told.value, "add_note"):
+        assert "the first value of the metric is no number" in told.value.__notes__[0]
 
 
 def test_an_async_program_made_synchronous(engine):

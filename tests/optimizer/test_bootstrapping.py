@@ -1,10 +1,13 @@
 """The demos that `PLFewShot` has a teacher make: from which answers, and what the teacher is shown."""
 
 import threading
+from contextlib import contextmanager
 
 import dspy
 import pytest
-from fakes import FIELD, chat_response, exact_match, fake_lm, questions
+from dspy import lm15
+from dspy.utils.exceptions import AdapterParseError, LMAuthError
+from fakes import FIELD, OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
 
 from plr_dspy.optimizer.fewshot import PLFewShot
 
@@ -32,6 +35,31 @@ class CopyingEngine:
         if len(self.numbers_of_demos) - 1 in self.fails_at:
             raise ConnectionError("busy")
         return chat_response("[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nno\n\n[[ ## completed ## ]]")
+
+
+class StumblingEngine(OrderSensitiveEngine):
+    """Its first calls, which are the teacher's, end in something else than an answer."""
+
+    def __init__(self, outcome, *, num_calls=15):
+        super().__init__({example.question: example.answer for example in EXAMPLES})
+        self.outcome, self.num_stumbles = outcome, num_calls
+
+    def complete(self, request):
+        response = super().complete(request)
+        if self.num_calls > self.num_stumbles:
+            return response
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return chat_response(self.outcome)
+
+
+@contextmanager
+def stumbling(outcome, **options):
+    """Such an engine answers."""
+    engine = StumblingEngine(outcome, **options)
+    lm = dspy.LM("fake/x", engine=engine, cache=False, num_retries=0)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        yield engine
 
 
 class Renaming(dspy.Module):
@@ -83,6 +111,90 @@ def test_a_failed_call_takes_no_demo_from_the_teacher():
     with dspy.context(lm=lm):
         chooser().compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES, teacher=teacher)
     assert set(engine.numbers_of_demos[:15]) == {59}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "message"),
+    [
+        ("The answer is no.", "AdapterParseError", "could not read the reply 'The answer is no.'"),
+        (lm15.ContextLengthError("too long"), "ContextWindowExceededError", "too long"),
+    ],
+)
+def test_a_teacher_without_an_answer_makes_no_demo_and_is_no_failure(tmp_path, outcome, error, message):
+    errors = []
+    with stumbling(outcome, num_calls=12) as engine:
+        for _ in range(2):
+            optimizer = chooser(max_errors=1, log_dir=tmp_path)
+            optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+            report = optimizer.report
+            errors += report.errors
+            assert f"12 call(s) gave no demo: {error}: " in str(report)
+            assert 1 <= len(shown(optimizer)) <= 3
+            assert report.program_calls["bootstrap"] == 15
+            assert engine.num_calls == report.program_calls["total"] <= 150
+    found, again = errors
+    assert found == again
+    assert (found.type, found.outcome, found.count) == (error, "gave no demo", 12)
+    assert message in found.message
+    assert found.examples[0].startswith("trainset[")
+
+
+@pytest.mark.parametrize(("candidates", "num_demos"), [("both", 15), ("bootstrapped", 0)])
+def test_a_teacher_that_makes_no_demo_leaves_the_other_ones(caplog, candidates, num_demos):
+    student = dspy.Predict("question -> answer")
+    with stumbling("The answer is no."):
+        optimizer = chooser(candidates=candidates)
+        compiled = optimizer.compile(student, trainset=EXAMPLES)
+    assert sum(slot.num_demos for slot in optimizer.report.slots) == num_demos
+    assert num_demos or compiled.dump_state()["demos"] == student.dump_state()["demos"]
+    (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
+    assert "of 15 calls of the teacher, 15 ended in AdapterParseError (ChatAdapter could not read" in warning
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("boom"), AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")]
+)
+def test_failures_of_the_metric_end_the_compile_at_max_errors(engine, error):
+    def metric(example, prediction):
+        raise error
+
+    with pytest.raises(type(error)) as told:
+        chooser(metric, max_errors=3).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls == 3
+    if hasattr(error, "add_note"):
+        (note,) = told.value.__notes__
+        assert "the last of 3 failures (max_errors=3)" in note
+        assert "candidates='labeled'" in note
+
+
+def test_fewer_failures_are_listed(engine):
+    broken = {EXAMPLES[12].question, EXAMPLES[29].question}
+
+    def metric(example, prediction):
+        if example.question in broken:
+            raise ZeroDivisionError("boom")
+        return exact_match(example, prediction)
+
+    optimizer = chooser(metric, max_errors=3)
+    optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    (found,) = optimizer.report.errors
+    assert (found.type, found.outcome, found.count) == ("ZeroDivisionError", "gave no demo", 2)
+    assert found.examples == ["trainset[12]", "trainset[29]"]
+
+
+def test_a_teacher_that_is_locked_out_ends_the_compile_at_once():
+    locked = stumbling(lm15.AuthError("bad key", status=401))
+    with locked as engine, pytest.raises(LMAuthError, match="bad key"):
+        chooser().compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls == 1
+
+
+def test_a_metric_of_no_use_ends_the_compile_at_once(engine):
+    with pytest.raises(TypeError, match=r"metric must return a number.*got str"):
+        chooser(lambda example, prediction: "yes").compile(
+            dspy.Predict("question -> answer"), trainset=EXAMPLES
+        )
+    assert engine.num_calls == 1
 
 
 def test_a_judge_without_a_trace_accepts_answers(engine):

@@ -614,7 +614,9 @@ class TestBadInput:
         with pytest.raises(AttributeError) as told:
             optimizer(candidates="bootstrapped", max_errors=1).compile(predict(), trainset=unlabelled)
         (note,) = told.value.__notes__
-        assert re.search(r"at trainset\[\d+\], of which the teacher was to make a demo. With log_dir", note)
+        assert re.search(
+            r"at trainset\[\d+\]: the last of 1 failures \(max_errors=1\) of the teacher's calls", note
+        )
 
     def test_too_little_time_for_bootstrapping(self, engine):
         with pytest.raises(RuntimeError, match="max_seconds=1e-09 were over when 0 demos"):

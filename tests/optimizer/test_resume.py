@@ -1,6 +1,7 @@
 """Compiles that are killed, interrupted or fail, and go on from their log_dir."""
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import json
@@ -23,6 +24,7 @@ from fakes import OrderSensitiveEngine, exact_match, fake_lm, printed_whatever_t
 from plr_dspy import PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.orderings.updates import MixtureEM
+from plr_dspy.scoring.cells import Cell
 from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.identity_check import Changes
 
@@ -341,7 +343,7 @@ class TestIdentity:
         go("log")
         before = engine.num_calls
         for change, difference in [
-            ({"metric": "question"}, "the metric's code or state changed"),
+            ({"metric": "question"}, rf"the metric\.{name} changed"),
             ({"module": "question"}, rf"self\.{name} changed"),
         ]:
             with pytest.raises(ValueError, match=f"{difference}.*accept_changes=True"):
@@ -689,6 +691,61 @@ class TestLargerBudget:
         assert engine.num_calls == reorder.report.program_calls["total"] <= 200
 
 
+class TestNothingToMixUp:
+    """A folder without any score, where another compile starts."""
+
+    @pytest.mark.parametrize("change", [{}, {"seed": 1, "max_metric_calls": 200}])
+    def test_after_failures_alone(self, tmp_path, engine, change):
+        with pytest.raises(TypeError, match="metric must return a number"):
+            optimizer(tmp_path, metric=lambda example, prediction: None).compile(student(), trainset=EXAMPLES)
+        spent = engine.num_calls
+        whole = optimizer(**change)
+        whole.compile(student(), trainset=EXAMPLES)
+        alone = engine.num_calls - spent
+        reorder = optimizer(tmp_path, **change)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == spent + 2 * alone
+        assert same(reorder.report.to_dict()) == same(whole.report.to_dict())
+        optimizer(tmp_path, **change).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == spent + 2 * alone
+
+    @pytest.mark.parametrize(
+        ("broken", "candidates"),
+        [
+            ("the metric", "both"),
+            ("the metric", "labeled"),
+            ("the teacher", "both"),
+            ("the threshold", "bootstrapped"),
+        ],
+    )
+    def test_where_demos_are_chosen(self, tmp_path, engine, candidates, broken):
+        def chooser(metric=exact_match, **options):
+            options = {"num_threads": 1, "max_demos": 4, "max_metric_calls": 150, "max_errors": 3, **options}
+            return PLFewShot(metric, log_dir=tmp_path, display_progress=False, **options)
+
+        program = dspy.Predict("question -> answer")
+        options, lm = {"candidates": "bootstrapped", "metric_threshold": 2}, dspy.settings.lm
+        if broken != "the threshold":
+            options = {"metric": lambda example, prediction: exact_match(example, prediction) / 0}
+        if broken == "the teacher":
+            options, lm = {}, TestFailed().flaky(engine, first=0)
+        with dspy.context(lm=lm), contextlib.suppress(ZeroDivisionError, dspy.LMError):
+            chooser(**options).compile(program, trainset=EXAMPLES)
+        spent = engine.num_calls
+        assert spent in (3, 15)
+        optimizer = chooser(candidates=candidates, max_bootstrapped=4)
+        optimizer.compile(program, trainset=EXAMPLES)
+        assert optimizer.report.program_calls["total"] == engine.num_calls - spent <= 150
+
+    def test_a_single_score_is_something_to_mix_up(self, tmp_path, engine):
+        down = TestFailed().flaky(engine, first=2)
+        with dspy.context(lm=down), pytest.raises(Exception, match="refused"):
+            optimizer(tmp_path, num_threads=1, max_errors=1).compile(student(), trainset=EXAMPLES)
+        with pytest.raises(ValueError, match="belongs to another compile: seed was 0, is 1"):
+            optimizer(tmp_path, seed=1).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 2
+
+
 class TestAcceptedChanges:
     def test_code(self, tmp_path, engine, caplog):
         def other(example, prediction):
@@ -808,6 +865,12 @@ def metric(example, prediction):
             )
         assert engine.num_calls == before
 
+    def test_a_change_of_the_metric_is_said_once(self, tmp_path, engine):
+        optimizer(tmp_path, metric=self.metric()).compile(student(), trainset=EXAMPLES)
+        changed = self.metric(self.SOURCE.replace("LIMIT * right", "-LIMIT * right"))
+        with pytest.raises(ValueError, match=r"another compile: the code of the metric changed\. Pass"):
+            optimizer(tmp_path, metric=changed).compile(student(), trainset=EXAMPLES)
+
     def test_what_changes_while_a_compile_runs_does_not(self, tmp_path, engine):
         """Counters, caches: in the same process, and in one where they begin anew."""
         metric = self.metric()
@@ -836,8 +899,9 @@ def metric(example, prediction):
             return {"program": dict(facts)}
 
         for name in ("a cache", "a counter"):
-            with Checkpoint(tmp_path, described):
+            with Checkpoint(tmp_path, described) as checkpoint:
                 facts[name] = 1
+                checkpoint.ledger.add((name, 0), Cell(1.0), {})
         facts |= {"a cache": 7, "a counter": 9}
         with Checkpoint(tmp_path, described):
             pass

@@ -294,6 +294,31 @@ class TestErrors:
         if hasattr(caught.value, "__notes__"):
             assert "max_errors=5" in caught.value.__notes__[0]
 
+    def test_a_metric_without_a_number_now_and_then_is_a_failure_that_counts(self, engine, tmp_path):
+        """Also where it is the first of a compile that goes on."""
+
+        def metric(example, prediction):
+            return None if example.question == "question 12" else 1.0
+
+        for examples in ([0, 1, 2, 3], [2, 4, 5]):
+            ledger = Ledger(tmp_path / "cells.jsonl")
+            cells = scorer(metric=metric, ledger=ledger, max_errors=2, num_threads=1)
+            trial = cells.score([REVERSED if 4 in examples else IDENTITY], examples)[0]
+            assert (trial.score, trial.num_examples) == (1.0, len(examples) - 1)
+            ledger.close()
+
+    def test_replies_that_cannot_be_read_are_no_values_of_the_metric(self):
+        class HalfBabbling(OrderSensitiveEngine):
+            def complete(self, request):
+                answer = super().complete(request)
+                return chat_response("no fields") if self.num_calls <= 3 else answer
+
+        engine, adapter = HalfBabbling({}), dspy.ChatAdapter(use_json_adapter_fallback=False)
+        lm = dspy.LM("fake/x", engine=engine, cache=False)
+        with dspy.context(lm=lm, adapter=adapter), pytest.raises(TypeError, match="got NoneType"):
+            scorer(metric=lambda example, prediction: None, num_threads=1).score([IDENTITY], range(20))
+        assert engine.num_calls == 4
+
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
     def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):
         def metric(example, prediction):

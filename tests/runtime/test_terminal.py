@@ -114,7 +114,7 @@ def test_lines_stand_above_the_bar_and_the_result_below():
         found = [line for line in lines if text in line]
         assert len(found) == count, found
         assert all(line.endswith((".", "boom")) for line in found)
-    assert any("10 calls were not scored, the last of trainset[" in line for line in lines)
+    assert any("10 calls failed, the last of them on trainset[" in line for line in lines)
     rounds = [line for line in lines if " INFO plr_dspy.compilation.engine: iteration 1:" in line]
     assert len(rounds) == 1
     assert rounds[0].startswith("20")
