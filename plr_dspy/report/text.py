@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from plr_dspy.report.schema import BestOfNumber, Comparison, SlotReport
+from plr_dspy.report.schema import BestOfNumber, Comparison, ErrorCount, SlotReport
 
 if TYPE_CHECKING:
     from plr_dspy.report.report import Report
@@ -142,19 +142,45 @@ def summary(report: Report) -> str:
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
     lines += [*verdict(report), *learnt(report), *calibration(report)]
     lines += [_shown(slot) for slot in report.slots]
-    lines += [
-        f"best of {best.num_demos} demos: score {best.score:.3f}{_interval(best)}, {best.tokens:,} tokens"
-        for best in report.best_by_number
-    ]
+    lines += _numbers_of_demos(report)
     lines += [
         f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
         for model, counts in report.tokens.items()
     ]
     lines += [
-        f"{error.count} call(s) {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
+        f"{error.count} call(s) {error.outcome}{_whose(error, report)}: {error.type}: {error.message} "
+        f"({', '.join(error.examples)})"
         for error in report.errors
     ]
     return "\n  ".join([overview(report), *lines])
+
+
+def _whose(error: ErrorCount, report: Report) -> str:
+    """Say how many of the calls that ended in an error were the original's."""
+    if not error.of_original:
+        return ""
+    return f", {error.of_original} of the {error.calls_of_original} of the {original_name(report)}"
+
+
+def _numbers_of_demos(report: Report) -> list[str]:
+    """Give the best arrangement of each number of demos, a line each, and say why one with a higher score lost."""
+    chosen = {slot.predictor: slot.ordering for slot in report.slots}
+    reached = [chosen, *(candidate.ordering for candidate in report.candidates)]
+    score = max((best.score for best in report.best_by_number if best.ordering == chosen), default=math.inf)
+    higher = [best.ordering for best in report.best_by_number if best.score > score]
+    lines = [
+        f"best of {best.num_demos} demos: score {best.score:.3f}{_interval(best)}, {best.tokens:,} tokens"
+        f"{' (chosen)' * (best.ordering == chosen)}"
+        for best in report.best_by_number
+    ]
+    if report.candidates and any(ordering not in reached for ordering in higher):
+        lines.append(
+            "higher scores than that of the chosen arrangement belong to arrangements that did not reach the final "
+            "comparison: within these intervals they may be chance"
+        )
+    if higher and report.settings.get("token_cost"):
+        lines.append("these scores are without token_cost, which decided as well")
+    return lines
 
 
 def _interval(best: BestOfNumber) -> str:

@@ -112,11 +112,12 @@ class Ledger:
                 os.close(self._file)
                 self._file = None
 
-    def errors(self, names: Sequence[str]) -> list[ErrorCount]:
+    def errors(self, names: Sequence[str], *, original: str = "") -> list[ErrorCount]:
         """Cells that raised, by exception type and outcome, most frequent first.
 
         Args:
             names: What the examples are called.
+            original: Fingerprint of the ordering whose cells are counted by themselves.
         """
         groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
         for (fingerprint, example), cell in self.cells.items():
@@ -129,6 +130,8 @@ class Ledger:
                 count=len(group),
                 message=min(group)[2],
                 examples=[names[example] for example in sorted({example for example, *_ in group})[:5]],
+                of_original=sum(fingerprint == original for _, fingerprint, _ in group),
+                calls_of_original=sum(fingerprint == original for fingerprint, _ in self.cells),
             )
             for (name, outcome), group in groups.items()
         ]
