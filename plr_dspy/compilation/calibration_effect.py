@@ -14,8 +14,8 @@ from plr_dspy.statistics.calibration import Array, brier_score, expected_calibra
 def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering) -> CalibrationEffect | None:
     """Compare both orderings as they are and calibrated; None where log-probabilities do not say it.
 
-    What is expected of the chosen ordering in the way it was chosen by is the original's score and the expected gain,
-    which is shrunk for being the best of many.
+    In the way that the ordering was chosen by, the scores are those that the fitted model expects of both: they
+    differ by the expected gain, which is shrunk for being the best of many.
 
     Args:
         fitted: To all scores.
@@ -24,14 +24,13 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
     before, after = fitted.calibration(original), fitted.calibration(chosen)
     if before is None or after is None:
         return None
-    gain = fitted.gains(original)[chosen].expected
-    calibrating, most = fitted.calibrating, max(after.scores.max(initial=0.0), before.scores.max(initial=0.0))
+    calibrating, expected = fitted.calibrating, fitted.expected_scores(original)
     return CalibrationEffect(
         num_examples=fitted.num_examples,
-        original=round(before.before, 6),
-        original_calibrated=round(before.after, 6),
-        chosen=round(after.before if calibrating else min(before.before + gain, most), 6),
-        chosen_calibrated=round(min(before.after + gain, most) if calibrating else after.after, 6),
+        original=round(before.before if calibrating else expected[original], 6),
+        original_calibrated=round(expected[original] if calibrating else before.after, 6),
+        chosen=round(after.before if calibrating else expected[chosen], 6),
+        chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
         offsets=list(after.offsets),
         before=_quality(after, after.log_probabilities),
         after=_quality(after, after.calibrated),

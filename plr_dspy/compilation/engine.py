@@ -210,6 +210,7 @@ class Compilation:
             stopped=self._stopped(),
             leaning=fitted.leaning(original, entries[best].ordering),
             calibration=calibration_effect(fitted, original, entries[best].ordering),
+            fitted=fitted,
         )
 
     def _calibrated(self, outcome: Outcome) -> Outcome:

@@ -46,7 +46,9 @@ class Result:
     Attributes:
         finalist: The ordering and where it comes from.
         score: Its mean score on the selection split.
-        gain: What is expected of it beside the original one on new examples; of the original itself, nothing.
+        gain: What is expected of it beside the original one on new examples; of the original itself, nothing. It
+            reaches no further than the highest and the lowest score.
+        beyond: How much further the estimate of the gain reaches; it counts where gains are compared.
         offsets: Of the labels, that calibrate it; empty without log-probabilities.
         cost: What it costs, in scores.
     """
@@ -56,6 +58,7 @@ class Result:
     gain: Gain
     offsets: tuple[float, ...] = ()
     cost: float = 0.0
+    beyond: float = 0.0
 
 
 def finalists(
@@ -174,17 +177,22 @@ def make_results(
         rows: Of scores, one for each of the first entries.
         fitted: To all scores known.
     """
-    gains = fitted.gains(entries[0].ordering)
-    return [
-        Result(
+    original = entries[0].ordering
+    estimates, expected = fitted.gains(original), fitted.expected_scores(original)
+
+    def result(entry: Finalist, row: Sequence[float]) -> Result:
+        estimate = estimates[entry.ordering]
+        gain = round(expected[entry.ordering] - expected[original], 9)
+        return Result(
             entry,
             math.fsum(row) / len(row),
-            gains[entry.ordering],
+            Gain(gain, estimate.probability),
             () if (found := fitted.calibration(entry.ordering)) is None else found.offsets,
             float(np.sum(fitted.costs([entry.ordering]))),
+            beyond=round(estimate.expected - gain, 9),
         )
-        for entry, row in zip(entries, rows, strict=False)
-    ]
+
+    return [result(entry, row) for entry, row in zip(entries, rows, strict=False)]
 
 
 def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
@@ -201,7 +209,7 @@ def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
         return cheaper or result.gain.probability >= min_probability
 
     sure = [i for i, result in enumerate(results) if not i or may_be(result)]
-    return max(sure, key=lambda i: (results[i].gain.expected - results[i].cost, -i))
+    return max(sure, key=lambda i: (results[i].gain.expected + results[i].beyond - results[i].cost, -i))
 
 
 def comparison(

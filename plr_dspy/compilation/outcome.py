@@ -10,6 +10,7 @@ from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration
 from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Leaning
 from plr_dspy.search.proposal import Distribution
+from plr_dspy.search.surrogate.fitted_model import FittedModel
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Outcome:
         stopped: Why the search ended.
         leaning: How often the original order and the chosen one answer each label; None where it is not known.
         calibration: What calibration does to both; None where it is not known.
+        fitted: The model of all scores, those of the final comparison included; None if nothing was compared.
     """
 
     ordering: Ordering
@@ -39,3 +41,4 @@ class Outcome:
     stopped: str
     leaning: Leaning | None = None
     calibration: CalibrationEffect | None = None
+    fitted: FittedModel | None = None

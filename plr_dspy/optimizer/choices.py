@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from plr_dspy.programs.pools import PoolSlots
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import BestOfNumber, SlotReport
 from plr_dspy.scoring.objectives import SearchObjective
-from plr_dspy.search.surrogate.fitted_model import FittedModel, Scores
+from plr_dspy.search.surrogate.fitted_model import FittedModel
 
 DEVIATIONS = 1.96
 """Standard errors on either side of a mean that an interval of 95 % has."""
@@ -27,9 +27,10 @@ class Choice:
 
     Attributes:
         ordering: The arrangement.
-        score: What is expected of it on examples like those of the train split.
+        score: What is expected of it on new examples: the score of what the user had, and the expected gain over it.
         num_examples: Examples that it was scored on.
-        interval: Of 95 % for its score, as wide as so few examples of its own leave it; None where they are not known.
+        interval: Of 95 % for its score, as wide as so few examples of its own, and of what the user had, leave it; None
+            where they are not known.
         offsets: That calibrate it; empty without log-probabilities.
     """
 
@@ -50,10 +51,12 @@ def best_choices(job: Job, outcome: Outcome, objective: SearchObjective) -> dict
         outcome: What it found.
         objective: Knows all scores.
     """
-    scores, model = objective.scores(), job.setup.search.model
-    if scores:
-        fitted = model.fit(scores, kept=[outcome.ordering])
-        found = _estimated(fitted, fitted.counted(scores), model.cost or (lambda _: 0.0))
+    searched = objective.scores()
+    if searched and outcome.fitted is not None:
+        found = _estimated(outcome.fitted, job.original)
+    elif searched:
+        model = job.setup.search.model
+        found = _estimated(model.fit(searched, kept=[job.original, outcome.ordering]), job.original)
     else:
         number = outcome.comparison.num_examples if outcome.comparison else 0
         results = sorted(outcome.candidates, key=lambda result: -result.score)
@@ -64,18 +67,24 @@ def best_choices(job: Job, outcome: Outcome, objective: SearchObjective) -> dict
     return dict(sorted(choices.items()))
 
 
-def _estimated(fitted: FittedModel, scores: Scores, cost: Callable[[Ordering], float]) -> list[Choice]:
+def _estimated(fitted: FittedModel, original: Ordering) -> list[Choice]:
     """All arrangements that were scored, the best first.
 
-    Intervals are those of an arrangement's own examples: the model's are narrower, and too narrow where it does not
-    fit the program.
+    A score is that of the original and the gain over it, so that the interval has the error of both means, each on its
+    own examples. The model's intervals are narrower, and too narrow where it does not fit the program.
     """
-    cells = [score for row in scores.values() for score in row.values()]
-    least, most, deviation = min(cells), max(cells), float(np.std(cells))
+    known = ~np.isnan(fitted.table)
+    cells = fitted.table[known]
+    least, most, deviation = float(cells.min()), float(cells.max()), float(cells.std())
+    counts = dict(zip(fitted.orderings, known.sum(axis=1).tolist(), strict=True))
+    best_first = [estimate.ordering for estimate in fitted.estimates()]
+    reference = original if original in counts else best_first[0]
+    expected = fitted.expected_scores(reference)
     choices = []
-    for ordering, left in fitted.estimates():
-        score, number = min(max(least, left + cost(ordering)), most), len(scores[ordering])
-        margin = DEVIATIONS * deviation / math.sqrt(number)
+    for ordering in best_first:
+        score, number = expected[ordering], counts[ordering]
+        shares = 1 / number + (0.0 if ordering == reference else 1 / counts[reference])
+        margin = DEVIATIONS * deviation * math.sqrt(shares)
         interval = round(max(least, score - margin), 6), round(min(most, score + margin), 6)
         calibration = fitted.calibration(ordering)
         offsets = () if calibration is None else calibration.offsets

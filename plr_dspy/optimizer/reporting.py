@@ -64,7 +64,10 @@ def build_report(
         tokens=tokens,
         cost=None if without_price(models_in_use(job)) else cost_of(tokens),
         seconds=seconds,
-        errors=[*attempt_errors(job.earlier), *ledger.errors(job.names)],
+        errors=[
+            *attempt_errors(job.earlier),
+            *ledger.errors(job.names, original=job.slots.fingerprint(job.original)),
+        ],
         stopped=outcome.stopped,
         settings=settings,
         plr_dspy_version=__version__,

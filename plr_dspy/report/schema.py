@@ -70,10 +70,11 @@ class BestOfNumber:
     Attributes:
         num_demos: Shown by all predictors together.
         ordering: Demo indices by position, for each slot.
-        score: Mean score that is expected of it on examples like those of the train split.
+        score: Mean score that is expected of it on new examples: scores differ by the expected gains.
         num_examples: Examples that it was scored on.
         tokens: Of its demos, as GPT-4o counts them.
-        interval: Of 95 % for the score, from these examples alone; None where they are not known.
+        interval: Of 95 % for the score, from these examples and those of the student alone; None where they are not
+            known.
     """
 
     num_demos: int
@@ -138,6 +139,8 @@ class ErrorCount:
         count: Number of cells.
         message: First line of the first one's message.
         examples: Up to five of the examples, such as "trainset[12]".
+        of_original: Cells among them that are of the original order.
+        calls_of_original: Cells of the original order in all, with and without exceptions.
     """
 
     type: str
@@ -145,6 +148,8 @@ class ErrorCount:
     count: int
     message: str
     examples: list[str]
+    of_original: int = 0
+    calls_of_original: int = 0
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,8 @@ class CalibrationEffect:
     Attributes:
         num_examples: Examples that the scores are expected on.
         original, original_calibrated: Scores of the original order as it is and calibrated, as log-probabilities let
-            one expect them. Unless answers are calibrated, replies that are no label count as they were scored.
+            one expect them. Replies that say nothing of labels count as they were scored; not so in
+            `original_calibrated` where answers are not calibrated, as it is not known which of them it would read.
         chosen, chosen_calibrated: The same of the chosen order.
         offsets: Of the labels, that calibrate the chosen order.
         before, after: How well its probabilities hold, as they are and calibrated.

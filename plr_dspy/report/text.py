@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from plr_dspy.report.schema import BestOfNumber, Comparison, SlotReport
+from plr_dspy.report.numbers_of_demos import numbers_of_demos
+from plr_dspy.report.schema import Comparison, ErrorCount, SlotReport
 
 if TYPE_CHECKING:
     from plr_dspy.report.report import Report
@@ -145,27 +146,24 @@ def summary(report: Report) -> str:
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
     lines += [*verdict(report), *learnt(report), *calibration(report)]
     lines += [_shown(slot) for slot in report.slots]
-    lines += [
-        f"best of {best.num_demos} demos: score {best.score:.3f}{_interval(best)}, {best.tokens:,} tokens"
-        for best in report.best_by_number
-    ]
+    lines += numbers_of_demos(report)
     lines += [
         f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
         for model, counts in report.tokens.items()
     ]
     lines += [
-        f"{error.count} call(s) {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
+        f"{error.count} call(s) {error.outcome}{_whose(error, report)}: {error.type}: {error.message} "
+        f"({', '.join(error.examples)})"
         for error in report.errors
     ]
     return "\n  ".join([overview(report), *lines])
 
 
-def _interval(best: BestOfNumber) -> str:
-    """Say within which limits the score of an arrangement lies, where that is known."""
-    if best.interval is None:
+def _whose(error: ErrorCount, report: Report) -> str:
+    """Say how many of the calls that ended in an error were the original's."""
+    if not error.of_original:
         return ""
-    low, high = best.interval
-    return f" [{low:.3f}, {high:.3f}] by {best.num_examples} examples"
+    return f", {error.of_original} of the {error.calls_of_original} of the {original_name(report)}"
 
 
 def _shown(slot: SlotReport) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -40,18 +40,23 @@ class Cell:
 
 
 def error_counts(
-    cells: Iterable[tuple[CellKey, Cell]], names: Sequence[str] | Mapping[int, str]
+    cells: Collection[tuple[CellKey, Cell]],
+    names: Sequence[str] | Mapping[int, str],
+    *,
+    original: str | None = None,
 ) -> list[ErrorCount]:
     """Count the cells that raised, by exception type and outcome, most frequent first.
 
     Args:
         cells: With their keys.
         names: What the examples are called.
+        original: Fingerprint of the ordering whose cells are counted by themselves.
     """
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (fingerprint, example), cell in cells:
         if cell.error:
             groups[cell.error, cell.outcome].append((example, fingerprint, cell.message))
+    calls_of_original = sum(fingerprint == original for (fingerprint, _), _ in cells)
     errors = [
         ErrorCount(
             type=name,
@@ -59,6 +64,8 @@ def error_counts(
             count=len(group),
             message=min(group)[2],
             examples=[names[example] for example in sorted({example for example, *_ in group})[:5]],
+            of_original=sum(fingerprint == original for _, fingerprint, _ in group),
+            calls_of_original=calls_of_original,
         )
         for (name, outcome), group in groups.items()
     ]

@@ -112,13 +112,14 @@ class Ledger:
                 os.close(self._file)
                 self._file = None
 
-    def errors(self, names: Sequence[str]) -> list[ErrorCount]:
+    def errors(self, names: Sequence[str], *, original: str | None = None) -> list[ErrorCount]:
         """Cells that raised, by exception type and outcome, most frequent first.
 
         Args:
             names: What the examples are called.
+            original: Fingerprint of the ordering whose cells are counted by themselves.
         """
-        return error_counts(self.cells.items(), names)
+        return error_counts(self.cells.items(), names, original=original)
 
     def _enter(self, key: CellKey, cell: Cell) -> None:
         self.cells[key] = cell

@@ -38,8 +38,9 @@ class Calibrated:
 
     Attributes:
         offsets: Of the labels, ``[L]``.
-        before, after: Mean scores over all examples that are expected without calibration and with it. Without it,
-            replies that are no label have the share and the scores that they had in the ordering's own cells.
+        before, after: Mean scores over all examples that are expected without calibration and with it. Replies that say
+            nothing of labels have the share and the scores that they had in the ordering's own cells, but for those
+            with calibration where answers are not calibrated.
         log_probabilities, calibrated: Of labels, as its cells told them and calibrated, ``[n, L]``.
         scores: What the labels score there, ``[n, L]``.
     """
@@ -88,6 +89,12 @@ class FittedModel:
         self._features = features
 
     @property
+    def table(self) -> Array:
+        """Scores of the orderings fitted as they count, ``[m, E]``; NaN where there is none."""
+        table = np.zeros((0, 0)) if self._table is None else self._table
+        return table if self._responses is None else self._responses.counted(table)
+
+    @property
     def variances(self) -> dict[str, Any]:
         """What the next fit may go on from."""
         responses = None if self._responses is None else self._responses.components
@@ -101,9 +108,29 @@ class FittedModel:
         estimates = map(ScoreEstimate, self.orderings, means)
         return sorted(estimates, key=lambda estimate: -estimate.score)
 
-    def score(self, ordering: Ordering) -> float:
-        """The mean score that is expected of one of the orderings fitted, whatever it costs."""
-        return dict(self.estimates())[ordering] + (self._cost(ordering) if self._cost else 0.0)
+    def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
+        """What each ordering fitted is expected to score on new examples, whatever it costs.
+
+        That is the score of one of them, and the gain of each over it, which is shrunk for being the best of many. No
+        score lies beyond those that were given.
+
+        Args:
+            reference: One of the orderings fitted. Its own calls say its score, where these brought log-probabilities.
+
+        Raises:
+            ValueError: when it was not fitted.
+        """
+        gains, known = self.gains(reference), self.calibration(reference)
+        if known is None:
+            score = dict(self.estimates())[reference] + (self._cost(reference) if self._cost else 0.0)
+        else:
+            score = known.after if self.calibrating else known.before
+        least, most = float(np.nanmin(self.table)), float(np.nanmax(self.table))
+        score = min(max(least, score), most)
+        return {
+            ordering: round(min(max(least, score + gain.expected), most), 9)
+            for ordering, gain in gains.items()
+        }
 
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering fitted beside one of them.
@@ -133,15 +160,14 @@ class FittedModel:
 
     def counted(self, scores: Scores) -> Scores:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
-        if self._responses is None or self._table is None or not self.calibrating:
+        if not self.calibrating:
             return scores
         examples = sorted({example for ordering in self.orderings for example in scores[ordering]})
-        counted = self._responses.counted(self._table)
         return {**scores} | {
             ordering: {
                 e: float(value) for e, value in zip(examples, row, strict=True) if e in scores[ordering]
             }
-            for ordering, row in zip(self.orderings, counted, strict=True)
+            for ordering, row in zip(self.orderings, self.table, strict=True)
         }
 
     @property
@@ -164,7 +190,11 @@ class FittedModel:
         others = np.delete(self._table[number], examples)
         others = others[~np.isnan(others)]
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
-        before = (len(examples) * before + others.sum()) / (len(examples) + len(others))
+        share = len(others) / (len(examples) + len(others))
+        scored = float(others.mean()) if len(others) else 0.0
+        before = (1 - share) * before + share * scored
+        if self.calibrating:  # Otherwise it is not known which of them calibration would read.
+            after = (1 - share) * after + share * scored
         offsets = tuple(np.round(self._responses.offsets[number], 6).tolist())
         return Calibrated(offsets, before, after, raw, told, scores)
 

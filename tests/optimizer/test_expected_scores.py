@@ -1,0 +1,192 @@
+"""What a report of PLFewShot expects of arrangements: one estimate of each, wherever it is said."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Literal
+
+import dspy
+import pytest
+from fakes import FIELD, LabelEngine, chat_response, digest, exact_match, fake_lm, logprobs_of, questions
+
+from plr_dspy.optimizer.fewshot import PLFewShot
+from plr_dspy.report.schema import BestOfNumber
+
+LABELS = ["yes", "no"]
+CALLS = 150
+
+
+class MumblingEngine(LabelEngine):
+    """Without demos, nine replies of ten say what is no label; with demos, these decide how many are right.
+
+    Args:
+        salt: Of everything random.
+        logprobs: Off, replies come without.
+    """
+
+    def __init__(self, salt, *, logprobs=True):
+        super().__init__(LABELS, self.chances, logprobs=logprobs)
+        self.salt, self.mumbled, self.asked_without = salt, Counter(), 0
+
+    def chances(self, demos, text):
+        """Probabilities of the labels: worth of the demos, and how hard the text is."""
+        worth = sum(digest(f"{self.salt}{demo}") - 0.3 for demo in demos)
+        hard = digest(f"{self.salt}{text}") + 0.2 * digest("".join([*demos, text]))
+        right = 1 / (1 + 2.0 ** (4 * hard - 4 * worth - 2))
+        return (right, 1 - right) if label_of(text) == "yes" else (1 - right, right)
+
+    def mumbles(self, demos, text):
+        return not demos and digest(f"{text}{self.salt}") < 0.9
+
+    def complete(self, request):
+        texts = [message.text or "" for message in request.messages]
+        self.asked_without += len(texts) == 1
+        text = FIELD.findall(texts[-1])[0][1].strip()
+        if not self.mumbles(texts[:-1], text):
+            return super().complete(request)
+        self.mumbled[text] += 1
+        tops = [{part: 1.0} for part in ("[[ ## label ## ]]\n", "maybe", "\n\n[[ ## completed ## ]]")]
+        said = "".join(part for top in tops for part in top)
+        return chat_response(said, logprobs=logprobs_of(tops) if self.logprobs else None)
+
+    def true_score(self, demos, texts):
+        """Share of right answers."""
+        shown = [demo["text"] for demo in demos]
+        right = [
+            not self.mumbles(shown, text) and self.chances(shown, text)[LABELS.index(label_of(text))] > 0.5
+            for text in texts
+        ]
+        return sum(right) / len(right)
+
+
+def label_of(text):
+    return LABELS[digest(text) < 0.5]
+
+
+def compiled(engine, seed, **options):
+    examples = [
+        dspy.Example(text=text, label=label_of(text)).with_inputs("text")
+        for text in (f"text {seed}, {i}" for i in range(60))
+    ]
+    signature = dspy.Signature("text -> label").with_updated_fields("label", type_=Literal["yes", "no"])
+    lm = dspy.LM("openai/fake", engine=engine, cache=False)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        chooser = PLFewShot(
+            lambda example, prediction: example.label == prediction.label,
+            max_metric_calls=CALLS,
+            max_demos=4,
+            candidates="labeled",
+            seed=seed,
+            display_progress=False,
+            **options,
+        )
+        program = chooser.compile(dspy.Predict(signature), trainset=examples)
+    return chooser, len(program.predictors()[0].demos)
+
+
+def by_number(report):
+    return {best.num_demos: best for best in report.best_by_number}
+
+
+@pytest.fixture(scope="module", params=["log-probabilities", "scores", "calibrate"])
+def compiles(request):
+    found = []
+    for seed in range(4):
+        engine = MumblingEngine(seed, logprobs=request.param != "scores")
+        found.append((engine, *compiled(engine, seed, calibrate=request.param == "calibrate")))
+    return found
+
+
+class TestOneEstimate:
+    def test_scores_differ_by_the_gain_that_is_expected(self, compiles):
+        for _, chooser, chosen in compiles:
+            report, best = chooser.report, by_number(chooser.report)
+            gain = report.comparison.expected_gain
+            assert chosen > 0
+            assert best[chosen].score - best[0].score == pytest.approx(gain, abs=2e-6)
+            assert 0 <= best[0].score <= best[chosen].score <= 1
+            assert report.candidates[0].expected_gain == 0
+            if (effect := report.calibration) is not None:
+                if report.settings["calibrate"]:
+                    expected = effect.original_calibrated, effect.chosen_calibrated
+                else:
+                    expected = effect.original, effect.chosen
+                assert expected == pytest.approx((best[0].score, best[chosen].score), abs=2e-6)
+
+    def test_all_calls_of_the_student_count_and_hardly_any_others(self, compiles):
+        for engine, chooser, _ in compiles:
+            found = by_number(chooser.report)[0]
+            assert found.num_examples == engine.asked_without
+            observed = 1 - len(engine.mumbled) / engine.asked_without
+            assert found.score <= observed + 0.12
+
+    def test_finalists_have_the_gains_of_the_table(self, compiles):
+        for _, chooser, _ in compiles:
+            best = by_number(chooser.report)
+            listed = {str(found.ordering): found.score - best[0].score for found in best.values()}
+            met = [each for each in chooser.report.candidates if str(each.ordering) in listed]
+            assert len(met) >= 2
+            for each in met:
+                assert each.expected_gain == pytest.approx(listed[str(each.ordering)], abs=2e-6)
+
+    def test_intervals_hold_the_scores_on_other_examples(self, compiles):
+        others, held = [f"other {i}" for i in range(1_000)], []
+        for engine, chooser, _ in compiles:
+            if chooser.calibrate:
+                pytest.skip("true scores are those of answers that are not calibrated")
+            for found in chooser.report.best_by_number:
+                low, high = found.interval
+                true = engine.true_score(chooser.program_with(found.num_demos).demos, others)
+                held.append(low <= true <= high)
+        assert len(held) > 15
+        assert sum(held) >= 0.9 * len(held)
+
+
+class TestText:
+    def test_whose_replies_could_not_be_read(self, compiles):
+        for engine, chooser, _ in compiles:
+            (error,) = chooser.report.errors
+            assert (error.count, error.of_original) == (len(engine.mumbled),) * 2
+            assert error.calls_of_original == engine.asked_without
+            told = (
+                f"{error.count} call(s) counted as wrong, {error.count} of the {engine.asked_without} of the "
+            )
+            assert f"{told}student without demos: AdapterParseError" in str(chooser.report)
+
+    def test_which_one_was_chosen_is_marked(self, compiles):
+        for _, chooser, chosen in compiles:
+            marked = re.findall(r"best of (\d) demos: .* tokens \(chosen\)", str(chooser.report))
+            assert marked == [str(chosen)]
+
+    def test_why_a_higher_score_was_not_chosen(self, compiles):
+        _, chooser, chosen = compiles[0]
+        report, said = chooser.report, "higher scores than that of the chosen arrangement"
+        alone = replace(report, best_by_number=[by_number(report)[chosen]])
+        assert said not in str(alone)
+        better = BestOfNumber(7, {"self": [0, 1, 2, 3, 4, 5, 6]}, 1.5, 2, 99)
+        more = replace(report, best_by_number=[*alone.best_by_number, better])
+        assert f"{said} belong to arrangements that did not reach the final comparison" in str(more)
+        cheaper = replace(more, settings={**report.settings, "token_cost": 0.1})
+        assert "these scores are without token_cost" in str(cheaper)
+
+
+def test_errors_of_both_sides_are_told_apart():
+    """Where the student's replies can be read, none of the errors is said to be its own."""
+    examples = questions(60)
+    _, engine = fake_lm(examples)
+
+    class Confused(type(engine)):
+        def complete(self, request):
+            reply = super().complete(request)
+            return chat_response("Well ...") if len(request.messages) > 3 else reply
+
+    model = Confused(engine.answers)
+    lm = dspy.LM("fake/order-sensitive", engine=model, cache=False, num_retries=0)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        chooser = PLFewShot(
+            exact_match, max_metric_calls=CALLS, max_demos=4, candidates="labeled", display_progress=False
+        )
+        chooser.compile(dspy.Predict("question -> answer"), trainset=examples)
+    (error,) = chooser.report.errors
+    assert error.of_original == 0 < error.count
+    assert "call(s) counted as wrong: AdapterParseError" in str(chooser.report)
