@@ -75,7 +75,7 @@ def folder(tmp_path, monkeypatch):
 def compile_arguments(*more, program="reviews_app.py:program", metric="reviews_app.py:accuracy"):
     return [
         *("compile", program, "--metric", metric, "--train", "train.jsonl", "--inputs", "review"),
-        *("--lm", "local", "--adapter", "plain", "--max-calls", "60", "--out", "program.json"),
+        *("--lm", "local", "--adapter", "plain", "--max-calls", "36", "--out", "program.json"),
         *more,
     ]
 
@@ -124,7 +124,7 @@ def test_estimate_makes_no_call(folder, capsys):
     level = logging.getLogger("plr_dspy").level
     assert cli.main(compile_arguments("--estimate")) == 0
     assert logging.getLogger("plr_dspy").level == level
-    assert "60" in capsys.readouterr().out
+    assert "36" in capsys.readouterr().out
     assert not (folder / "program.json").exists()
 
 

@@ -67,7 +67,7 @@ def test_quickstart(tmp_path):
         write_rows(tmp_path / f"mr_{part}.jsonl")
     command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--out", str(tmp_path)]
     data = ["--task", "mr", "--data-dir", str(tmp_path)]
-    options = ["--demos", "3", "--pool", "6", "--test", "4", "--random-orders", "2", "--seeds", "0", "1"]
+    options = ["--demos", "3", "--pool", "4", "--test", "3", "--random-orders", "2", "--seeds", "0", "1"]
     done = subprocess.run([*command, *data, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for words in ("original ", "chosen ", "random orders", "program calls", "mean gain", "saved"):
