@@ -211,12 +211,25 @@ def calibration(report: Report) -> list[str]:
     ]
     if applied:
         return [*lines, "the program is calibrated: it needs log-probabilities at each use"]
-    if effect.original_calibrated > effect.original and effect.original_calibrated >= effect.chosen:
+    unread = _share_unread(report)
+    calibrated = (1 - unread) * effect.original_calibrated
+    if unread:
+        lines.append(
+            f"{100 * unread:.0f} % of the replies of the {name} could not be read: if calibration cannot read them "
+            f"either, it gives {calibrated:.2f}"
+        )
+    if calibrated > effect.original and calibrated >= effect.chosen:
         lines.append(
             "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
             f"calibrate=True for an {noun(report)} that is chosen under it"
         )
     return lines
+
+
+def _share_unread(report: Report) -> float:
+    """Tell which part of what the user's own program replied could not be read."""
+    wrong = [error for error in report.errors if error.outcome == "counted as wrong"]
+    return sum(error.of_original for error in wrong) / max([1, *(error.calls_of_original for error in wrong)])
 
 
 def _claim(report: Report, comparison: Comparison) -> list[str]:

@@ -153,6 +153,18 @@ class TestText:
             )
             assert f"{told}student without demos: AdapterParseError" in str(chooser.report)
 
+    def test_calibration_promises_nothing_of_replies_that_could_not_be_read(self, compiles):
+        for engine, chooser, _ in compiles:
+            text, effect = str(chooser.report), chooser.report.calibration
+            unread = len(engine.mumbled) / engine.asked_without
+            hedge = f"{100 * unread:.0f} % of the replies of the student without demos could not be read: if "
+            is_hedged = effect is not None and not chooser.calibrate
+            assert (hedge in text) == is_hedged
+            if is_hedged:
+                left = (1 - unread) * effect.original_calibrated
+                assert f"calibration cannot read them either, it gives {left:.2f}" in text
+                assert ("calibration alone" in text) == (effect.original < left >= effect.chosen)
+
     def test_which_one_was_chosen_is_marked(self, compiles):
         for _, chooser, chosen in compiles:
             marked = re.findall(r"best of (\d) demos: .* tokens \(chosen\)", str(chooser.report))
