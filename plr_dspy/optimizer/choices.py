@@ -73,8 +73,9 @@ def _estimated(fitted: FittedModel, original: Ordering) -> list[Choice]:
     A score is that of the original and the gain over it, so that the interval has the error of both means, each on its
     own examples. The model's intervals are narrower, and too narrow where it does not fit the program.
     """
-    known = ~np.isnan(fitted.table)
-    cells = fitted.table[known]
+    table = fitted.table
+    known = ~np.isnan(table)
+    cells = table[known]
     least, most, deviation = float(cells.min()), float(cells.max()), float(cells.std())
     counts = dict(zip(fitted.orderings, known.sum(axis=1).tolist(), strict=True))
     best_first = [estimate.ordering for estimate in fitted.estimates()]

@@ -129,11 +129,11 @@ class TestOneEstimate:
             for each in met:
                 assert each.expected_gain == pytest.approx(listed[str(each.ordering)], abs=2e-6)
 
+    @pytest.mark.parametrize("compiles", ["log-probabilities", "scores"], indirect=True)
     def test_intervals_hold_the_scores_on_other_examples(self, compiles):
+        """The engine's true scores are those of answers that are not calibrated."""
         others, held = [f"other {i}" for i in range(1_000)], []
         for engine, chooser, _ in compiles:
-            if chooser.calibrate:
-                pytest.skip("true scores are those of answers that are not calibrated")
             for found in chooser.report.best_by_number:
                 low, high = found.interval
                 true = engine.true_score(chooser.program_with(found.num_demos).demos, others)

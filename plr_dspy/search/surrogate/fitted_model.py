@@ -125,7 +125,8 @@ class FittedModel:
             score = dict(self.estimates())[reference] + (self._cost(reference) if self._cost else 0.0)
         else:
             score = known.after if self.calibrating else known.before
-        least, most = float(np.nanmin(self.table)), float(np.nanmax(self.table))
+        table = self.table
+        least, most = float(np.nanmin(table)), float(np.nanmax(table))
         score = min(max(least, score), most)
         return {
             ordering: round(min(max(least, score + gain.expected), most), 9)
