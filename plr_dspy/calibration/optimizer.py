@@ -10,15 +10,23 @@ from typing import Any
 import dspy
 import numpy as np
 from dspy.teleprompt.teleprompt import Teleprompter
+from numpy.typing import NDArray
 
 from plr_dspy.calibration.linear import fit_linear
-from plr_dspy.calibration.outputs import PURPOSE, finite_output_of, prior_shares, right_labels
+from plr_dspy.calibration.outputs import (
+    PURPOSE,
+    finite_output_of,
+    prior_shares,
+    right_labels,
+    warn_of_labels,
+)
 from plr_dspy.calibration.program import CalibratedProgram, Calibration
 from plr_dspy.calibration.readings import readings
 from plr_dspy.label_probabilities.servers import NoProbabilities
 from plr_dspy.programs.content_free import CONTENT_FREE, check_text_inputs
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.inputs import check_examples, check_fields
+from plr_dspy.programs.label_scores import LabelOutput
 from plr_dspy.programs.splits import shown_by, value_key
 from plr_dspy.programs.validation import (
     check_demos,
@@ -26,7 +34,14 @@ from plr_dspy.programs.validation import (
     check_student,
     whole_number,
 )
-from plr_dspy.statistics.calibration import batch_offsets
+from plr_dspy.statistics.calibration import (
+    Array,
+    batch_offsets,
+    calibrated,
+    cross_validated,
+    is_far_from_even,
+    likely_shares,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +55,22 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
     """Calibrates the probabilities of a classifier's labels, and lets these decide.
 
     Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
-    any labelled example, and taken away: see docs/calibration.md. The student needs an output that is a Literal, an
-    enum or a bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
+    any labelled example, and taken away: see docs/calibration.md. If all examples have labels, these decide to which
+    shares of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
+    bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
 
     Args:
         method: "batch" takes away the mean over inputs of the trainset (H. Zhou et al., "Batch calibration",
             arXiv:2309.17249); "contextual" the mean over inputs without content, which costs three calls and needs text
-            inputs (T. Z. Zhao et al., "Calibrate before use", ICML 2021). Neither looks at a label. "linear" fits a
-            scale and an offset for each label to labelled examples, and changes nothing where cross-validation finds
-            no gain (M. Abbas et al., AISTATS 2024).
+            inputs (T. Z. Zhao et al., "Calibrate before use", ICML 2021). "linear" fits a scale and an offset for each
+            label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
+            AISTATS 2024).
         num_inputs: Examples of the trainset that are used, at most: one program call each.
-        prior: Share of inputs that each label is right for, by label; None for the same share each. "linear" learns it
-            from its examples, and takes none.
+        prior: Share of inputs that each label is right for, by label, which answers are calibrated to whatever comes
+            of it. With None, "batch" looks at the labels of the trainset: answers are calibrated to their shares, if
+            these are clearly uneven, or to the same share each, whichever scores best by cross-validation, and stay as
+            they are where neither scores better. Where an example has no label, and for "contextual", None is the same
+            share each. "linear" learns shares from its examples, and takes none.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         allow_uncalibrated: Whether the calibrated program answers as the student does, with a warning, where its LM
             gives no log-probabilities; otherwise that is an error.
@@ -60,6 +79,11 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             setting.
         seed: Of the choice of examples.
         display_progress: Draw a progress bar.
+
+    Attributes:
+        accuracies: Where labels have decided in the last compile, the accuracy on its inputs of each way that was
+            compared: of the student "as it is", by its "likeliest label", "calibrated to" some shares (each input is
+            left out of what calibrates it), and "always" the most frequent label. Otherwise empty.
 
     Raises:
         TypeError, ValueError: for arguments out of range; the message says what to pass.
@@ -94,6 +118,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         self.max_errors = whole_number("max_errors", max_errors)
         self.seed = whole_number("seed", seed, least=0) or 0
         self.display_progress = display_progress
+        self.accuracies: dict[str, float] = {}
 
     def compile(
         self,
@@ -108,9 +133,13 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
 
         Args:
             student: A program; it is not changed. One that is calibrated already is calibrated anew.
-            trainset: Examples. Those that the demos show are left out. Only "linear" looks at their labels.
+            trainset: Examples. Those that the demos show are left out. "contextual" does not look at their labels.
             teacher, valset: Ignored; other optimizers pass them.
             seed: Instead of the constructor's.
+
+        Returns:
+            The calibrated program. Its `calibration` is None where labels have decided that answers stay as they are:
+            it tells the probabilities beside them.
 
         Raises:
             TypeError, ValueError: for bad arguments, before any program call.
@@ -127,13 +156,20 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         check_language_model(student)
         output = finite_output_of(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output)
-        examples = self._examples(student, trainset, len(output.labels), seed=seed)
+        examples, counts = self._examples(student, trainset, output, seed=seed)
         check_fields(student, trainset=examples)
-        answers = right_labels(examples, output) if self.method == "linear" else None
+        answers = right_labels(examples, output)
+        if self.method == "linear":
+            _check_labels(answers, examples, output)
+        deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
+        if deciding:
+            warn_of_labels(student, output, counts)
+        self.accuracies = {}
         found = readings(
             student,
             examples,
             output,
+            as_it_is=deciding,
             num_threads=self.num_threads,
             max_errors=self.max_errors,
             display_progress=self.display_progress,
@@ -148,41 +184,100 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             logger.warning("%d of %d replies say nothing of labels", len(found) - len(told), len(found))
         table = np.array([found[i].log_probabilities for i in told])  # type: ignore[union-attr]
         unseen = np.array([np.isin(np.arange(table.shape[1]), found[i].unseen) for i in told])  # type: ignore[union-attr]
-        if answers is None:
-            offsets, scales = batch_offsets(table, prior=prior, unseen=unseen), np.ones(table.shape[1])
-        else:
+        labels = tuple(output.labels)
+        calibration: Calibration | None
+        if self.method == "linear":
             fit = fit_linear(table, answers[told], seed=seed)
-            offsets, scales = fit.offsets, fit.scales
-        calibration = Calibration(
-            self.method, tuple(output.labels), tuple(offsets.tolist()), tuple(scales.tolist()), len(told)
-        )
+            calibration = Calibration(
+                "linear", labels, tuple(fit.offsets.tolist()), tuple(fit.scales.tolist()), len(told)
+            )
+        elif deciding:
+            said = np.array([labels.index(found[i].label) if found[i].label else -1 for i in told])  # type: ignore[union-attr, arg-type]
+            calibration = self._best(table, unseen, said, answers, told, counts=counts, labels=labels)
+        else:
+            shares = np.full(len(labels), 1.0 / len(labels)) if prior is None else prior
+            calibration = _batch(self.method, labels, table, unseen, shares)
+            if prior is None:
+                _warn_of_answers(table, unseen, calibration)
         program = CalibratedProgram(
             student, calibration, predictor=output.predictor, allow_uncalibrated=self.allow_uncalibrated
         )
         program._compiled = True
-        means = dict(zip(output.labels, np.exp(table).mean(axis=0).round(3).tolist(), strict=True))
-        logger.info("calibrated on %d inputs; mean probabilities before: %s", len(told), means)
+        means = dict(zip(labels, np.exp(table).mean(axis=0).round(3).tolist(), strict=True))
+        to = (
+            ""
+            if calibration is None or not calibration.shares
+            else f" to {_named(labels, calibration.shares)}"
+        )
+        what = "answers stay as they are" if calibration is None else f"calibrated{to}"
+        logger.info(
+            "%s, by %d inputs; mean probabilities before: %s%s",
+            what,
+            len(told),
+            means,
+            "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
+        )
         return program
+
+    def _best(
+        self,
+        table: Array,
+        unseen: NDArray[np.bool_],
+        said: NDArray[np.int64],
+        answers: NDArray[np.int64],
+        told: Sequence[int],
+        *,
+        counts: Array,
+        labels: tuple[str, ...],
+    ) -> Calibration | None:
+        """The calibration by which the labels are answered best; None where that is none. Sets `accuracies`.
+
+        Args:
+            table, unseen: Of the replies that say something of labels, ``[n, L]``.
+            said: What the student answers there, ``[n]``; -1 where that is no label.
+            answers: The right label of all inputs ``[N]``; the other replies count as wrong.
+            told: Numbers of the inputs with such a reply, ``[n]``.
+            counts: Examples of the trainset that each label is right for, ``[L]``.
+            labels: What demos call them.
+        """
+        right = np.eye(len(labels))[answers[told]]
+        ways: dict[str, tuple[Array, Calibration | None]] = {
+            "as it is": ((said == answers[told]).astype(np.float64), None),
+            "likeliest label": (right[np.arange(len(told)), table.argmax(axis=1)], Calibration.none(labels)),
+        }
+        for shares in likely_shares(counts):
+            scores = cross_validated(table, right, shares, unseen=unseen)
+            ways[f"calibrated to {_named(labels, shares)}"] = (
+                scores,
+                _batch(self.method, labels, table, unseen, shares),
+            )
+        self.accuracies = {name: float(scores.sum()) / len(answers) for name, (scores, _) in ways.items()}
+        best = max(self.accuracies, key=self.accuracies.__getitem__)  # The first of equals: as it is.
+        most = int(counts.argmax())
+        self.accuracies[f"always {labels[most]!r}"] = float((answers == most).mean())
+        return ways[best][1]
 
     def get_params(self) -> dict[str, Any]:
         """Return the arguments."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "accuracies"}
 
     def _examples(
-        self, student: dspy.Module, trainset: Sequence[dspy.Example], num_labels: int, *, seed: int
-    ) -> list[dspy.Example]:
-        """The examples that are used: inputs that differ, and that no demo shows.
+        self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
+    ) -> tuple[list[dspy.Example], Array]:
+        """The examples that are used, inputs that differ and that no demo shows, and how often all have each label.
 
         Raises:
             ValueError: when there are too few.
         """
+        num_labels = len(output.labels)
         if self.method == "contextual":
             if not trainset:
                 raise ValueError("trainset must hold an example, whose inputs are filled without content")
             names = list(trainset[0].inputs().keys())
             inputs = dict(trainset[0].inputs().items())
             check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
-            return [dspy.Example(dict.fromkeys(names, text)).with_inputs(*names) for text in CONTENT_FREE]
+            free = [dspy.Example(dict.fromkeys(names, text)).with_inputs(*names) for text in CONTENT_FREE]
+            return free, np.zeros(num_labels)
         demos = [demo for _, predictor in named_predictors(student) for demo in predictor.demos]
         shown = shown_by(demos, trainset)
         usable = {
@@ -205,4 +300,53 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
                 wanted,
                 " and a larger num_inputs" if self.num_inputs < wanted else "",
             )
-        return random.Random(seed).sample(list(usable.values()), count)
+        known = right_labels(list(usable.values()), output)
+        counts = np.bincount(known[known >= 0], minlength=num_labels).astype(np.float64)
+        return random.Random(seed).sample(list(usable.values()), count), counts
+
+
+def _batch(
+    method: str, labels: tuple[str, ...], table: Array, unseen: NDArray[np.bool_], shares: Array
+) -> Calibration:
+    """The calibration by the mean probabilities of labels, ``[n, L]``, to shares of them, ``[L]``."""
+    offsets = tuple(batch_offsets(table, prior=shares, unseen=unseen).tolist())
+    return Calibration(
+        method, labels, offsets, (1.0,) * len(labels), len(table), tuple(np.round(shares, 6).tolist())
+    )
+
+
+def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
+    """Shares by label, for people."""
+    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
+
+
+def _warn_of_answers(table: Array, unseen: NDArray[np.bool_], calibration: Calibration) -> None:
+    """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
+    moved = calibrated(table, calibration.offsets, unseen=unseen)
+    counts = [np.bincount(each.argmax(axis=1), minlength=table.shape[1]) for each in (table, moved)]
+    if all(is_far_from_even(each) for each in counts):
+        logger.warning(
+            "answers are far from the same share of each label before calibration (%s) and after it (%s): if the "
+            "labels are not equally frequent, pass labelled examples, or their shares as prior",
+            *(_named(calibration.labels, each / each.sum()) for each in counts),
+        )
+
+
+def _check_labels(answers: NDArray[np.int64], examples: Sequence[dspy.Example], output: LabelOutput) -> None:
+    """Raise unless all examples have one of the labels, and not all the same.
+
+    Raises:
+        ValueError: with the reason and the cure.
+    """
+    texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
+    for answer, example in zip(answers, examples, strict=True):
+        if answer < 0:
+            raise ValueError(
+                f"method='linear' needs examples whose {output.name!r} is one of {texts}; got "
+                f"{example.get(output.name)!r}: give all examples one, {cure}"
+            )
+    if len(set(answers)) == 1:
+        raise ValueError(
+            f"method='linear' needs examples with different labels; all {len(answers)} have {texts[answers[0]]!r}: "
+            f"pass some with another, {cure}"
+        )

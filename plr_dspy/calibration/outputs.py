@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +15,17 @@ from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.label_scores import LabelOutput, label_output
+from plr_dspy.statistics.calibration import is_far_from_even, likely_shares
+
+logger = logging.getLogger(__name__)
 
 PURPOSE = "calibration"
 
 PROBABILITIES = "probabilities"
 """Field of a prediction that calibrated programs add."""
+
+ONE_SIDED = 3
+"""Demos that are all of one label, from which on that is told."""
 
 
 def finite_output_of(program: dspy.Module, predictor: str | None) -> LabelOutput:
@@ -121,26 +128,37 @@ def prior_shares(
     return normalised
 
 
-def right_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> NDArray[np.int64]:
-    """Numbers of the labels that examples have.
+def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: NDArray[np.float64]) -> None:
+    """Warn where demos are all of one label, or the labels of the examples are far from equally frequent.
 
-    Raises:
-        ValueError: when one has none of them, or all have the same.
+    Args:
+        program: Has the demos.
+        output: Its labels.
+        counts: Examples that each label is right for, ``[L]``.
     """
-    texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
-    numbers = []
-    for example in examples:
-        value = example.get(output.name)
-        text = label_text(output.labels, value) or value  # Data may hold what demos call an enum's member.
-        if text not in texts:
-            raise ValueError(
-                f"method='linear' needs examples whose {output.name!r} is one of {texts}; got {value!r}: give all "
-                f"examples one, {cure}"
-            )
-        numbers.append(texts.index(text))
-    if len(set(numbers)) == 1:
-        raise ValueError(
-            f"method='linear' needs examples with different labels; all {len(numbers)} have "
-            f"{texts[numbers[0]]!r}: pass some with another, {cure}"
+    texts = list(output.labels)
+    demos = right_labels(dict(named_predictors(program))[output.predictor].demos, output)
+    if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
+        logger.warning(
+            "all %d demos have the label %r, so the model may answer it too often: give demos of several labels, as "
+            "PLFewShot chooses them",
+            len(demos),
+            texts[demos[0]],
         )
-    return np.array(numbers)
+    if len(likely_shares(counts)) > 1 and is_far_from_even(counts):
+        most = int(counts.argmax())
+        logger.warning(
+            "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
+            "compare with it",
+            100.0 * counts[most] / counts.sum(),
+            texts[most],
+        )
+
+
+def right_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> NDArray[np.int64]:
+    """Numbers of the labels that examples have, ``[N]``; -1 for none."""
+    texts = list(output.labels)
+    values = [example.get(output.name) for example in examples]
+    # Data may hold what demos call an enum's member.
+    told = [label_text(output.labels, value) or value for value in values]
+    return np.array([texts.index(text) if text in texts else -1 for text in told], dtype=np.int64)

@@ -37,6 +37,7 @@ class Calibration:
         offsets, scales: Of the labels, ``[L]``.
         num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile: where this order was not
             called on one, others were.
+        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are fitted or not known.
     """
 
     method: str
@@ -44,6 +45,7 @@ class Calibration:
     offsets: tuple[float, ...]
     scales: tuple[float, ...]
     num_inputs: int
+    shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = [*self.offsets, *self.scales]
@@ -183,7 +185,7 @@ class CalibratedProgram(dspy.Module):
         predictor, found = state["calibration"]["predictor"], state["calibration"]["found"]
         calibration = None
         if found is not None:
-            lists = {name: tuple(found[name]) for name in ("labels", "offsets", "scales")}
+            lists = {name: tuple(found.get(name, ())) for name in ("labels", "offsets", "scales", "shares")}
             calibration = Calibration(method=found["method"], num_inputs=found["num_inputs"], **lists)
         before = self.predictor
         self.predictor = predictor

@@ -13,6 +13,7 @@ from plr_dspy.calibration.program import Calibration
 from plr_dspy.label_probabilities.reader import Reading
 from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.label_probabilities.servers import without_probabilities
+from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.programs.calls import WrongAnswer, answer, own_copy
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.label_scores import LabelOutput
@@ -30,6 +31,7 @@ def readings(
     examples: Sequence[dspy.Example],
     output: LabelOutput,
     *,
+    as_it_is: bool,
     num_threads: int | None,
     max_errors: int | None,
     display_progress: bool,
@@ -40,6 +42,8 @@ def readings(
         program: It has the output.
         examples: Only their inputs are used.
         output: The output whose labels are read.
+        as_it_is: Whether readings have the label that the program answers, None where that is none. Otherwise the
+            likeliest label is its answer, so that a reply that cannot be read costs no second call, as in use.
         num_threads, max_errors, display_progress: As in `BatchCalibration`.
 
     Raises:
@@ -55,7 +59,7 @@ def readings(
         evaluator = ProgramEvaluator(
             program,
             slots,
-            ReadingWork(examples, output),
+            ReadingWork(examples, output, as_it_is=as_it_is),
             names=[f"calibration input {i}" for i in range(len(examples))],
             num_threads=num_threads,
             max_errors=max_errors,
@@ -76,7 +80,7 @@ def readings(
             failed[0].message,
         )
     return [
-        None if cell.label_logprobs is None else Reading(None, cell.label_logprobs, cell.unseen_labels)
+        None if cell.label_logprobs is None else Reading(cell.value, cell.label_logprobs, cell.unseen_labels)
         for cell in cells.values()
     ]
 
@@ -87,17 +91,17 @@ class ReadingWork:
     Args:
         examples: What cells name by index.
         output: The output whose labels are read.
+        as_it_is: As in `readings`.
     """
 
     sample = ""
     models: Sequence[dspy.BaseLM] = ()
 
-    def __init__(self, examples: Sequence[dspy.Example], output: LabelOutput) -> None:
+    def __init__(self, examples: Sequence[dspy.Example], output: LabelOutput, *, as_it_is: bool) -> None:
         self._examples = examples
         self._output = output
         self._requests = LogprobRequests(required=True)
-        # The likeliest label is the answer, as it will be in use: a reply that cannot be read costs no second call.
-        self._decision = Calibration.none(output.labels).applied
+        self._decision = None if as_it_is else Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Return a cell with log-probabilities, if the reply has any; answers that cannot be read may have some.
@@ -119,7 +123,9 @@ class ReadingWork:
             raise without_probabilities(reader.asked, PURPOSE) from error
         if self._requests.reason:
             raise without_probabilities(reader.asked, PURPOSE)
-        found = reading_of_answer(reader, self._output, given)
+        found = reader.unread or reading_of_answer(reader, self._output, given)
         if found is None:
             return Cell(0.0)
-        return Cell(0.0, label_logprobs=found.log_probabilities, unseen_labels=found.unseen)
+        said = given.get(self._output.name) if isinstance(given, dspy.Prediction) else None
+        label = label_text(self._output.labels, said)
+        return Cell(0.0, value=label, label_logprobs=found.log_probabilities, unseen_labels=found.unseen)

@@ -50,10 +50,12 @@ class _Reader:
 
     Attributes:
         readings: One for each call with the output; None where a reply says nothing of labels.
+        unread: What the first reply that the adapter could not read says, where nothing decides; None for nothing.
         asked: The LM of the last call with the output.
     """
 
     readings: list[Reading | None]
+    unread: Reading | None
     asked: Any
     _name: str
     _labels: Mapping[str, Any]
@@ -104,12 +106,17 @@ class _Reader:
             return values
         except AdapterParseError:
             first = outputs[0] if len(outputs) == 1 else None
-            if self._decision is None or not self._requests.wanted or not isinstance(first, Mapping):
+            if not self._requests.wanted or not isinstance(first, Mapping):
                 raise
             if not self._is_ours(original_signature) or len(original_signature.output_fields) > 1:
                 raise
             positions = positions_of(first.get("logprobs"))
-            if _reading_of(positions, list(self._labels), None, name=self._name) is None:
+            found = _reading_of(positions, list(self._labels), None, name=self._name)
+            if found is None:
+                raise
+            if self._decision is None:
+                self._requests.note_reply(lm, given=True)
+                self.unread = self.unread or found
                 raise
             return [{self._name: _UNREAD, "logprobs": first.get("logprobs")}]
 
@@ -202,6 +209,7 @@ def reading(
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
     vars(reader).update(
         readings=[],
+        unread=None,
         asked=None,
         _name=name,
         _labels=dict(labels),

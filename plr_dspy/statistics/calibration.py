@@ -10,11 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
+from scipy.stats import chisquare
 
 Array = NDArray[np.float64]
 
 NUM_BINS = 10
 """Of confidence, as in C. Guo et al., "On calibration of modern neural networks", ICML 2017."""
+
+CLEARLY_UNEVEN = 0.01
+"""Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
+
+FAR_FROM_EVEN = 0.2
+"""Total variation distance of label shares from the same share each; of two labels, that of .7 and .3."""
 
 LESS = 1e-6
 """By how much a label that was not among the likeliest tokens stays less likely than one that was."""
@@ -74,6 +81,53 @@ def calibrated(
         seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True) - LESS
         moved = log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1)
     return moved
+
+
+def likely_shares(counts: ArrayLike) -> Array:
+    """The shares of labels that a calibration may aim at, ``[S, L]``, the first unless another scores better.
+
+    The same share for each label, unless the examples clearly have others: then theirs come first. A weak model that is
+    calibrated to uneven shares may answer the frequent labels alone, so that the scores of its answers decide.
+
+    Args:
+        counts: Examples that each label is right for, ``[L]``; those with several right labels count for each in part.
+    """
+    seen = np.asarray(counts, dtype=np.float64)
+    even = np.full(len(seen), 1.0 / len(seen))
+    if not seen.sum() or chisquare(seen).pvalue >= CLEARLY_UNEVEN:
+        return even[None]
+    return np.stack([(seen + 1.0) / (seen + 1.0).sum(), even])
+
+
+def is_far_from_even(shares: ArrayLike) -> bool:
+    """Whether shares of labels, ``[L]``, are far from the same share each."""
+    seen = np.asarray(shares, dtype=np.float64)
+    return bool(0.5 * np.abs(seen / seen.sum() - 1.0 / len(seen)).sum() >= FAR_FROM_EVEN - 1e-9)
+
+
+def cross_validated(
+    log_probabilities: ArrayLike, scores: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike | None = None
+) -> Array:
+    """What the answers to each input score where batch calibration on the other inputs decides, ``[N]``.
+
+    Args:
+        log_probabilities, unseen: As in `batch_offsets`, of at least 2 inputs.
+        scores: What each label scores, ``[N, L]``.
+        shares: Prior of the labels, ``[L]``.
+    """
+    known, given = np.asarray(log_probabilities, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    hidden = np.zeros(known.shape, dtype=bool) if unseen is None else np.asarray(unseen, dtype=bool)
+    rows = np.arange(len(known))
+    answers = [
+        calibrated(
+            known[i],
+            batch_offsets(known[rows != i], prior=shares, unseen=hidden[rows != i]),
+            unseen=hidden[i],
+        ).argmax()
+        for i in rows
+    ]
+    found: Array = given[rows, answers]
+    return found
 
 
 @dataclass(frozen=True)

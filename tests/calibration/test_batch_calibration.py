@@ -8,7 +8,8 @@ import dspy
 import numpy as np
 import pytest
 from dspy import lm15
-from label_engines import Classifier, gold, leaning, softmax
+from fakes import digest
+from label_engines import Classifier, gold, leaning, normal, softmax
 
 from plr_dspy import BatchCalibration, CalibratedProgram
 from plr_dspy.label_probabilities.servers import NoProbabilities
@@ -25,6 +26,11 @@ def examples(count, labels=LABELS, *, first=0):
     return [dspy.Example(text=text, label=gold(labels, text)).with_inputs("text") for text in texts]
 
 
+def inputs(count, *, first=0):
+    """Texts without labels."""
+    return [dspy.Example(text=f"text {i}").with_inputs("text") for i in range(first, first + count)]
+
+
 def student(kind: Any = KIND, *, module=dspy.Predict):
     return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind))
 
@@ -32,8 +38,12 @@ def student(kind: Any = KIND, *, module=dspy.Predict):
 def calibrate(engine, program=None, *, trainset=None, adapter=None, method="batch", lm=None, **options):
     options = {"num_threads": 2, "display_progress": False, **options}
     with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
-        trainset = examples(30) if trainset is None else trainset
+        trainset = inputs(30) if trainset is None else trainset
         return BatchCalibration(method, **options).compile(program or student(), trainset=trainset)
+
+
+def exact(example, prediction, trace=None):
+    return example.label == prediction.label
 
 
 def ask(engine, program, adapter=None, **inputs):
@@ -126,17 +136,127 @@ class TestWhatItFinds:
         )
         assert told > raw + 0.05
 
-    @pytest.mark.parametrize("method", ["batch", "contextual"])
-    def test_labels_are_not_read(self, method):
+    @pytest.mark.parametrize("options", [{"method": "contextual"}, {"prior": dict.fromkeys(LABELS, 0.5)}])
+    def test_labels_are_not_read(self, options):
         engine, right = Classifier(leaning(LABELS, 1.0)), examples(20)
         wrong = [each.copy(label=LABELS[each.label == "negative"]).with_inputs("text") for each in right]
         nonsense = [each.copy(label=["no label"]).with_inputs("text") for each in right]
-        none = [dspy.Example(text=each.text).with_inputs("text") for each in right]
         states = [
-            calibrate(engine, method=method, trainset=trainset).dump_state()
-            for trainset in (right, wrong, nonsense, none)
+            calibrate(engine, trainset=trainset, **options).dump_state()
+            for trainset in (right, wrong, nonsense, inputs(20))
         ]
         assert states[0] == states[1] == states[2] == states[3]
+
+
+def world(seed, rare, lean):
+    """Examples of which a share is negative, and a model that leans to "positive" by so much, whatever is frequent."""
+
+    def right(text):
+        return LABELS[digest(f"label {seed} {text}") >= rare]
+
+    def probabilities(text):
+        z = (1.8 if right(text) == "positive" else -1.8) + 1.2 * normal(f"{seed} {text}") + lean
+        return {"negative": 1 / (1 + math.exp(z)), "positive": 1 / (1 + math.exp(-z))}
+
+    trainset = [
+        dspy.Example(text=f"text {i}", label=right(f"text {i}")).with_inputs("text") for i in range(150)
+    ]
+    return trainset, probabilities, right
+
+
+def held_out(program, probabilities, right):
+    """The accuracy of the student, and of the program that was made of it, on texts that nobody has seen."""
+    offsets = (0.0, 0.0) if program.calibration is None else program.calibration.offsets
+    texts = [f"text {i}" for i in range(1_000, 1_600)]
+    logs = np.log([[probabilities(text)[label] for label in LABELS] for text in texts])
+    gold = np.array([LABELS.index(right(text)) for text in texts])
+    return [float(((logs + moved).argmax(axis=1) == gold).mean()) for moved in ((0.0, 0.0), offsets)]
+
+
+class TestLabelsDecide:
+    def test_whether_and_to_which_shares(self):
+        """In 40 worlds, even and uneven: no harm is done, and what is promised is what held-out examples give."""
+        gains, missed = {}, []
+        for seed in range(5):
+            for rare in (0.5, 0.2, 0.15, 0.05):
+                for lean in (0.0, 2.0):
+                    trainset, probabilities, right = world(seed, rare, lean)
+                    optimizer = BatchCalibration(num_threads=1, display_progress=False)
+                    with dspy.context(lm=Classifier(probabilities).lm()):
+                        program = optimizer.compile(student(), trainset=trainset)
+                    before, after = held_out(program, probabilities, right)
+                    gains.setdefault((rare, lean), []).append(after - before)
+                    ways = {n: a for n, a in optimizer.accuracies.items() if not n.startswith("always")}
+                    missed += [after - max(ways.values()), before - ways["as it is"]]
+        assert np.mean(gains[0.5, 2.0]) > 0.05  # Where calibration helps, it is found,
+        assert min(map(np.mean, gains.values())) > -0.02  # and does no harm elsewhere.
+        error = np.sqrt(0.15 * (1 / 64 + 1 / 600))
+        assert abs(np.mean(missed)) < 0.02
+        assert np.mean(np.abs(missed) < 2 * error) >= 0.9
+
+    def test_the_shares_are_told_and_kept(self, caplog, tmp_path):
+        trainset, probabilities, _ = world(0, 0.1, 3.0)
+        program = calibrate(Classifier(probabilities), trainset=trainset)
+        shares = program.calibration.shares
+        counts = np.bincount([LABELS.index(each.label) for each in trainset])
+        assert shares in [(0.5, 0.5), tuple(np.round((counts + 1) / (counts + 1).sum(), 6).tolist())]
+        assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
+        assert "always 'positive'" in caplog.text
+        program.save(tmp_path / "program.json")
+        loaded = CalibratedProgram(student())
+        loaded.load(tmp_path / "program.json")
+        assert loaded.calibration == program.calibration
+
+    @pytest.mark.parametrize("fallback", [True, False])
+    def test_the_student_counts_with_its_failed_replies(self, fallback):
+        """A third of the replies has no format; ChatAdapter asks again for them, if it may, as it does in use."""
+        trainset, probabilities, _ = world(1, 0.5, 0.0)
+        engine = Classifier(probabilities, unreadable=lambda text: int(text.split()[-1]) % 3 == 0)
+        optimizer = BatchCalibration(num_inputs=150, num_threads=1, display_progress=False)
+        with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter(use_json_adapter_fallback=fallback)):
+            optimizer.compile(student(), trainset=trainset)
+            evaluate = dspy.Evaluate(devset=trainset, metric=exact, num_threads=1, max_errors=1_000)
+            scored = evaluate(student()).score / 100
+        assert optimizer.accuracies["as it is"] == pytest.approx(scored, abs=1e-3)
+        assert optimizer.accuracies["likeliest label"] > scored
+
+    def test_ties_leave_the_program_as_it_is(self):
+        """A model that is always right, and sure of it."""
+        trainset, _, right = world(2, 0.2, 0.0)
+        engine = Classifier(lambda text: {label: 0.99 if label == right(text) else 0.01 for label in LABELS})
+        program = calibrate(engine, trainset=trainset)
+        assert program.calibration is None
+        prediction = ask(engine, program, text="text 5")
+        assert prediction.label == right("text 5")
+        assert prediction.probabilities[prediction.label] == pytest.approx(0.99, abs=0.001)
+
+    def test_one_label_alone_stays(self):
+        trainset = [each.copy(label="positive").with_inputs("text") for each in inputs(60)]
+        engine = Classifier(leaning(LABELS, 6.0))
+        assert calibrate(engine, trainset=trainset).calibration is None
+
+    def test_uneven_answers_without_labels_are_told(self, caplog):
+        trainset, probabilities, _ = world(0, 0.05, 0.0)
+        bare = [each.without("label").with_inputs("text") for each in trainset]
+        sure = Classifier(
+            lambda text: {"negative": 0.02, "positive": 0.98} if digest(text) < 0.95 else probabilities(text)
+        )
+        calibrate(sure, trainset=bare)
+        assert (
+            "if the labels are not equally frequent, pass labelled examples, or their shares as prior"
+            in caplog.text
+        )
+        caplog.clear()
+        calibrate(Classifier(leaning(LABELS, 2.0)))
+        assert "equally frequent" not in caplog.text
+
+    def test_demos_of_one_label_and_uneven_examples_are_told(self, caplog):
+        trainset, probabilities, _ = world(0, 0.1, 0.0)
+        program = student()
+        program.demos = [each for each in trainset if each.label == "positive"][:8]
+        calibrate(Classifier(probabilities), program, trainset=trainset)
+        assert "all 8 demos have the label 'positive'" in caplog.text
+        assert "% of the examples have the label 'positive'" in caplog.text
 
 
 class TestRequests:
