@@ -15,7 +15,7 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
     """Compare both orderings as they are and calibrated; None where log-probabilities do not say it.
 
     In the way that the ordering was chosen by, the scores are those that the fitted model expects of both: they
-    differ by the expected gain, which is shrunk for being the best of many.
+    differ from that of the original as it is by the expected gain, which is shrunk for being the best of many.
 
     Args:
         fitted: To all scores.
@@ -27,13 +27,15 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
     calibrating, expected = fitted.calibrating, fitted.expected_scores(original)
     return CalibrationEffect(
         num_examples=fitted.num_examples,
-        original=round(before.before if calibrating else expected[original], 6),
+        original=round(fitted.as_it_is(original), 6),
         original_calibrated=round(expected[original] if calibrating else before.after, 6),
         chosen=round(after.before if calibrating else expected[chosen], 6),
         chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
         offsets=list(after.offsets),
         before=_quality(after, after.log_probabilities),
         after=_quality(after, after.calibrated),
+        shares=fitted.shares,
+        always=fitted.always,
     )
 
 

@@ -192,24 +192,41 @@ class Compilation:
         """The outcome of a final comparison, by what all scores known let one expect on new examples."""
         by_criterion, original = self._plan.by_criterion, self._original
         fitted = self._search.model.fit(known, kept=[entry.ordering for entry in entries])
-        known = fitted.counted(known)
-        rows = [[known[ordering][example] for example in row] for ordering, row in compared.items()]
+        counted = fitted.counted(known)
+        if fitted.calibrating:
+            entries = [entries[0], Finalist("calibrated", original), *entries[1:]]
+        rows = [
+            [(counted if i else known)[entry.ordering][example] for example in compared[entry.ordering]]
+            for i, entry in enumerate(entries)
+            if entry.ordering in compared
+        ]
+        known = counted
         results = make_results(entries, rows, fitted)
-        differ = any_difference(known) or self._search.model.cost is not None
+        differ = fitted.calibrating or any_difference(known) or self._search.model.cost is not None
         chosen = choose(results, min_probability=self._min_probability) if differ else 0
         best = len(rows) - 1 if by_criterion else chosen
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)
+        before = fitted.as_it_is(original)
+        after, ordering = before + results[best].gain.expected, entries[best].ordering
+        effect = calibration_effect(fitted, original, ordering)
         return replace(
             self._keep_original(),
-            ordering=entries[best].ordering,
+            ordering=ordering,
             comparison=comparison(
-                rows[0], rows[best], num_candidates=max(2, len(rows)), gain=results[best].gain
+                rows[0],
+                rows[best],
+                num_candidates=max(2, len(rows)),
+                gain=results[best].gain,
+                expected_original=(before, *fitted.interval(original, before, reference=original)),
+                expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
             ),
             candidates=results,
+            chosen=best,
+            offsets=results[best].offsets if fitted.calibrating else (),
             evidence=None if by_criterion else weigh(known, original, entries[best or promising].ordering),
             stopped=self._stopped(),
             leaning=fitted.leaning(original, entries[best].ordering),
-            calibration=calibration_effect(fitted, original, entries[best].ordering),
+            calibration=effect and replace(effect, applied=fitted.calibrating and best > 0),
             fitted=fitted,
         )
 
@@ -218,6 +235,9 @@ class Compilation:
         model, scores = self._search.model, self.objective.scores()
         if outcome.calibration is None and model.calibrating:
             effect = effect_without_comparison(model, scores, self._original, outcome.ordering)
+            if effect is not None and outcome.ordering != self._original:
+                effect = replace(effect, applied=True)
+                outcome = replace(outcome, offsets=tuple(effect.offsets))
             outcome = replace(outcome, calibration=effect)
         return outcome
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
-from plr_dspy.search.surrogate.fitted_model import FittedModel, Gain, Scores
+from plr_dspy.search.surrogate.fitted_model import DEVIATIONS, FittedModel, Gain, Scores
 from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ class Finalist:
     """An ordering that meets the others on the selection split.
 
     Attributes:
-        origin: "original", "best seen" (in a racing plan, in the race), "mode" or "draw".
+        origin: "original", "best seen" (in a racing plan, in the race), "mode" or "draw"; or "calibrated", which is the
+            original with its answers calibrated, where it is scored without.
     """
 
     origin: str
@@ -49,7 +50,7 @@ class Result:
         gain: What is expected of it beside the original one on new examples; of the original itself, nothing. It
             reaches no further than the highest and the lowest score.
         beyond: How much further the estimate of the gain reaches; it counts where gains are compared.
-        offsets: Of the labels, that calibrate it; empty without log-probabilities.
+        offsets: Of the labels, that calibrate it; empty where it is not to be calibrated.
         cost: What it costs, in scores.
     """
 
@@ -179,15 +180,18 @@ def make_results(
     """
     original = entries[0].ordering
     estimates, expected = fitted.gains(original), fitted.expected_scores(original)
+    before = fitted.as_it_is(original)
 
     def result(entry: Finalist, row: Sequence[float]) -> Result:
-        estimate = estimates[entry.ordering]
-        gain = round(expected[entry.ordering] - expected[original], 9)
+        as_it_is = entry is entries[0] and fitted.calibrating
+        estimate = Gain(0.0, 0.0) if as_it_is else estimates[entry.ordering]
+        gain = 0.0 if as_it_is else round(expected[entry.ordering] - before, 9)
+        found = None if as_it_is else fitted.calibration(entry.ordering)
         return Result(
             entry,
             math.fsum(row) / len(row),
-            Gain(gain, estimate.probability),
-            () if (found := fitted.calibration(entry.ordering)) is None else found.offsets,
+            replace(estimate, expected=gain),
+            () if found is None else found.offsets,
             float(np.sum(fitted.costs([entry.ordering]))),
             beyond=round(estimate.expected - gain, 9),
         )
@@ -213,7 +217,13 @@ def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
 
 
 def comparison(
-    original: Sequence[float], chosen: Sequence[float], *, num_candidates: int, gain: Gain
+    original: Sequence[float],
+    chosen: Sequence[float],
+    *,
+    num_candidates: int,
+    gain: Gain,
+    expected_original: tuple[float, float, float],
+    expected_chosen: tuple[float, float, float],
 ) -> Comparison:
     """Compare two orderings by their scores on the same examples.
 
@@ -221,8 +231,10 @@ def comparison(
         original, chosen: Scores by example.
         num_candidates: Orderings among which the chosen one was the best, the original included.
         gain: What is expected of the chosen one on new examples.
+        expected_original, expected_chosen: As attributes of a `Comparison`.
     """
     gains = [b - a for a, b in zip(original, chosen, strict=True)]
+    margin = DEVIATIONS * gain.deviation
     scores = [0.0, 1.0, *original, *chosen]
     largest = max(scores) - min(scores)
     low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
@@ -236,4 +248,7 @@ def comparison(
         num_candidates=num_candidates,
         expected_gain=gain.expected,
         probability=gain.probability,
+        gain_interval=(round(gain.expected - margin, 6), round(gain.expected + margin, 6)),
+        expected_original=expected_original,
+        expected_chosen=expected_chosen,
     )

@@ -98,7 +98,7 @@ class FirstSigns:
         for prompt, _, cell in self._told():
             by_prompt[prompt].append(cell)
         cells = [cell for row in by_prompt.values() for cell in row]
-        unparsed = [cell for cell in cells if cell.outcome == WRONG]
+        unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
         if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):
             return
         said = (

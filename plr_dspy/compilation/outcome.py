@@ -28,6 +28,8 @@ class Outcome:
         stopped: Why the search ended.
         leaning: How often the original order and the chosen one answer each label; None where it is not known.
         calibration: What calibration does to both; None where it is not known.
+        chosen: The number of the candidate that is the chosen one; None if nothing was compared.
+        offsets: Of the labels, that calibrate the chosen one; empty where it is not to be calibrated.
         fitted: The model of all scores, those of the final comparison included; None if nothing was compared.
     """
 
@@ -41,4 +43,6 @@ class Outcome:
     stopped: str
     leaning: Leaning | None = None
     calibration: CalibrationEffect | None = None
+    chosen: int | None = None
+    offsets: tuple[float, ...] = ()
     fitted: FittedModel | None = None

@@ -21,18 +21,15 @@ def candidate_programs(job: Job, outcome: Outcome, factory: ProgramFactory) -> l
         factory: Copies the job's program.
     """
     ranked = sorted(
-        outcome.candidates,
-        key=lambda result: (
-            result.finalist.ordering != outcome.ordering,
-            -result.gain.expected,
-            -result.score,
-        ),
+        enumerate(outcome.candidates),
+        key=lambda ranked: (ranked[0] != outcome.chosen, -ranked[1].gain.expected, -ranked[1].score),
     )
+    shares = () if outcome.calibration is None else outcome.calibration.shares
     candidates = []
-    for result in ranked:
+    for _, result in ranked:
         ordering = result.finalist.ordering
         program = factory.build(job.slots.demos(ordering))
-        program = job.optimizer.calibrated(job, program, result.offsets)
+        program = job.optimizer.calibrated(job, program, result.offsets, shares)
         program._compiled = True
         orders = {name: list(permutation) for name, permutation in job.slots.permutations(ordering).items()}
         candidates.append(

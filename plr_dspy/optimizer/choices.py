@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,9 +16,6 @@ from plr_dspy.report.schema import BestOfNumber, SlotReport
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.search.surrogate.fitted_model import FittedModel
 
-DEVIATIONS = 1.96
-"""Standard errors on either side of a mean that an interval of 95 % has."""
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -31,7 +27,7 @@ class Choice:
         num_examples: Examples that it was scored on.
         interval: Of 95 % for its score, as wide as so few examples of its own, and of what the user had, leave it; None
             where they are not known.
-        offsets: That calibrate it; empty without log-probabilities.
+        offsets, shares: Of the labels: what calibrates it, and what to; empty without log-probabilities.
     """
 
     ordering: Ordering
@@ -39,6 +35,7 @@ class Choice:
     num_examples: int
     interval: tuple[float, float] | None = None
     offsets: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 def best_choices(job: Job, outcome: Outcome, objective: SearchObjective) -> dict[int, Choice]:
@@ -70,26 +67,20 @@ def best_choices(job: Job, outcome: Outcome, objective: SearchObjective) -> dict
 def _estimated(fitted: FittedModel, original: Ordering) -> list[Choice]:
     """All arrangements that were scored, the best first.
 
-    A score is that of the original and the gain over it, so that the interval has the error of both means, each on its
-    own examples. The model's intervals are narrower, and too narrow where it does not fit the program.
+    A score is that of the original as it is and the gain over it, so that the interval has the error of both means.
     """
-    table = fitted.table
-    known = ~np.isnan(table)
-    cells = table[known]
-    least, most, deviation = float(cells.min()), float(cells.max()), float(cells.std())
-    counts = dict(zip(fitted.orderings, known.sum(axis=1).tolist(), strict=True))
+    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
     best_first = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else best_first[0]
-    expected = fitted.expected_scores(reference)
+    before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
     choices = []
     for ordering in best_first:
-        score, number = expected[ordering], counts[ordering]
-        shares = 1 / number + (0.0 if ordering == reference else 1 / counts[reference])
-        margin = DEVIATIONS * deviation * math.sqrt(shares)
-        interval = round(max(least, score - margin), 6), round(min(most, score + margin), 6)
+        stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
+        score, number = before if stays else expected[ordering], counts[ordering]
+        interval = fitted.interval(ordering, score, reference=reference)
         calibration = fitted.calibration(ordering)
-        offsets = () if calibration is None else calibration.offsets
-        choices.append(Choice(ordering, round(score, 6), number, interval, offsets))
+        offsets = () if calibration is None or stays else calibration.offsets
+        choices.append(Choice(ordering, round(score, 6), number, interval, offsets, tuple(fitted.shares)))
     return choices
 
 

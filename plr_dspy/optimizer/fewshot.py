@@ -176,7 +176,7 @@ class PLFewShot(PLReorder):
         job, choices = self._found
         choice = choice_of(choices, num_demos)
         program = ProgramFactory(job.program).build(job.slots.demos(choice.ordering))
-        program = self.calibrated(job, program, choice.offsets)
+        program = self.calibrated(job, program, choice.offsets, choice.shares)
         program._compiled = True
         return program
 

@@ -97,8 +97,16 @@ class Optimizer(ABC):
         """Return what is compiled of a student."""
         return student
 
-    def calibrated(self, job: Job, program: dspy.Module, offsets: Sequence[float]) -> dspy.Module:
-        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were."""
+    def calibrated(
+        self, job: Job, program: dspy.Module, offsets: Sequence[float], shares: Sequence[float]
+    ) -> dspy.Module:
+        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were.
+
+        Args:
+            job: What was compiled.
+            program: In that order.
+            offsets, shares: Of the labels: what calibrates the answers, and what to; empty where nothing does.
+        """
         return program
 
     def finished(

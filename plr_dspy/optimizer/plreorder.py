@@ -50,8 +50,9 @@ class PLReorder(Reorderer):
             each example and label, before any call.
         calibrate: Score orders by calibrated answers, and return a `CalibratedProgram` in the chosen order: then an
             order is chosen for what calibration cannot give (docs/calibration.md). It costs no further call, and
-            needs what signal="logprobs" needs. True takes the labels for equally frequent, unless those of the
-            examples are clearly not and calibrated answers score better so; a dict from labels to shares says it.
+            needs what signal="logprobs" needs. True calibrates to the shares that labels have in the examples, if these
+            are clearly uneven, or to the same share each, or not at all, by what scores best; a dict from labels to
+            shares says them. Gains are over the student as it is, which returns as it was where nothing is better.
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper"
             runs PLR Algorithm 1 with the paper's values, every sample on the whole train split: at
@@ -164,6 +165,7 @@ class PLReorder(Reorderer):
         self.num_samples = whole_number("num_samples", num_samples)
         self.elite_fraction = fraction("elite_fraction", elite_fraction)
         self.num_final_draws = whole_number("num_final_draws", num_final_draws, least=0)
+        self._own: CalibratedProgram | None = None
 
     @property
     def balanced(self) -> bool:  # type: ignore[override]
@@ -206,16 +208,25 @@ class PLReorder(Reorderer):
 
     def setup(self, job: Job) -> Setup:
         """Make the search that the plan asks for, of orders that the metric scores."""
-        work, signal = work_of(self.metric, job, self.signal, calibrating=self.calibrate is not False)
+        own = None if self._own is None else self._own.calibration
+        work, signal = work_of(
+            self.metric,
+            job,
+            self.signal,
+            calibrating=self.calibrate is not False,
+            own=None if own is None else own.applied,
+        )
         if isinstance(work, LabelWork):
             label_shares(self.calibrate, work)
         return by_metric(job, self._search(job, job.plan), work=work, signal=signal)
 
     def bare(self, student: Any) -> Any:
         """Return the program that is ordered: one that is calibrated for its present order is calibrated anew."""
+        self._own = None
         if not isinstance(student, CalibratedProgram):
             return student
         if self.calibrate is not False:
+            self._own = student
             return student.program
         logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
         return student
@@ -223,20 +234,31 @@ class PLReorder(Reorderer):
     def finished(
         self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
     ) -> dspy.Module:
-        """Return the program in the order chosen, calibrated where this was asked for."""
-        offsets = outcome.calibration.offsets if outcome.calibration is not None else []
-        if self.calibrate is not False and not offsets:
-            logger.warning("the program is not calibrated (%s)", outcome.stopped)
-        return self.calibrated(job, compiled, offsets)
+        """Return the program in the order chosen, calibrated where this was asked for and is better."""
+        shares = () if outcome.calibration is None else outcome.calibration.shares
+        return self.calibrated(job, compiled, outcome.offsets, shares)
 
-    def calibrated(self, job: Job, program: dspy.Module, offsets: Sequence[float]) -> dspy.Module:
-        """Return a program in one of the orders as it was scored."""
-        work = job.setup.work
-        if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
+    def calibrated(
+        self, job: Job, program: dspy.Module, offsets: Sequence[float], shares: Sequence[float]
+    ) -> dspy.Module:
+        """Return a program in an order as it was scored; without offsets, with the calibration that it came with."""
+        work, own = job.setup.work, self._own
+        if self.calibrate is False or not isinstance(work, LabelWork) or not (offsets or own):
             return program
+        if not offsets and own:
+            return CalibratedProgram(
+                program, own.calibration, predictor=own.predictor, allow_uncalibrated=own.allow_uncalibrated
+            )
         labels = tuple(work.output.labels)
         num_inputs = len(job.splits.train) + len(job.splits.selection)
-        found = Calibration("batch", labels, tuple(offsets), (1.0,) * len(labels), num_inputs)
+        found = Calibration(
+            "batch" if shares else "none",
+            labels,
+            tuple(offsets),
+            (1.0,) * len(labels),
+            num_inputs,
+            tuple(shares),
+        )
         return CalibratedProgram(program, found, predictor=work.output.predictor)
 
     def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:

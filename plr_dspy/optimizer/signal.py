@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.stats import chisquare
 
-from plr_dspy.calibration.outputs import prior_shares
+from plr_dspy.calibration.outputs import prior_shares, warn_of_labels
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.plan import Plan
+from plr_dspy.label_probabilities.reader import Decision
 from plr_dspy.label_probabilities.servers import NoProbabilities
 from plr_dspy.optimizer.job import Job
 from plr_dspy.orderings.space import Ordering
@@ -30,9 +30,7 @@ from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
-
-CLEARLY_UNEVEN = 0.01
-"""Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
+from plr_dspy.statistics.calibration import likely_shares
 
 MOST_TRIES = 8
 """Calls that may bring no log-probabilities: replies may be no label, and a program may answer some examples without an
@@ -43,7 +41,9 @@ FIRST_CALLS = 2
 were read and had none, no more are tried, unless log-probabilities must come."""
 
 
-def work_of(metric: Metric, job: Job, signal: str, *, calibrating: bool = False) -> tuple[MetricWork, Signal]:
+def work_of(
+    metric: Metric, job: Job, signal: str, *, calibrating: bool = False, own: Decision | None = None
+) -> tuple[MetricWork, Signal]:
     """The work of a job, and what its search learns from as far as is known before any call.
 
     The signal is "logprobs" where the program and the metric allow for it; the work is then a `LabelWork`.
@@ -61,7 +61,7 @@ def work_of(metric: Metric, job: Job, signal: str, *, calibrating: bool = False)
         return MetricWork(metric, examples), Signal("score", "", [])
     reason = "auto='paper' scores orders as the paper does"
     if job.plan.racing:
-        work = label_work(metric, job, calibrating=calibrating)
+        work = label_work(metric, job, calibrating=calibrating, own=own)
         if isinstance(work, LabelWork):
             return work, Signal("logprobs", "", list(work.output.labels))
         reason = work
@@ -77,7 +77,9 @@ def work_of(metric: Metric, job: Job, signal: str, *, calibrating: bool = False)
     return MetricWork(metric, examples), Signal("score", reason, [])
 
 
-def label_work(metric: Metric, job: Job, *, calibrating: bool = False) -> LabelWork | str:
+def label_work(
+    metric: Metric, job: Job, *, calibrating: bool = False, own: Decision | None = None
+) -> LabelWork | str:
     """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
     examples = [*job.splits.train, *job.splits.selection]
     output = label_output(job.program)
@@ -86,7 +88,16 @@ def label_work(metric: Metric, job: Job, *, calibrating: bool = False) -> LabelW
     scores = label_scores(metric, examples, output)
     if isinstance(scores, str):
         return scores
-    return LabelWork(metric, examples, output=output, scores=scores, calibrating=calibrating)
+    warn_of_labels(job.program, output, label_counts(scores))
+    return LabelWork(
+        metric,
+        examples,
+        output=output,
+        scores=scores,
+        calibrating=calibrating,
+        original=job.slots.demos(job.original),
+        own=own,
+    )
 
 
 def listened(
@@ -180,8 +191,7 @@ def _telling_cell(
 def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
     """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to.
 
-    The same share for each label, and where labels clearly have others, these: a weak model that is calibrated to them
-    answers the frequent labels alone, so that the scores of calibrated answers decide.
+    The last one, of NaN, is to leave answers as they are. The scores of the answers decide, as in `BatchCalibration`.
 
     Args:
         calibrate: As in `PLReorder`; not False.
@@ -192,9 +202,12 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
     """
     if isinstance(calibrate, Mapping):
         return prior_shares(calibrate, work.output, name="calibrate")[None]
-    best = work.scores == work.scores.max(axis=1, keepdims=True)
+    shares = likely_shares(label_counts(work.scores))
+    return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
+
+
+def label_counts(scores: Array) -> Array:
+    """Examples that each label is right for, ``[L]``, by the scores ``[E, L]``; several of an example share it."""
+    best = scores == scores.max(axis=1, keepdims=True)
     counts: Array = (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
-    even = np.full(len(counts), 1.0 / len(counts))
-    if chisquare(counts).pvalue >= CLEARLY_UNEVEN:
-        return even[None]
-    return np.stack([even, (counts + 1.0) / (counts + 1.0).sum()])
+    return counts

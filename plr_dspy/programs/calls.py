@@ -135,6 +135,10 @@ class WrongAnswer(Exception):
 
     Args:
         error: What it raised.
+
+    Attributes:
+        error: The same.
+        told: What the reply says of labels all the same, as fields of a `Cell`.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -144,6 +148,7 @@ class WrongAnswer(Exception):
             text = f"{error.adapter_name} could not read the reply {reply[:SHOWN]!r}"
         super().__init__(text)
         self.error = error
+        self.told: dict[str, Any] = {}
 
 
 class Work(Protocol):

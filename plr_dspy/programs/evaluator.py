@@ -172,7 +172,7 @@ class ProgramEvaluator:
                 if isinstance(wrong.error, ContextWindowExceededError):
                     self._warn_too_long(key, ordering)
                 message = self.failures.first_line(wrong)
-                cell = Cell(None, WRONG, type(wrong.error).__name__, message)
+                cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
             except BaseException as error:  # of the user's program or metric: never a silent 0
                 message = self.failures.first_line(error)
                 cell, failure = Cell(None, FAILED, type(error).__name__, message), error

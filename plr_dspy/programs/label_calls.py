@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import dspy
 import numpy as np
 
-from plr_dspy.label_probabilities.reader import Reading
+from plr_dspy.label_probabilities.reader import Decision, Reading
 from plr_dspy.label_probabilities.reader import reading as reading_adapter
 from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.lm.finite_outputs import label_text
-from plr_dspy.programs.calls import Metric, MetricWork
+from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer
+from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.label_scores import Array, LabelOutput
 from plr_dspy.scoring.cells import Cell
 
@@ -33,6 +34,9 @@ class LabelWork(MetricWork):
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
         calibrating: Whether answers are to be calibrated: then the likeliest label is the answer, also of replies that
             the adapter cannot read, as it is of a `CalibratedProgram`.
+        original: Where answers are to be calibrated, the demos of what the user has, by predictor: it answers as it
+            does in use, failed replies included.
+        own: The calibration that it has in use; None for none.
 
     Attributes:
         output, scores: The same.
@@ -46,9 +50,13 @@ class LabelWork(MetricWork):
         output: LabelOutput,
         scores: Array,
         calibrating: bool = False,
+        original: Mapping[str, Sequence[Any]] | None = None,
+        own: Decision | None = None,
     ) -> None:
         super().__init__(metric, examples)
         self._calibrating = calibrating
+        self._original = original
+        self._own = own
         self._why = ""
         self.output = output
         self.scores = scores
@@ -73,28 +81,49 @@ class LabelWork(MetricWork):
         if not self.reading:
             return super().__call__(program, example, usage)
         name, labels = self.output.name, self.output.labels
+        is_original = self._calibrating and all(
+            list(predictor.demos) == list((self._original or {}).get(each, predictor.demos))
+            for each, predictor in named_predictors(program)
+        )
+        raw: list[Reading] = []
+
+        def decide(found: Reading) -> Reading:
+            raw.append(found)
+            likeliest = list(labels)[int(np.argmax(found.log_probabilities))]
+            return self._own(found) if is_original and self._own else found._replace(label=likeliest)
+
         adapter = reading_adapter(
             dspy.settings.adapter or dspy.ChatAdapter(),
             name,
             labels,
             requests=self._requests,
-            decision=self._likeliest if self._calibrating else None,
+            decision=decide if self._calibrating and (self._own or not is_original) else None,
         )
-        with dspy.context(adapter=adapter):
-            shown, prediction = self._answered(program, example, usage)
+        try:
+            with dspy.context(adapter=adapter):
+                shown, prediction = self._answered(program, example, usage)
+        except WrongAnswer as wrong:
+            if is_original and adapter.unread is not None:
+                wrong.told = _fields(adapter.unread)
+            raise
         # Read before the metric, which may write to the prediction.
         value = prediction.get(name) if isinstance(prediction, dspy.Prediction) else None
         cell = self._scored(shown, prediction)
         if len(adapter.readings) > 1:
             self._why = "the program calls its classifier several times for an answer"
         found = adapter.readings[0] if len(adapter.readings) == 1 else None  # The answer may be that of any.
+        if is_original and (found or adapter.unread):
+            # It is scored as it is; calibrated, it would answer by its first reply.
+            first = adapter.unread or (raw[0] if raw else found)
+            return cell if first is None or len(adapter.readings) > 1 else replace(cell, **_fields(first))
         if found is None or found.label != label_text(labels, value):
             return cell
         if cell.score != self.scores[example, list(labels).index(found.label)]:
             return cell
-        rounded = tuple(round(each, DECIMALS) for each in found.log_probabilities)
-        return replace(cell, label_logprobs=rounded, unseen_labels=found.unseen)
+        return replace(cell, **_fields(found))
 
-    def _likeliest(self, found: Reading) -> Reading:
-        """Decide for the likeliest label, as calibrated programs do."""
-        return found._replace(label=list(self.output.labels)[int(np.argmax(found.log_probabilities))])
+
+def _fields(found: Reading) -> dict[str, Any]:
+    """What a reply says of labels, as fields of a cell."""
+    rounded = tuple(round(each, DECIMALS) for each in found.log_probabilities)
+    return {"label_logprobs": rounded, "unseen_labels": found.unseen}

@@ -100,6 +100,10 @@ class Comparison:
         expected_gain: What the chosen order scores above the original one on examples that nobody has seen, as far as
             can be told: shrunk for few examples, and for being the best of many orders.
         probability: That the chosen order is better there; 0 where the original one stayed.
+        gain_interval: 95 % interval of the expected gain, by the model of scores.
+        expected_original, expected_chosen: Scores on new examples, each with the ends of its 95 % interval, which is as
+            wide as so few calls of its own, and of the original, leave it. The original is what the user has, as it is:
+            not calibrated unless it came so, and with its failed replies.
     """
 
     original: float
@@ -111,6 +115,9 @@ class Comparison:
     num_candidates: int
     expected_gain: float
     probability: float
+    gain_interval: tuple[float, float] = (0.0, 0.0)
+    expected_original: tuple[float, float, float] | None = None
+    expected_chosen: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -214,6 +221,10 @@ class CalibrationEffect:
         chosen, chosen_calibrated: The same of the chosen order.
         offsets: Of the labels, that calibrate the chosen order.
         before, after: How well its probabilities hold, as they are and calibrated.
+        applied: Whether the returned program is calibrated.
+        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where the likeliest label as it is scores
+            better than any calibration that was tried.
+        always: Mean score of answering each label to all examples, ``[L]``.
     """
 
     num_examples: int
@@ -224,3 +235,6 @@ class CalibrationEffect:
     offsets: list[float]
     before: LabelProbabilities | None
     after: LabelProbabilities | None
+    applied: bool = False
+    shares: list[float] = field(default_factory=list)
+    always: list[float] = field(default_factory=list)

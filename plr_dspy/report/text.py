@@ -89,11 +89,18 @@ def result(report: Report) -> str:
 
 
 def original_stays(report: Report) -> bool:
-    """Tell whether a compile returned what the user had."""
+    """Tell whether a compile returned what the user had, as it was."""
+    if is_calibrated(report):
+        return False
     if report.candidates:
         return report.candidates[0].ordering == {slot.predictor: slot.ordering for slot in report.slots}
     kept = (slot.original if slot.is_pool else sorted(slot.ordering) for slot in report.slots)
     return all(slot.ordering == ordering for slot, ordering in zip(report.slots, kept, strict=True))
+
+
+def is_calibrated(report: Report) -> bool:
+    """Tell whether the returned program was calibrated by the compile."""
+    return report.calibration is not None and report.calibration.applied
 
 
 def calls_by_phase(report: Report) -> dict[str, int]:
@@ -108,6 +115,12 @@ def verdict(report: Report) -> list[str]:
             f"{original_name(report)} {score(c.original, c)}, chosen {noun(report)} {score(c.chosen, c)} "
             f"on {c.num_examples} examples",
         ]
+        if c.expected_original and c.expected_chosen and is_scored_by_metric(report):
+            chosen = (
+                "" if original_stays(report) else f", {chosen_name(report)} {_interval(c.expected_chosen, c)}"
+            )
+            before = _interval(c.expected_original, c)
+            lines.append(f"expected on new examples: {original_name(report)} as it is {before}{chosen}")
         if c.gain:
             gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
             lines.append(
@@ -132,6 +145,17 @@ def original_name(report: Report) -> str:
     """Name what the user had: an order of demos, or a student without any."""
     without = report.candidates and not any(report.candidates[0].ordering.values())
     return "student without demos" if without else f"original {noun(report)}"
+
+
+def chosen_name(report: Report) -> str:
+    """Name what was chosen."""
+    return f"chosen {noun(report)}{', calibrated' * is_calibrated(report)}"
+
+
+def _interval(values: tuple[float, float, float], comparison: Comparison) -> str:
+    """Write a score with the interval that it lies in."""
+    value, low, high = (score(each, comparison) for each in values)
+    return f"{value} [{low}, {high}]"
 
 
 def noun(report: Report) -> str:
@@ -200,17 +224,27 @@ def calibration(report: Report) -> list[str]:
     """Say what calibration does, and whether it alone is as good as the order."""
     if (effect := report.calibration) is None:
         return []
-    applied = report.settings.get("calibrate") not in (None, False)
-    name, chosen = original_name(report), ""
+    name, chosen, labels = original_name(report), "", report.signal.labels if report.signal else []
     if not original_stays(report):
         told = f"{effect.chosen:.2f} as it is, {effect.chosen_calibrated:.2f} calibrated"
         chosen = f"; the chosen {noun(report)} {told}"
+    always = ""
+    if effect.always and len(labels) == len(effect.always):
+        most = max(range(len(labels)), key=effect.always.__getitem__)
+        always = f"; always answering {labels[most]!r} {effect.always[most]:.2f}"
     lines = [
         f"expected on examples like these {effect.num_examples}: {name} {effect.original:.2f} as it is, "
-        f"{effect.original_calibrated:.2f} calibrated{chosen}"
+        f"{effect.original_calibrated:.2f} calibrated{chosen}{always}"
     ]
-    if applied:
-        return [*lines, "the program is calibrated: it needs log-probabilities at each use"]
+    to = "to no shares of labels: the likeliest label as it is scores better"
+    if effect.shares and len(labels) == len(effect.shares):
+        shares = zip(labels, effect.shares, strict=True)
+        to = f"to these shares of labels: {', '.join(f'{label!r} {share:.2f}' for label, share in shares)}"
+    lines.append(f"calibrated {to}")
+    if effect.applied:
+        return [*lines, "the returned program is calibrated: it needs log-probabilities at each use"]
+    if report.settings.get("calibrate") not in (None, False):
+        return [*lines, f"the returned program is the {name} as it was"] if original_stays(report) else lines
     unread = _share_unread(report)
     calibrated = (1 - unread) * effect.original_calibrated
     if unread:
@@ -251,8 +285,10 @@ def _claim(report: Report, comparison: Comparison) -> list[str]:
             )
         return [claim, *_advice(report)]
     expected, probability = comparison.expected_gain, comparison.probability
+    low, high = (score(end, comparison, sign=True) for end in comparison.gain_interval)
     claim = (
-        f"chosen: expected {score(expected, comparison, sign=True)} on new examples, p = {probability:.2f}"
+        f"chosen: expected {score(expected, comparison, sign=True)} "
+        f"[{low}, {high}] on new examples, p = {probability:.2f}"
     )
     if probability >= SURE:
         return [f"{claim}: better"]

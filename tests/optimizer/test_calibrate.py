@@ -128,7 +128,7 @@ class TestOrdersUnderCalibration:
         assert effect.chosen_calibrated > effect.original_calibrated
         assert effect.after.calibration_error < effect.before.calibration_error
         assert effect.after.brier_score < effect.before.brier_score
-        assert "the program is calibrated: it needs log-probabilities at each use" in str(report)
+        assert "the returned program is calibrated: it needs log-probabilities at each use" in str(report)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_replies_that_are_no_label_count_as_they_were_scored(self, seed):
@@ -167,9 +167,13 @@ class TestOrdersUnderCalibration:
 
     def test_candidates_are_calibrated_each_for_its_order(self):
         program, _ = go(engine_of(), calibrate=True, max_metric_calls=150)
-        candidates = [each["program"] for each in program.candidate_programs]
-        assert len({each.calibration.offsets for each in candidates}) == len(candidates) >= 2
-        assert candidates[0].calibration.offsets == program.calibration.offsets
+        candidates = {each["origin"]: each["program"] for each in program.candidate_programs}
+        original = candidates.pop("original")
+        assert not isinstance(original, CalibratedProgram)
+        offsets = [each["program"].calibration.offsets for each in program.candidate_programs[:-1]]
+        assert len(set(offsets)) == len(offsets) >= 2
+        assert offsets[0] == program.calibration.offsets
+        assert candidates["calibrated"].program.dump_state() == original.dump_state()
 
     def test_a_student_that_is_calibrated_is_calibrated_anew(self):
         program, _ = go(engine_of(), program=calibrated_original(), calibrate=True)
@@ -200,7 +204,7 @@ class TestOrdersUnderCalibration:
 
         engine = Mumbling(probabilities=leaning_and_sharp)
         program, report = go(engine, calibrate=True, max_metric_calls=150)
-        assert not report.errors
+        assert all(error.count == error.of_original for error in report.errors)  # It is scored as it is.
         assert report.comparison.chosen > 0.6  # A third of the answers would be wrong without.
         with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False)):
             assert {program(text=f"text {3 * i}").label for i in range(400, 420)} == set(LABELS)
@@ -215,10 +219,18 @@ class TestOrdersUnderCalibration:
         rare = [
             dspy.Example(text=f"text {i}", label=LABELS[bool(i % 10)]).with_inputs("text") for i in range(120)
         ]
-        program, _ = go(engine_of(right_and_uneven), calibrate=True, trainset=rare)
-        assert abs(program.calibration.offsets[0]) < 0.6
-        even, _ = go(engine_of(right_and_uneven), calibrate={"negative": 0.5, "positive": 0.5}, trainset=rare)
-        assert even.calibration.offsets[0] > 0.65 > abs(program.calibration.offsets[0])
+
+        def calibrated(**options):
+            program, report = go(engine_of(right_and_uneven), trainset=rare, **options)
+            assert "the original order stays" in str(report)
+            assert not isinstance(program, CalibratedProgram)
+            found = {each["origin"]: each["program"] for each in program.candidate_programs}["calibrated"]
+            return found.calibration
+
+        assert abs(calibrated(calibrate=True).offsets[0]) < 0.6
+        even = calibrated(calibrate={"negative": 0.5, "positive": 0.5})
+        assert even.offsets[0] > 0.65
+        assert even.shares == (0.5, 0.5)
 
 
 @pytest.fixture(scope="module")

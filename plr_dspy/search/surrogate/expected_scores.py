@@ -55,7 +55,8 @@ class ExpectedScores:
             further: Variances of the leanings, ``[m]``.
         """
         means, variances = self.contrasts(leanings, slopes, examples)
-        if self._calibrating:  # Calibration takes a leaning away, and with it the doubt about it.
+        if self._calibrating and self._offsets.calibrates:
+            # Calibration takes a leaning away, and with it the doubt about it.
             means = self.calibrated(means, variances)
         else:
             variances = variances + np.reshape(further, (-1, 1))

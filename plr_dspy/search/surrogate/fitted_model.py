@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Leaning
 from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.surrogate.gains import gain_of_calibration
 from plr_dspy.search.surrogate.gaussian_process import Array, Surrogate
 from plr_dspy.search.surrogate.response_model import ResponseModel
 
 Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
 """Scores by example of each ordering."""
+
+
+DEVIATIONS = 1.96
+"""Standard errors on either side of a mean that an interval of 95 % has."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,12 @@ class Gain:
     Attributes:
         expected: Its mean score less the other's.
         probability: That this is above 0.
+        deviation: Standard deviation of the gain, as far as it is not known.
     """
 
     expected: float
     probability: float
+    deviation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,8 @@ class Calibrated:
         offsets: Of the labels, ``[L]``.
         before, after: Mean scores over all examples that are expected without calibration and with it. Replies that say
             nothing of labels have the share and the scores that they had in the ordering's own cells, but for those
-            with calibration where answers are not calibrated.
+            with calibration where answers are not calibrated. Without calibration, so do replies that were not scored
+            as their likeliest label, such as those that could not be read.
         log_probabilities, calibrated: Of labels, as its cells told them and calibrated, ``[n, L]``.
         scores: What the labels score there, ``[n, L]``.
     """
@@ -111,30 +120,61 @@ class FittedModel:
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
         """What each ordering fitted is expected to score on new examples, whatever it costs.
 
-        That is the score of one of them, and the gain of each over it, which is shrunk for being the best of many. No
-        score lies beyond those that were given.
+        That is the score of one of them as it is, and the gain of each over it, which is shrunk for being the best of
+        many. No score lies beyond those that were given.
 
         Args:
-            reference: One of the orderings fitted. Its own calls say its score, where these brought log-probabilities.
+            reference: One of the orderings fitted.
 
         Raises:
             ValueError: when it was not fitted.
         """
-        gains, known = self.gains(reference), self.calibration(reference)
-        if known is None:
-            score = dict(self.estimates())[reference] + (self._cost(reference) if self._cost else 0.0)
-        else:
-            score = known.after if self.calibrating else known.before
-        table = self.table
-        least, most = float(np.nanmin(table)), float(np.nanmax(table))
-        score = min(max(least, score), most)
+        least, most = self._limits()
+        score = self.as_it_is(reference)
         return {
             ordering: round(min(max(least, score + gain.expected), most), 9)
-            for ordering, gain in gains.items()
+            for ordering, gain in self.gains(reference).items()
         }
 
+    def as_it_is(self, ordering: Ordering) -> float:
+        """What one of the orderings fitted is expected to score without calibration: the program that the user has.
+
+        Its own calls say it, where these brought log-probabilities.
+        """
+        known = self.calibration(ordering)
+        if known is None:
+            score = dict(self.estimates())[ordering] + (self._cost(ordering) if self._cost else 0.0)
+        else:
+            score = known.before
+        least, most = self._limits()
+        return min(max(least, score), most)
+
+    def interval(self, ordering: Ordering, score: float, *, reference: Ordering) -> tuple[float, float]:
+        """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the reference, say.
+
+        Intervals of the model itself are narrower, and too narrow where it does not fit the program.
+
+        Args:
+            ordering: One of those fitted.
+            score: What is expected of it.
+            reference: What its gain is over.
+        """
+        known = ~np.isnan(self.table)
+        cells = self.table[known]
+        numbers = {self.orderings.index(each) for each in (ordering, reference)}
+        margin = DEVIATIONS * float(cells.std()) * float(np.sqrt(sum(1 / known[n].sum() for n in numbers)))
+        least, most = self._limits()
+        return round(max(least, score - margin), 6), round(min(most, score + margin), 6)
+
+    def _limits(self) -> tuple[float, float]:
+        """The lowest and the highest of the scores that were given, as they are and as they count."""
+        told = self.table if self._table is None else np.stack([self.table, self._table])
+        return float(np.nanmin(told)), float(np.nanmax(told))
+
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
-        """What is expected of each ordering fitted beside one of them.
+        """What is expected of each ordering fitted beside one of them as it is.
+
+        Where answers are calibrated, that one gains by its own calibration.
 
         Raises:
             ValueError: when the reference was not fitted.
@@ -144,11 +184,17 @@ class FittedModel:
             gains = self._surrogate.gains(number)
             if self._responses is not None:
                 gains += self._responses.gains(number)
-            expected, probabilities = gains.summary()
+            if self.calibrating and (found := self.calibration(reference)) is not None:
+                assert self._table is not None
+                changed = (self.table - self._table)[number]
+                gains += gain_of_calibration(
+                    found.after - found.before, changed[~np.isnan(changed)], len(self.orderings)
+                )
+            columns = zip(self.orderings, *gains.summary(), strict=True)
         return {
             # Rounded to what arithmetic gives again on another day.
-            ordering: Gain(round(float(gain), 9), round(float(probability), 6))
-            for ordering, gain, probability in zip(self.orderings, expected, probabilities, strict=True)
+            ordering: Gain(round(float(gain), 9), round(float(probability), 6), round(float(deviation), 9))
+            for ordering, gain, probability, deviation in columns
         }
 
     def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:
@@ -181,6 +227,16 @@ class FittedModel:
         """Examples that scores expected from log-probabilities are means of."""
         return 0 if self._responses is None else self._responses.num_examples
 
+    @property
+    def shares(self) -> list[float]:
+        """Of the labels, that answers are calibrated to; empty where they are not."""
+        return [] if self._responses is None else self._responses.calibrated_to
+
+    @property
+    def always(self) -> list[float]:
+        """The mean score of answering each label to all examples; empty without log-probabilities."""
+        return [] if self._responses is None else self._responses.always
+
     def calibration(self, ordering: Ordering) -> Calibrated | None:
         """What calibration does to one of the orderings fitted; None without log-probabilities."""
         if self._responses is None or self._table is None or ordering not in self.orderings:
@@ -188,14 +244,14 @@ class FittedModel:
         number = self.orderings.index(ordering)
         examples, raw, told, scores = self._responses.told(number)
         before, after = self._responses.expected_means(number)
-        others = np.delete(self._table[number], examples)
-        others = others[~np.isnan(others)]
+        own = self._table[number]
+        silent = ~np.isnan(own)
+        silent[examples] = False
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
-        share = len(others) / (len(examples) + len(others))
-        scored = float(others.mean()) if len(others) else 0.0
-        before = (1 - share) * before + share * scored
         if self.calibrating:  # Otherwise it is not known which of them calibration would read.
-            after = (1 - share) * after + share * scored
+            after = _mixed(after, own, silent)
+        silent[examples] = own[examples] != scores[np.arange(len(examples)), raw.argmax(axis=1)]
+        before = _mixed(before, own, silent)
         offsets = tuple(np.round(self._responses.offsets[number], 6).tolist())
         return Calibrated(offsets, before, after, raw, told, scores)
 
@@ -223,3 +279,15 @@ class FittedModel:
     def _expected(self) -> Array | float:
         """What log-probabilities let one expect of the orderings fitted, ``[m]``; 0 without any."""
         return 0.0 if self._responses is None else self._responses.means
+
+
+def _mixed(expected: float, scores: Array, silent: NDArray[np.bool_]) -> float:
+    """An expected score, with the calls that it says nothing of in their share of all, as they were scored.
+
+    Args:
+        expected: Of the other calls.
+        scores: Of all calls, ``[E]``; NaN where there is none.
+        silent: Which calls it says nothing of, ``[E]``.
+    """
+    share = silent.sum() / max(1, (~np.isnan(scores)).sum())
+    return float((1 - share) * expected + share * (scores[silent].mean() if share else 0.0))

@@ -23,6 +23,9 @@ PRIOR_NOTHING_SHARED = 0.9
 PRIOR_NOTHING = 0.5
 """Prior probability of the first: that all orderings score the same on new examples."""
 
+PRIOR_CALIBRATION, PRIOR_NO_CALIBRATION = 0.15, 0.2
+"""Of what calibrating an ordering does to its score: prior standard deviation, and prior probability of nothing."""
+
 
 @dataclass(frozen=True)
 class Gains:
@@ -75,11 +78,40 @@ class Gains:
         """The gains in another unit of scores."""
         return Gains(self.shares, unit * self.means, unit**2 * self.variances, self.possible)
 
-    def summary(self) -> tuple[Array, Array]:
-        """The expected gains, and the probability that they are above 0, ``[m]`` each."""
+    def summary(self) -> tuple[Array, Array, Array]:
+        """The expected gains, the probability that they are above 0, and their standard deviations, ``[m]`` each."""
         deviations = np.sqrt(np.where(self.possible, np.maximum(self.variances, 1e-18), 1.0))
         chances = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
-        return self.shares @ self.means, self.shares @ chances
+        expected = self.shares @ self.means
+        variances = self.shares @ (
+            np.where(self.possible, self.variances, 0.0) + (self.means - expected) ** 2
+        )
+        return expected, self.shares @ chances, np.sqrt(variances)
+
+
+def gain_of_calibration(expected: float, differences: Array, number: int) -> Gains:
+    """What calibrating an ordering adds to its score on new examples: of all orderings that are held against it.
+
+    Args:
+        expected: The difference that is expected.
+        differences: Scores of its calibrated answers less those of its answers as they are, on the examples that it
+            was called on, ``[n]``; they say how sure it is.
+        number: Of the orderings.
+    """
+    count = len(differences)
+    spread = float(((differences - differences.mean()) ** 2).sum()) if count else 0.0
+    noise = (spread + 0.25) / (count + 1) / max(1, count)
+    prior = np.array([0.0, PRIOR_CALIBRATION**2])
+    logs = -0.5 * np.log(prior + noise) - 0.5 * expected**2 / (prior + noise)
+    shares = np.array([PRIOR_NO_CALIBRATION, 1.0 - PRIOR_NO_CALIBRATION]) * np.exp(logs - logs.max())
+    kept = prior / (prior + noise)
+    columns = np.ones((1, number))
+    return Gains(
+        shares / shares.sum(),
+        (kept * expected)[:, None] * columns,
+        (kept * noise)[:, None] * columns,
+        (prior > 0)[:, None] & (columns > 0),
+    )
 
 
 def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Array, reference: int) -> Gains:

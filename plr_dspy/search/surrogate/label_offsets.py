@@ -25,7 +25,7 @@ class LabelOffsets:
         log_probabilities: Of labels, ``[m, E, L]``, NaN where there are none.
         unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``.
         shares: Of the examples that each label is right for, ``[S, L]``: several guesses, of which `settle` takes one;
-            until then the first counts.
+            until then the first counts. One of NaN stands for answers that are not calibrated.
 
     Attributes:
         shares: The guess that counts, ``[L]``.
@@ -88,7 +88,14 @@ class LabelOffsets:
             int(np.where(gains.mean(axis=1) > errors, gains.mean(axis=1), 0.0).argmax())
         ]
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether answers are calibrated by the guess that counts."""
+        return not np.isnan(self.shares).any()
+
     def _of(self, means: Array) -> Array:
+        if not self.calibrates:
+            return np.zeros_like(means)
         offsets = np.log(self.shares) - np.log(means)
         if self._said.any():
             least = offsets[:, self._said].min(axis=1, keepdims=True)

@@ -51,7 +51,8 @@ class ResponseModel:
         earlier: `components` of the fit before; None for none.
         unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``; None for nowhere.
         shares: Share of the examples that each label is right for, or some guesses, of which that is taken by which
-            calibrated answers score best, ``[L]`` or ``[S, L]``; None for the same share each.
+            calibrated answers score best, ``[L]`` or ``[S, L]``; None for the same share each. NaN stands for answers
+            that are not calibrated.
         calibrating: Whether answers are calibrated to these shares.
 
     Attributes:
@@ -185,6 +186,18 @@ class ResponseModel:
         means, variances = self._expect.contrasts(self.leanings[row], self.slopes[row], self._shown)
         shares: Array = self._expect.answers(means, variances)[0].mean(axis=0)
         return shares
+
+    @property
+    def calibrated_to(self) -> list[float]:
+        """The shares of labels that answers are calibrated to, ``[L]``; empty where they are not."""
+        offsets = self._label_offsets
+        return np.round(offsets.shares, 6).tolist() if offsets.calibrates else []
+
+    @property
+    def always(self) -> list[float]:
+        """The mean score of answering each label to all examples, ``[L]``."""
+        means: list[float] = np.round(self._scores.mean(axis=0), 6).tolist()
+        return means
 
     @property
     def num_examples(self) -> int:
