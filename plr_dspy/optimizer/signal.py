@@ -191,7 +191,7 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
         ValueError: when they are given for other labels, or do not sum to 1.
     """
     if isinstance(calibrate, Mapping):
-        return prior_shares(calibrate, work.output, name="calibrate")[None]
+        return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
     best = work.scores == work.scores.max(axis=1, keepdims=True)
     counts: Array = (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
     even = np.full(len(counts), 1.0 / len(counts))
