@@ -93,7 +93,7 @@ def reading_of_answer(reader: Any, output: LabelOutput, answer: Any) -> Reading 
 
 
 def prior_shares(
-    prior: Mapping[Any, float], labels: Mapping[str, Any], *, name: str = "prior"
+    prior: Mapping[Any, float | None], labels: Mapping[str, Any], *, name: str = "prior"
 ) -> NDArray[np.float64]:
     """The shares ``[L]`` of labels, which sum to 1; shares that were rounded are taken.
 

@@ -473,7 +473,9 @@ class TestInputs:
     def test_shares_that_were_rounded_are_taken_as_in_calibration(self):
         rounded = {"label 0": 0.3334, "label 1": 0.6667}
         exact = {"label 0": 0.3334 / 1.0001, "label 1": 0.6667 / 1.0001}
-        first, second = (Table().chosen(quiet(PDO, setting="prior", prior=prior)) for prior in (rounded, exact))
+        first, second = (
+            Table().chosen(quiet(PDO, setting="prior", prior=prior)) for prior in (rounded, exact)
+        )
         assert first == second
 
     def test_a_label_that_no_example_has_needs_a_prior(self):
