@@ -18,7 +18,7 @@ PLFewShot scores       without them
 PLFewShot calibrated   with `calibrate=True`
 
 A side has as many calls as the random search took, or the number after @: "PLFewShot@300". What is done is kept in
-`--out` by everything that decides it, so that the same command goes on where it was stopped; the tables come from there.
+`--out` by everything that decides it, so that the same command goes on where it was stopped; tables come from there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,11 @@ class Draw:
     def side(self, name: str) -> Side:
         """Made, or read where it was made before."""
         if name not in self._known:
-            self._known[name] = side = Side(**kept(self._folder(name), lambda: asdict(self._made_side(name))))
+            self._known[name] = side = Side(**kept(self._folder(name), partial(self._made, name)))
             print(f"{self._task}, seed {self._seed}: {name} {side.accuracy:.3f}, {side.calls:,}", flush=True)
         return self._known[name]
 
-    def _made_side(self, name: str) -> Side:
+    def _made(self, name: str) -> Side:
         """Make a side, and score it."""
         how, _, calls = name.partition("@")
         kind = KINDS[how]

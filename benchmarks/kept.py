@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,11 @@ def folder_of(
     return folder
 
 
-def kept(folder: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Read the result in a folder, or make it and keep it there."""
+def kept(folder: Path, make: Callable[[], Any]) -> dict[str, Any]:
+    """Read the fields of the result in a folder; where there is none, make it, a dataclass, and keep it there."""
     path = folder / "result.json"
     if not path.exists():
-        write_atomically(path, json.dumps(make()).encode())
+        write_atomically(path, json.dumps(asdict(make())).encode())
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def draw(data: Data, seed: int, args: argparse.Namespace) -> dict[str, Result]:
             args, script=__file__, task=data.task.name, seed=seed, side=side, examples=[trainset, test]
         )
         make = partial(run, side, program, trainset, test, data=data, seed=seed, args=args)
-        found[side] = result = Result(**kept(folder, lambda: asdict(make())))
+        found[side] = result = Result(**kept(folder, make))
         print(
             f"{data.task.name}, draw {seed}: {side} {result.accuracy:.3f}, {result.program_calls:,} calls, "
             f"{result.seconds:.0f} s",
