@@ -18,20 +18,19 @@ PLFewShot scores       without them
 PLFewShot calibrated   with `calibrate=True`
 
 A side has as many calls as the random search took, or the number after @: "PLFewShot@300". What is done is kept in
-`--out`, so that what was stopped goes on; the tables come from there.
+`--out` by everything that decides it, so that the same command goes on where it was stopped; tables come from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from typing import Any
 import dspy
 import optuna
 from dspy.utils.callback import BaseCallback
+from kept import folder_of, kept
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from quickstart import BUNDLED, Data, load_data, mean
@@ -87,29 +87,30 @@ class Draw:
         self.labelled = rng.sample(data.train, args.pool)
         self.test = rng.sample(data.test, min(args.test, len(data.test)))
         self._task, self._data, self._seed, self._args = task, data, seed, args
-        self._folder = args.out / task / f"seed{seed}"
         self._known: dict[str, Side] = {}
 
     def side(self, name: str) -> Side:
         """Made, or read where it was made before."""
         if name not in self._known:
-            path = self._folder / f"{name}.json"
-            if not path.exists():
-                program, calls = self._made(name)
-                demos = [dict(demo) for demo in program.predictors()[0].demos]
-                self._folder.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(asdict(Side(demos, calls, self._scores(program)))))
-            self._known[name] = side = Side(**json.loads(path.read_text()))
+            self._known[name] = side = Side(**kept(self._folder(name), partial(self._made, name)))
             print(f"{self._task}, seed {self._seed}: {name} {side.accuracy:.3f}, {side.calls:,}", flush=True)
         return self._known[name]
 
-    def _made(self, name: str) -> tuple[dspy.Module, int]:
-        """The program of a side, and its LM calls."""
+    def _made(self, name: str) -> Side:
+        """Make a side, and score it."""
         how, _, calls = name.partition("@")
         kind = KINDS[how]
-        if not kind.budget:
-            return kind.make(self, 0)
-        return kind.make(self, int(calls) if calls else self.side(SEARCH).calls)
+        budget = 0 if not kind.budget else int(calls) if calls else self.side(SEARCH).calls
+        program, taken = kind.make(self, budget)
+        demos = [dict(demo) for demo in program.predictors()[0].demos]
+        return Side(demos, taken, self._scores(program))
+
+    def _folder(self, name: str) -> Path:
+        """What is kept of a side, or of an optimizer's calls."""
+        examples = [self.labelled, self.test]
+        return folder_of(
+            self._args, script=__file__, task=self._task, seed=self._seed, side=name, examples=examples
+        )
 
     def student(self, side: str | None = None) -> dspy.Module:
         """The program without demos, or with those of a side."""
@@ -199,7 +200,7 @@ class Draw:
         return {
             "num_threads": self._args.threads,
             "seed": self._seed,
-            "log_dir": self._folder / name,
+            "log_dir": self._folder(name) / "log",
             "display_progress": False,
         }
 

@@ -6,25 +6,26 @@ python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8
 The sides: the program in its original order; `PLReorder` as it is, learning from scores alone, and with
 `calibrate=True`; Top-K, and Top-K by calibrated answers; the original order calibrated (64 calls without a number).
 A side is a name of the list below and, after @, its program calls. All sides of a draw begin with the same labelled
-examples and demos, and meet the same held-out examples. What is done is kept in `--out`, so that what was stopped
-goes on; the tables come from there.
+examples and demos, and meet the same held-out examples. What is done is kept in `--out` by everything that decides it,
+so that the same command goes on where it was stopped; the tables come from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dspy
 import numpy as np
+from kept import folder_of, kept
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from quickstart import Data, load_data, mean
@@ -148,12 +149,11 @@ def draw(data: Data, seed: int, args: argparse.Namespace) -> dict[str, Result]:
     program = dspy.LabeledFewShot(k=args.demos).compile(dspy.Predict(data.task.signature), trainset=trainset)
     found = {}
     for side in args.sides:
-        folder = args.out / data.task.name / f"demos{args.demos}" / f"seed{seed}" / side.replace(" ", "_")
-        if not (path := folder / "result.json").exists():
-            result = run(side, program, trainset, test, data=data, seed=seed, args=args)
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(asdict(result)))
-        found[side] = result = Result(**json.loads(path.read_text()))
+        folder = folder_of(
+            args, script=__file__, task=data.task.name, seed=seed, side=side, examples=[trainset, test]
+        )
+        make = partial(run, side, program, trainset, test, data=data, seed=seed, args=args)
+        found[side] = result = Result(**kept(folder, make))
         print(
             f"{data.task.name}, draw {seed}: {side} {result.accuracy:.3f}, {result.program_calls:,} calls, "
             f"{result.seconds:.0f} s",

@@ -5,7 +5,6 @@ Source: Z. Xu et al., "In-context example ordering guided by label distributions
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,6 +16,7 @@ from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import LabelReorderer
 from plr_dspy.baselines.objective import Criterion
 from plr_dspy.baselines.probing import FixedInputs, WrittenInputs
+from plr_dspy.calibration.outputs import prior_shares
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import Metric
@@ -71,7 +71,7 @@ class PDO(LabelReorderer):
                 f"setting={setting!r}"
             )
         self.setting = setting
-        self.prior = None if prior is None else {label: _share(label, p) for label, p in prior.items()}
+        self.prior = None if prior is None else {x: number(f"prior[{x!r}]", p) for x, p in prior.items()}
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the null input is text, or the prior is one."""
@@ -105,27 +105,9 @@ class PDO(LabelReorderer):
     def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> np.ndarray:
         """The probability of each label, ``[L]``."""
         name, labels = self.output(program)
-        given = self.prior
-        if unknown := set(given or ()) - {*labels, *labels.values()}:
-            raise ValueError(
-                f"prior must be of the labels {list(labels)}; got {sorted(map(str, unknown))} too"
-            )
-        if given is None:
-            answers = [example.get(name) for example in examples]
-            counts = Counter(text for text, value in labels.items() for a in answers if a in (value, text))
-            given = {text: counts[text] / max(1, counts.total()) for text in labels}
-        shares = [float(given.get(text, given.get(value, 0.0))) for text, value in labels.items()]
-        if not all(share > 0 for share in shares) or not np.isclose(sum(shares), 1.0):
-            source = "the labels of the trainset give" if self.prior is None else "got"
-            raise ValueError(
-                f"prior must give each of the labels {list(labels)} a probability above 0, and 1 in all; {source} "
-                f"{dict(zip(labels, shares, strict=True))}: pass one, such as prior={{'{next(iter(labels))}': .5, ...}}"
-            )
-        return np.array(shares)
-
-
-def _share(label: Any, value: Any) -> float:
-    share = number(f"prior[{label!r}]", value)
-    if share is None:
-        raise TypeError(f"prior[{label!r}] must be a number; got None")
-    return share
+        if self.prior is not None:
+            return prior_shares(self.prior, labels)
+        answers = [example.get(name) for example in examples]
+        counts = {text: sum(a in (value, text) for a in answers) for text, value in labels.items()}
+        shares = {text: count / max(1, sum(counts.values())) for text, count in counts.items()}
+        return prior_shares(shares, labels, name="the trainset, or the prior that you pass instead,")

@@ -155,7 +155,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         check_examples("trainset", trainset, student)
         check_language_model(student)
         output = finite_output_of(student, predictor)
-        prior = None if self.prior is None else prior_shares(self.prior, output)
+        prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         examples, counts = self._examples(student, trainset, output, seed=seed)
         check_fields(student, trainset=examples)
         answers = right_labels(examples, output)

@@ -100,19 +100,19 @@ def reading_of_answer(reader: Any, output: LabelOutput, answer: Any) -> Reading 
 
 
 def prior_shares(
-    prior: Mapping[Any, float], output: LabelOutput, *, name: str = "prior"
+    prior: Mapping[Any, float | None], labels: Mapping[str, Any], *, name: str = "prior"
 ) -> NDArray[np.float64]:
-    """The shares of labels in the order of an output's labels.
+    """The shares ``[L]`` of labels, which sum to 1; shares that were rounded are taken.
 
     Args:
         prior: Shares by label, either its value or what demos call it.
-        output: The labels.
+        labels: Values ``[L]`` of the labels by what demos call them.
         name: What users call the shares.
 
     Raises:
         ValueError: unless each label has a share above 0, and they sum to 1.
     """
-    texts = {text: prior.get(value, prior.get(text)) for text, value in output.labels.items()}
+    texts = {text: prior.get(value, prior.get(text)) for text, value in labels.items()}
     missing = [text for text, share in texts.items() if share is None]
     if missing or len(prior) != len(texts):
         raise ValueError(f"{name} must have a share for each of the labels {list(texts)}; got {dict(prior)}")

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from plr_dspy.runtime.redaction import Redactor
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
+
+PACKAGE = Path(__file__).parents[1]
 
 ADAPTERS = ("chat", "json", "plain")
 
@@ -40,29 +43,68 @@ cost, and makes no call. With --log-dir, the same command goes on where it was s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    args = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    try:
-        with logged({"plr_dspy": logging.INFO}):
-            return int(args.run(args) or 0)
-    except KeyboardInterrupt:
-        print(
-            "plr-dspy: interrupted; what was paid for is kept where there is a folder for it", file=sys.stderr
-        )
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if args.debug:
-            raise
-        users = isinstance(error, (ValueError, TypeError, OSError, ImportError))
-        kind = "" if users else f"{type(error).__name__}: "
-        hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
-        print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
-        if not users:
-            print("plr-dspy: --debug shows where", file=sys.stderr)
-        return USER_ERROR if users else FAILED
+    with _readers_may_leave():
+        args = _parser().parse_args(arguments)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+        try:
+            with logged({"plr_dspy": logging.INFO}):
+                return int(args.run(args) or 0)
+        except KeyboardInterrupt:
+            kept = "interrupted; what was paid for is kept where there is a folder for it"
+            print(f"plr-dspy: {kept}", file=sys.stderr)
+            return INTERRUPTED
+        except Exception as error:
+            if args.debug:
+                raise
+            users = _is_usage_error(error)
+            kind = "" if users else f"{type(error).__name__}: "
+            hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
+            print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
+            if not users:
+                print("plr-dspy: --debug shows where", file=sys.stderr)
+            return USER_ERROR if users else FAILED
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Whether a check of this package raised the error; what a program, a model or Python raised is a failure."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
+    return checked and isinstance(error, (ValueError, TypeError, ImportError))
+
+
+@contextlib.contextmanager
+def _readers_may_leave() -> Iterator[None]:
+    """Let whoever reads the output stop at any time, as `head` does: nothing that is printed then raises."""
+    output, errors = _Output(sys.stdout), _Output(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            yield
+        finally:
+            output.flush()
+            errors.flush()
+
+
+class _Output:
+    """A stream that goes nowhere once its reader is gone."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[..., Any], *arguments: str) -> None:
+        try:
+            act(*arguments)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,6 +199,8 @@ def _compile(args: argparse.Namespace) -> int:
         check_file(path, option)
     for path in (args.out, args.report):
         check_parent(path)
+    if args.out.suffix not in (".json", ".pkl"):
+        raise ValueError(f"--out must end in .json or .pkl; got {args.out}")
     for option in ("max_calls", "threads", "max_tokens", "max_demos", "max_demo_tokens"):
         check_count(getattr(args, option), option)
     if not args.select and (args.max_demos or args.max_demo_tokens):
@@ -173,6 +217,7 @@ def _compile(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     path = args.path / "report.json" if args.path.is_dir() else args.path
     check_file(path, "report")
+    check_parent(args.html)
     from plr_dspy.report.report import Report
 
     report = Report.load(path)

@@ -60,13 +60,12 @@ def compile_program(args: argparse.Namespace) -> int:
             print(optimizer.estimate(program, trainset=trainset, valset=valset))
             return 0
         try:
-            compiled = optimizer.compile(program, trainset=trainset, valset=valset)
+            optimizer.compile(program, trainset=trainset, valset=valset).save(args.out)
         finally:
             if optimizer.report is not None:
-                print(optimizer.report)
                 if args.report is not None:
                     optimizer.report.save(args.report)
-        compiled.save(args.out)
+                print(optimizer.report)
     return 0
 
 

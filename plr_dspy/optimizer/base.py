@@ -133,20 +133,21 @@ class Reorderer(Teleprompter, Optimizer):
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> dspy.Module:
-        """Order the student's demos.
+        """Search for the best order of the student's demos; `PLFewShot` searches for which demos to show, too.
 
         Args:
-            student: A program with demos; it is not changed.
-            trainset: Examples that score orders. Those that the demos show are left out.
-            teacher: A program whose right answers make demos, or a list that begins with one, for `PLFewShot`; others
-                ignore it.
+            student: A program with demos, or for `PLFewShot` with or without any; it is not changed.
+            trainset: Examples that score the student with other demos or in other orders. Those that the demos show
+                are left out. `PLFewShot` sets some of them aside, which become demos and score nothing.
+            teacher: A program whose right answers make demos for `PLFewShot`, or a list that begins with one; the
+                student itself unless given. Other optimizers ignore it.
             valset: Examples of the final comparison, as many of them as the budget affords; None or
                 empty takes 20 % of the trainset.
             seed: Instead of the constructor's.
 
         Returns:
-            A compiled copy that differs from the student in the order of its demos, with the
-            report as plain data at ``reorder_report``, and the orders of the final comparison at
+            A compiled copy that differs from the student in the order of its demos (of `PLFewShot`: in its demos), with
+            the report as plain data at ``reorder_report``, and what took part in the final comparison at
             ``candidate_programs``: dicts with "score", "program", "origin" and "ordering", the chosen one first.
 
         Raises:

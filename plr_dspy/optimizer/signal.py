@@ -201,7 +201,7 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
         ValueError: when they are given for other labels, or do not sum to 1.
     """
     if isinstance(calibrate, Mapping):
-        return prior_shares(calibrate, work.output, name="calibrate")[None]
+        return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
     shares = likely_shares(label_counts(work.scores))
     return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
 

@@ -441,7 +441,7 @@ class TestInputs:
             compiled = quiet(kind).compile(program, trainset=[])
         assert compiled.demos == program.demos
 
-    @pytest.mark.parametrize("share", [None, "a", float("nan")])
+    @pytest.mark.parametrize("share", ["a", float("nan")])
     def test_a_share_that_is_no_number_is_refused(self, share):
         with pytest.raises((TypeError, ValueError), match=r"prior\['label 0'\]"):
             quiet(PDO, setting="prior", prior={"label 0": share, "label 1": 0.5})
@@ -470,10 +470,30 @@ class TestInputs:
         with pytest.raises(ValueError, match="label 7"):
             Table().chosen(quiet(PDO, setting="prior", prior=prior))
 
-    @pytest.mark.parametrize("prior", [{"label 0": 1.0}, {"label 0": 0.5, "label 1": 0.6}, {}])
+    def test_shares_that_were_rounded_are_taken_as_in_calibration(self):
+        rounded = {"label 0": 0.3334, "label 1": 0.6667}
+        exact = {"label 0": 0.3334 / 1.0001, "label 1": 0.6667 / 1.0001}
+        first, second = (
+            Table().chosen(quiet(PDO, setting="prior", prior=prior)) for prior in (rounded, exact)
+        )
+        assert first == second
+
+    def test_a_label_that_no_example_has_needs_a_prior(self):
+        table = Table()
+        examples = [example for example in table.examples if example.label == "label 0"]
+        with (
+            dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)),
+            pytest.raises(ValueError, match=r"trainset, or the prior that you pass.*above 0.*'label 1': 0"),
+        ):
+            quiet(PDO, setting="prior").compile(table.program(), trainset=examples)
+        assert table.engine.requests == 0
+
+    @pytest.mark.parametrize(
+        "prior", [{"label 0": 1.0}, {"label 0": 0.5, "label 1": None}, {"label 0": 0.5, "label 1": 0.6}, {}]
+    )
     def test_a_prior_that_is_none_is_refused_before_any_call(self, prior):
         table = Table()
-        with pytest.raises(ValueError, match="prior must give each of the labels"):
+        with pytest.raises(ValueError, match=r"prior must (have a share for each of the labels|sum to 1)"):
             table.chosen(quiet(PDO, setting="prior", prior=prior))
         assert table.engine.requests == 0
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -141,6 +142,7 @@ def test_estimate_makes_no_call(folder, capsys):
         (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
         (compile_arguments("--demos", "none.json"), "no file none.json"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
+        (compile_arguments("--out", "program"), "--out must end in .json or .pkl; got program"),
         (
             compile_arguments(program="reviews_app.py:unsaveable"),
             "--out: demo 2 of predictor 'self' holds a set in field 'notes'",
@@ -178,6 +180,7 @@ def test_estimate_makes_no_call(folder, capsys):
         ),
         (["report", "none.json"], "no file none.json"),
         (["report", "train.jsonl"], "no plr_dspy report"),
+        (["report", "train.jsonl", "--html", "none/page.html"], "no folder none"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -222,6 +225,99 @@ def test_help_teaches(capsys):
     text = capsys.readouterr().out
     assert "example:" in text
     assert "--ray auto" in text
+
+
+OFFLINE = """
+import os
+
+import dspy
+
+
+class Echo(dspy.Module):
+    def __init__(self):
+        self.answer = dspy.Predict("question -> answer")
+        self.answer.demos = [dspy.Example(question=str(n), answer=str(n)) for n in range(4)]
+
+    def forward(self, question):
+        return dspy.Prediction(answer=self.answer.demos[0]["answer"])
+
+
+def accuracy(example, prediction, trace=None):
+    print("a metric may print")
+    return int(example.answer) % 4 == int(prediction.answer)
+
+
+def broken(example, prediction, trace=None):
+    raise BrokenPipeError("of the metric")
+
+
+def disconnected(example, prediction, trace=None):
+    raise ConnectionError("no route")
+
+
+def mistaken(example, prediction, trace=None):
+    return None + 1
+
+
+def stopped(example, prediction, trace=None):
+    import signal
+
+    os.kill(os.getpid(), signal.SIGINT)
+    return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory):
+    """A folder with a program that calls no model, and commands that are run there."""
+    folder = tmp_path_factory.mktemp("offline")
+    (folder / "offline_app.py").write_text(OFFLINE)
+    rows = [{"question": f"q{n}", "answer": str(n)} for n in range(40)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def run(arguments, pipe):
+        """The exit code of the command in front of a pipe, and what it says on standard error."""
+        command = f"{shlex.quote(sys.executable)} -m plr_dspy.cli {arguments} {pipe}"
+        shell = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
+        done = subprocess.run(shell, cwd=folder, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    return folder, run
+
+
+def offline_compile(metric="accuracy", more=""):
+    return (
+        f"compile offline_app.py:Echo --metric offline_app.py:{metric} --train train.jsonl --inputs question "
+        f"--lm openai/none --max-calls 60 --threads 2 --out {metric}.json {more}"
+    )
+
+
+def test_what_is_found_is_saved_though_nobody_reads_the_report(offline):
+    folder, run = offline
+    assert run(offline_compile(more="--report report.json"), "2>&1 | head -0") == (0, "")
+    assert len(json.loads((folder / "accuracy.json").read_text())["answer"]["demos"]) == 4
+    assert Report.load(folder / "report.json").program_calls["total"] > 0
+    for command in ("report report.json", "--help"):
+        assert run(command, "| head -0") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (offline_compile("broken"), cli.FAILED, "plr-dspy: BrokenPipeError: of the metric"),
+        (offline_compile("disconnected"), cli.FAILED, "plr-dspy: ConnectionError: no route"),
+        (offline_compile("mistaken"), cli.FAILED, "plr-dspy: TypeError: unsupported operand"),
+        (offline_compile("stopped"), cli.INTERRUPTED, "plr-dspy: interrupted"),
+        (offline_compile("missing"), cli.USER_ERROR, "plr-dspy: metric: offline_app.py has no 'missing'"),
+        (offline_compile(more="--max-calls 3"), cli.USER_ERROR, "plr-dspy: max_metric_calls"),
+        ("compile", cli.USER_ERROR, "usage: plr-dspy compile"),
+    ],
+    ids=["broken pipe", "no connection", "type error", "ctrl-c", "no metric", "few calls", "usage"],
+)
+def test_exit_codes_in_a_pipe(offline, arguments, code, words):
+    _, run = offline
+    returned, error = run(arguments, "| head -0")
+    assert (returned, words in error, "Traceback" in error) == (code, True, False), error
 
 
 def test_serve_local():

@@ -54,6 +54,8 @@ class TestFiles:
             ("in both", "negative"),
             (" \t", "positive"),
             ("dull", " negative\n"),
+            ("no label", " "),
+            ("", "neither"),
         ]
         test = [("in  both", "negative"), ("twice", "positive"), ("twice", "positive"), ("", "positive")]
         write(tmp_path, MR, train, test)
@@ -63,7 +65,8 @@ class TestFiles:
                 [("in  both", "negative"), ("twice", "positive"), ("twice", "positive")],
             ]
         assert "mr: 3 train texts are left out" in caplog.text
-        assert caplog.text.count("mr: 1 rows without text or answer are left out") == 2
+        assert "mr: 3 rows without text or answer are left out" in caplog.text
+        assert "mr: 1 rows without text or answer are left out" in caplog.text
 
     @given(
         st.lists(st.tuples(st.text(" ab", max_size=4), st.sampled_from(MR.labels)), max_size=12),
@@ -99,8 +102,6 @@ class TestFiles:
                 r": 'meh' is no label of 'mr'; expected .*\['negative', 'positive'\]",
             ),
             ('{"text": "a", "label": "Positive"}', ": 'Positive' is no label"),
-            ('{"text": "a", "label": ""}', ": '' is no label"),
-            ('{"text": "", "label": "meh"}', ": 'meh' is no label"),
             (
                 '{"sentence": "a", "label": "positive"}',
                 r" must be an object with .*; it has \['label', 'sentence'\]",

@@ -29,7 +29,7 @@ TABLES = {
         [
             {"text": str(number), "label": number, "label_text": name}
             for number, name in enumerate(
-                ["very negative", "negative", "neutral", "positive", "very positive"]
+                ["very negative", "negative", "", "neutral", "positive", "very positive"]
             )
         ]
     ),

@@ -1,5 +1,6 @@
 """PLFewShot: which demos, how many, in what order."""
 
+import inspect
 import json
 import re
 import sys
@@ -29,6 +30,12 @@ from plr_dspy.programs.splits import value_key
 from plr_dspy.report.report import Report
 
 EXAMPLES = questions(90)
+
+
+def test_help_says_what_its_compile_does():
+    text = inspect.getdoc(PLFewShot.compile)
+    assert "which demos to show" in text.splitlines()[0]
+    assert "with or without any" in text
 
 
 class TwoPredictors(dspy.Module):

@@ -1,11 +1,13 @@
 """The README and the pages of docs/: their code runs, their links lead somewhere, and the site builds."""
 
+import asyncio
 import os
 import re
 import socket
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -13,6 +15,7 @@ from typing import Literal
 import dspy
 import pytest
 from fakes import FineTuning, LabelEngine, OrderSensitiveEngine, chat_response, digest, exact_match, questions
+from label_engines import Async
 
 import plr_dspy
 import plr_dspy.baselines
@@ -141,7 +144,8 @@ def no_network(page, tmp_path, monkeypatch):
             super().__init__(model, engine=engine, cache=False, provider=FineTuning(), **kept)
 
     def plain_lm(model="local", **_):
-        return real(f"fake/{model}", engine=PlainEngine(), cache=False)
+        engine = PlainEngine()
+        return real(f"fake/{model}", engine=engine, async_engine=Async(engine), cache=False)
 
     @contextmanager
     def no_server(*_, **__):
@@ -180,15 +184,31 @@ def mlflow_in_a_folder(tmp_path, monkeypatch):
     mlflow.set_tracking_uri(before)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
-def test_the_code_of_a_page_runs(page, no_network, request):
-    if any("mlflow" in code for _, code, _ in blocks(page)):
-        request.getfixturevalue("mlflow_in_a_folder")
+def run_page(page):
+    """Run the code of a page; gives the names that it defines."""
     namespace = {"__name__": "page", **PRESUPPOSED.get(page, dict)()}
     for line, code, run in blocks(page):
         if run:
             # The lines of a traceback are those of the page.
             exec(compile("\n" * line + code, str(PAGES[page]), "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
+def test_the_code_of_a_page_runs(page, no_network, request):
+    if any("mlflow" in code for _, code, _ in blocks(page)):
+        request.getfixturevalue("mlflow_in_a_folder")
+    run_page(page)
+
+
+@pytest.mark.parametrize("page", ["docs/servers.md"])
+def test_requests_bring_their_model_along(page, no_network):
+    served = run_page(page)
+    question, first = EXAMPLES[0].question, served["handle"](EXAMPLES[0].question)
+    dspy.configure(lm=None, adapter=None)
+    with ThreadPoolExecutor(2) as threads:
+        assert set(threads.map(served["handle"], [question] * 4)) == {first}
+    assert asyncio.run(served["handle_async"](question)) == first
 
 
 def test_nearly_all_code_is_run():

@@ -38,7 +38,9 @@ def same(predicted: str, gold: str) -> bool:
     words = _words(gold)
     if words is not None:
         return _plain_words(predicted) == words
-    return _same(tidy(_OPTION.sub("", predicted)), tidy(gold))
+    answer = _OPTION.sub("", predicted)
+    readings = dict.fromkeys((tidy(answer, symbols=s), tidy(gold, symbols=s)) for s in (False, True))
+    return any(_same(*reading) for reading in readings)
 
 
 def _same(predicted: str, gold: str) -> bool:

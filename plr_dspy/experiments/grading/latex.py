@@ -43,6 +43,11 @@ _UNITS = re.compile(
     rf"(?<=[\d}})%\s])\s*(?:(?:square|sq\.?|cubic)\s+)?(?<![A-Za-z\\])(?:{_UNIT_WORDS})"
     rf"(?:\s*(?:/|per)\s*(?:{_UNIT_WORDS}))?\.?(?:\^\{{?\d\}}?)?\s*$"
 )
+# Upright letters behind a value. They may also be names, so that an answer is read in both ways.
+_SYMBOLS = re.compile(
+    r"(?<=[\d})])(?:(?:\s|~|\\[ ,;:])*\\(?:text(?:normal|rm)?|mbox|mathrm)\s*\{\s*[msghLlNJWVAKCF]\.?\s*\}"
+    r"|~\s*[msghLlNJWVAKCF](?![A-Za-z]))"
+)
 _TEXT_UNITS = re.compile(r"(?<=[^\s,(\[])\s*\\text\{([^{}]*)\}\s*(?:\^\s*\{?\d\}?)?\s*$")
 _NO_UNITS = re.compile(
     r"\d|\b(?:and|or|not|no|if|for|when|hundred|thousand|million|billion|dozen|[ap]\.?\s*m\.?)(?![a-z])"
@@ -80,12 +85,14 @@ _THOUSANDS = re.compile(r"(-?\d{1,3}(?:,\d{3})+)((?:\.\d+)?%?)")
 _SPACES = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
 
 
-def tidy(text: str) -> str:
+def tidy(text: str, *, symbols: bool = False) -> str:
     """Return an answer in plain LaTeX, without delimiters, units, currency, degrees, spaces and final punctuation.
 
     Degrees stay in the arguments of trigonometric functions, as radians. A number's thousands commas go; in a list or
-    between brackets a comma separates.
+    between brackets a comma separates. With `symbols`, the "m" of ``5\\text{ m}`` is a unit too, and not a name.
     """
+    if symbols:
+        text = _SYMBOLS.sub(r"\\text{unit}", text)
     for character, latex in _CHARACTERS.items():
         text = text.replace(character, latex)
     text = _END.sub("", text.strip())

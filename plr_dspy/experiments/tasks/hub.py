@@ -87,8 +87,8 @@ def labelled_texts(table: Any, split: HubSplit) -> Iterator[LabelledText]:
         row = read_fields(fields, columns, f"row {number} of {split}")
         if split.classes is None:
             yield row._replace(answer=split.read(row.answer))
-        elif row.answer in split.classes:
-            yield row._replace(answer=split.classes[row.answer])
+        elif row.answer in split.classes or not row.answer:
+            yield row._replace(answer=split.classes.get(row.answer, ""))
         else:
             expected = f"unknown class {row.answer!r}, expected one of {list(split.classes)}"
             raise DataError(f"{row.place}: {expected}: {changed}")

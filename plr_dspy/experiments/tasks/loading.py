@@ -85,13 +85,13 @@ def _read(path: Path, task: Task) -> Iterator[LabelledText]:
 
 def _usable(rows: Sequence[LabelledText], task: Task) -> list[LabelledText]:
     """Keep the rows with a text and an answer, and raise where a label is not one of the task's."""
-    for row in rows:
+    found = [row for row in rows if row.text and row.answer]
+    for row in found:
         if task.labels and row.answer not in task.labels:
             raise DataError(
                 f"{row.place}: {row.answer!r} is no label of {task.name!r}; expected one of {list(task.labels)}: "
                 "mend or remove the row"
             )
-    found = [row for row in rows if row.text and row.answer]
     if len(found) < len(rows):
         logger.info("%s: %d rows without text or answer are left out", task.name, len(rows) - len(found))
     return found
