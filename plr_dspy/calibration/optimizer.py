@@ -159,10 +159,9 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         program = CalibratedProgram(
             student, calibration, predictor=output.predictor, allow_uncalibrated=self.allow_uncalibrated
         )
-        program._compiled = True
         means = dict(zip(output.labels, np.exp(table).mean(axis=0).round(3).tolist(), strict=True))
         logger.info("calibrated on %d inputs; mean probabilities before: %s", len(told), means)
-        return program
+        return program.bound()
 
     def get_params(self) -> dict[str, Any]:
         """Return the arguments."""

@@ -233,11 +233,11 @@ class PLReorder(Reorderer):
         """Return a program in one of the orders as it was scored."""
         work = job.setup.work
         if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
-            return program
+            return super().calibrated(job, program, offsets)
         labels = tuple(work.output.labels)
         num_inputs = len(job.splits.train) + len(job.splits.selection)
         found = Calibration("batch", labels, tuple(offsets), (1.0,) * len(labels), num_inputs)
-        return CalibratedProgram(program, found, predictor=work.output.predictor)
+        return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
 
     def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
         """Return the job of a search that learns from log-probabilities, if the first call has brought some."""
