@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from plr_dspy.lm.completion import completion_lm
     from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine
     from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+    from plr_dspy.loading import load_program
     from plr_dspy.optimizer.cost_estimate import Estimate
     from plr_dspy.optimizer.fewshot import PLFewShot
     from plr_dspy.optimizer.plreorder import PLReorder
@@ -40,6 +41,7 @@ else:  # torch, scipy and DSPy take seconds to import
             ".lm.completion": ["completion_lm"],
             ".lm.engines": ["AsyncCompletionEngine", "CompletionEngine"],
             ".lm.plain_text_adapter": ["PlainTextAdapter"],
+            ".loading": ["load_program"],
             ".optimizer.cost_estimate": ["Estimate"],
             ".optimizer.fewshot": ["PLFewShot"],
             ".optimizer.plreorder": ["PLReorder"],
@@ -79,6 +81,7 @@ __all__ = [
     "Trial",
     "__version__",
     "completion_lm",
+    "load_program",
     "order_sensitivity",
 ]
 

@@ -52,8 +52,7 @@ class PerInputOrder(dspy.Module):
     """A program that orders its demos anew for each input.
 
     Of its orders it takes the one under which the input adds most to the probability of the label predicted: one
-    LM call for each order. Without orders it is the program itself. It saves to JSON; to load it, wrap the student
-    again: ``program = PerInputOrder(student); program.load(path)``.
+    LM call for each order. Without orders it is the program itself. It saves to JSON; `load_program` loads it.
 
     Args:
         program: Makes one LM call, whose finite output is the answer.

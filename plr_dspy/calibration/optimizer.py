@@ -202,22 +202,17 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         program = CalibratedProgram(
             student, calibration, predictor=output.predictor, allow_uncalibrated=self.allow_uncalibrated
         )
-        program._compiled = True
         means = dict(zip(labels, np.exp(table).mean(axis=0).round(3).tolist(), strict=True))
-        to = (
-            ""
-            if calibration is None or not calibration.shares
-            else f" to {_named(labels, calibration.shares)}"
-        )
-        what = "answers stay as they are" if calibration is None else f"calibrated{to}"
+        shares = () if calibration is None else calibration.shares
+        to = f" to {_named(labels, shares)}" if shares else ""
         logger.info(
             "%s, by %d inputs; mean probabilities before: %s%s",
-            what,
+            "answers stay as they are" if calibration is None else f"calibrated{to}",
             len(told),
             means,
             "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
         )
-        return program
+        return program.bound()
 
     def _best(
         self,

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import dspy
 import numpy as np
+import orjson
+from dspy.predict.parameter import Parameter
+from dspy.predict.predict import serialize_object
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from plr_dspy._version import __version__
 from plr_dspy.calibration.outputs import PURPOSE, finite_output_of, output_reader, reading_of_answer
 from plr_dspy.label_probabilities.reader import Reading
 from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.label_probabilities.servers import without_probabilities
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.label_scores import LabelOutput
+from plr_dspy.programs.saving import saved_state
+from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
 logger = logging.getLogger(__name__)
 
 CURE = "the program that it wraps (its attribute program), or allow_uncalibrated=True"
 """What answers without log-probabilities."""
+
+LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
+"""A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,12 @@ class Calibration:
         num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile: where this order was not
             called on one, others were.
         shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are fitted or not known.
+        adapter, model, prompt: What it was found with, which `CalibratedProgram` compares with what it is used with:
+            the name of the adapter, that of the language model, and a digest of the instructions, fields and demos.
+            None where that is not known. Equality of calibrations does not look at them.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # Of files from later versions.
 
     method: str
     labels: tuple[str, ...]
@@ -46,6 +63,9 @@ class Calibration:
     scales: tuple[float, ...]
     num_inputs: int
     shares: tuple[float, ...] = ()
+    adapter: str | None = field(default=None, compare=False)
+    model: str | None = field(default=None, compare=False)
+    prompt: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         numbers = [*self.offsets, *self.scales]
@@ -65,13 +85,21 @@ class Calibration:
         return Reading(self.labels[int(told.argmax())], tuple(told.tolist()), found.unseen)
 
 
+_CALIBRATION = TypeAdapter(Calibration)
+
+
 class CalibratedProgram(dspy.Module):
     """A program whose finite output is the likeliest label by calibrated probabilities.
 
     It makes the LM calls of the program and no others, and asks for log-probabilities with them. A prediction has the
     calibrated probability of each label, by the label, at ``prediction.probabilities``; None where a reply says nothing
-    of any label. It saves to JSON; to load it, wrap the student again:
-    ``program = CalibratedProgram(student); program.load(path)``.
+    of any label. It saves to JSON, also as a part of a larger program; `load_program` loads it.
+
+    A calibration is of one prompt and one model. A call with another adapter or model than it was found with, or with
+    other instructions or demos, is logged as a warning, once.
+
+    DSPy neither saves nor optimizes parts of a program that are frozen. This one is never frozen, whatever is assigned
+    to its ``_compiled``.
 
     Args:
         program: It has an output that is a Literal, an enum or a bool. It is not changed.
@@ -144,7 +172,15 @@ class CalibratedProgram(dspy.Module):
         if self.allow_uncalibrated:
             lm = dict(named_predictors(self.program))[output.predictor].lm
             requests = self._endpoints.requests(lm or dspy.settings.lm)
-        decision = None if self.calibration is None else self.calibration.applied
+        decision = None
+        if self.calibration is not None:
+            decision = self.calibration.applied
+            for name, now in self._now().items():
+                found = getattr(self.calibration, name)
+                if found and now and found != now:
+                    other = f"the {name} {found}, and is used with {now}: configure {found}, or "
+                    other = "other instructions or demos: " if name == "prompt" else other
+                    self._endpoints.warn(f"the calibration was found with {other}calibrate the program anew")
         reader = output_reader(self.program, output, requests=requests, decision=decision)
         try:
             with dspy.context(adapter=reader):
@@ -156,7 +192,38 @@ class CalibratedProgram(dspy.Module):
         if requests.reason and not self.allow_uncalibrated:
             raise without_probabilities(reader.asked, PURPOSE, cure=CURE)
         if requests.reason:
-            self._endpoints.warn(requests.reason)
+            self._endpoints.warn(f"answers are not calibrated: {requests.reason}")
+
+    def bound(self) -> CalibratedProgram:
+        """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment.
+
+        Returns:
+            This program.
+        """
+        if self.calibration is not None:
+            missing: dict[str, Any] = {
+                name: now for name, now in self._now().items() if getattr(self.calibration, name) is None
+            }
+            self.calibration = replace(self.calibration, **missing)
+        return self
+
+    def _now(self) -> dict[str, str | None]:
+        """The adapter, the model and a digest of the prompt that a call would be made with."""
+        predictor = dict(named_predictors(self.program))[self.predictor]
+        fields = list(predictor.signature.fields)
+        shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
+        prompt = [fields, predictor.signature.dump_state(), serialize_object(shown)]
+        try:
+            digest = hashlib.sha256(orjson.dumps(prompt, option=orjson.OPT_NON_STR_KEYS)).hexdigest()[:16]
+        except TypeError:  # What JSON cannot hold.
+            digest = None
+        adapter, model = dspy.settings.adapter or dspy.ChatAdapter(), predictor.lm or dspy.settings.lm
+        plainer = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
+        return {
+            "adapter": f"{type(adapter).__name__}{plainer}",
+            "model": str(model.model) if hasattr(model, "model") else None,
+            "prompt": digest,
+        }
 
     def _check(self, calibration: Calibration) -> None:
         labels = finite_output_of(self.program, self.predictor).labels
@@ -166,11 +233,18 @@ class CalibratedProgram(dspy.Module):
                 "wrap the program that was calibrated, or calibrate this one"
             )
 
-    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """Return the state of the program, and the calibration."""
-        state: dict[str, Any] = super().dump_state(json_mode=json_mode)
-        calibration = None if self.calibration is None else asdict(self.calibration)
-        return {**state, "calibration": {"predictor": self.predictor, "found": calibration}}
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """Return those of the program, and the calibration, so that DSPy saves and loads it with them."""
+        return [*super().named_parameters(), ("calibration", _SavedCalibration(self))]
+
+    @property
+    def _compiled(self) -> bool:
+        """Whether it is frozen, which it never is: a larger program would not save it."""
+        return False
+
+    @_compiled.setter
+    def _compiled(self, value: bool) -> None:
+        """Take what optimizers assign."""
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
         """Become what `dump_state` was taken of.
@@ -182,21 +256,71 @@ class CalibratedProgram(dspy.Module):
             raise ValueError(
                 "the state is of a program that is not calibrated: load it into the program itself, and wrap that"
             )
-        predictor, found = state["calibration"]["predictor"], state["calibration"]["found"]
-        calibration = None
-        if found is not None:
-            lists = {name: tuple(found.get(name, ())) for name in ("labels", "offsets", "scales", "shares")}
-            calibration = Calibration(method=found["method"], num_inputs=found["num_inputs"], **lists)
-        before = self.predictor
-        self.predictor = predictor
-        try:
-            if calibration is not None:
-                self._check(calibration)
-            super().load_state(state, **options)
-        except BaseException:
-            self.predictor = before
-            raise
-        self.calibration = calibration
+        finite_output_of(self.program, state["calibration"]["predictor"])
+        super().load_state(state, **options)
+
+    def save(self, path: str | Path, *arguments: Any, **options: Any) -> None:
+        """Save as any program; to the student itself, the JSON says that it is calibrated."""
+        super().save(path, *arguments, **options)
+        if Path(path).suffix == ".json":
+            state = orjson.loads(Path(path).read_bytes())
+            state["metadata"]["dependency_versions"][LOADER] = __version__
+            layout = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE  # DSPy's
+            write_atomically(Path(path), orjson.dumps(state, option=layout))
+
+    def load(self, path: str | Path, allow_pickle: bool = False, allow_unsafe_lm_state: bool = False) -> None:
+        """Load what `save` wrote, as DSPy does.
+
+        Raises:
+            ValueError: as `load_state` does, or for a file that holds no saved program.
+        """
+        if Path(path).suffix == ".json":
+            self.load_state(saved_state(path), allow_unsafe_lm_state=allow_unsafe_lm_state)
+        else:
+            super().load(path, allow_pickle=allow_pickle, allow_unsafe_lm_state=allow_unsafe_lm_state)
+
+
+class _SavedCalibration(Parameter):  # type: ignore[misc]
+    """The calibration of a program as DSPy looks for it, saves it and loads it."""
+
+    def __init__(self, program: CalibratedProgram) -> None:
+        self._program = program
+
+    def reset(self) -> None:
+        """Keep it: a call says that the demos are others."""
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        """Return what `load_state` takes."""
+        program = self._program
+        found = None if program.calibration is None else asdict(program.calibration)
+        return {
+            "predictor": program.predictor,
+            "allow_uncalibrated": program.allow_uncalibrated,
+            "found": found,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Give the program this calibration.
+
+        Raises:
+            ValueError: when it is of other labels, or has other fields than this version knows.
+        """
+        program = self._program
+        program.predictor = finite_output_of(program.program, state["predictor"]).predictor
+        program.allow_uncalibrated |= state.get("allow_uncalibrated", False)
+        program.calibration = None
+        if state["found"] is not None:
+            try:
+                program.calibration = _CALIBRATION.validate_python(state["found"])
+            except ValidationError as error:
+                told = "; ".join(
+                    f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+                )
+                raise ValueError(
+                    f"the saved calibration cannot be read ({told}): if a later plr_dspy wrote it, update plr_dspy, "
+                    "otherwise calibrate the program anew"
+                ) from error
+            program._check(program.calibration)
 
 
 def _with_probabilities(prediction: Any, reader: Any, output: LabelOutput) -> Any:
@@ -227,7 +351,7 @@ class _Endpoints:
             new = reason not in self._warned
             self._warned.add(reason)
         if new:
-            logger.warning("answers are not calibrated: %s", reason)
+            logger.warning("%s", reason)
 
     def __deepcopy__(self, memo: Any) -> _Endpoints:
         return self

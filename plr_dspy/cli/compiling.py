@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.cli.references import named_object, named_program, read_examples
 from plr_dspy.lm.completion import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+from plr_dspy.loading import load_program
 from plr_dspy.local.server import local_lm
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
@@ -71,12 +71,8 @@ def compile_program(args: argparse.Namespace) -> int:
 
 def _with_demos(program: dspy.Module, path: Path) -> dspy.Module:
     """Load a saved program; of one that is calibrated, the program that was."""
-    if "calibration" not in json.loads(path.read_text(encoding="utf-8")):
-        program.load(path)
-        return program
-    wrapped = CalibratedProgram(program)
-    wrapped.load(path)
-    return wrapped.program
+    loaded = load_program(program, path)
+    return loaded.program if isinstance(loaded, CalibratedProgram) else loaded
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
@@ -107,13 +108,13 @@ class Optimizer(ABC):
             program: In that order.
             offsets, shares: Of the labels: what calibrates the answers, and what to; empty where nothing does.
         """
-        return program
+        return program.bound() if isinstance(program, CalibratedProgram) else program
 
     def finished(
         self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
     ) -> dspy.Module:
         """Return what a compile returns, from the program in the order chosen."""
-        return compiled
+        return self.calibrated(job, compiled, ())
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,10 @@ def checked_copy(
     check_language_model(student)
     check_demos(student)
     check_fields(student, trainset=trainset, valset=valset)
-    return without_results(ProgramFactory(student).build({}))
+    program = without_results(ProgramFactory(student).build({}))
+    if isinstance(program, CalibratedProgram) and program.calibration is not None:
+        program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
+    return program
 
 
 def _check_hooks(optimizer: Optimizer) -> None:

@@ -243,23 +243,21 @@ class PLReorder(Reorderer):
     ) -> dspy.Module:
         """Return a program in an order as it was scored; without offsets, with the calibration that it came with."""
         work, own = job.setup.work, self._own
-        if self.calibrate is False or not isinstance(work, LabelWork) or not (offsets or own):
-            return program
         if not offsets and own:
             return CalibratedProgram(
                 program, own.calibration, predictor=own.predictor, allow_uncalibrated=own.allow_uncalibrated
             )
-        labels = tuple(work.output.labels)
-        num_inputs = len(job.splits.train) + len(job.splits.selection)
+        if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
+            return super().calibrated(job, program, offsets, shares)
         found = Calibration(
             "batch" if shares else "none",
-            labels,
+            tuple(work.output.labels),
             tuple(offsets),
-            (1.0,) * len(labels),
-            num_inputs,
+            (1.0,) * len(offsets),
+            len(job.splits.train) + len(job.splits.selection),
             tuple(shares),
         )
-        return CalibratedProgram(program, found, predictor=work.output.predictor)
+        return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
 
     def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
         """Return the job of a search that learns from log-probabilities, if the first call has brought some."""

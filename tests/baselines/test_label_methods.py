@@ -20,7 +20,7 @@ import pytest
 from dspy import lm15
 from fakes import LabelEngine, digest
 
-from plr_dspy import PLReorder
+from plr_dspy import PLReorder, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, PerInputOrder, TopKOrder
 from plr_dspy.label_probabilities.servers import NoProbabilities
 
@@ -525,8 +525,7 @@ class TestDEmO:
             program = optimizer.compile(table.program(), trainset=table.examples)
             assert table.engine.requests == 3 * len(table.orders) == optimizer.report.program_calls["total"]
             program.save(tmp_path / "program.json")
-            loaded = PerInputOrder(table.program())
-            loaded.load(tmp_path / "program.json")
+            loaded = load_program(table.program(), tmp_path / "program.json")
             answers = [loaded(text=text).label for text in table.texts]
             assert table.engine.requests == 3 * len(table.orders) + 4 * len(table.texts)
             assert answers == [program(text=text).label for text in table.texts]

@@ -122,7 +122,6 @@ class TestWhatItFinds:
         compiled = calibrate(Classifier(leaning(LABELS, 1.0)), program)
         assert program.dump_state() == before
         assert not program._compiled
-        assert compiled._compiled
         assert compiled.program is not program
 
     def test_labelled_examples(self):

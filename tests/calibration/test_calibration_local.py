@@ -6,7 +6,7 @@ import dspy
 import pytest
 from brief import brief_reviews
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter
+from plr_dspy import BatchCalibration, PlainTextAdapter, load_program
 
 
 class Sentiment(dspy.Signature):
@@ -43,8 +43,7 @@ def test_a_model_that_says_one_label_is_brought_to_its_senses(lm, tmp_path):
         assert lm.requests == 24 + len(held)
         raw = [program(review=each.review).sentiment for each in held]
         compiled.save(tmp_path / "program.json")
-        loaded = CalibratedProgram(dspy.Predict(Sentiment))
-        loaded.load(tmp_path / "program.json")
+        loaded = load_program(dspy.Predict(Sentiment), tmp_path / "program.json")
         again = loaded(review=held[0].review)
     right = sum(one.sentiment == each.sentiment for one, each in zip(told, held, strict=True))
     right_raw = sum(one == each.sentiment for one, each in zip(raw, held, strict=True))

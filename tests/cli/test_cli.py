@@ -13,7 +13,7 @@ import dspy
 import pytest
 from brief import brief_reviews
 
-from plr_dspy import CalibratedProgram, Report
+from plr_dspy import Report, load_program
 from plr_dspy.cli import commands as cli
 from plr_dspy.cli.references import read_examples
 
@@ -100,11 +100,13 @@ def test_compile_and_report(folder, capsys):
 
 def test_a_calibrated_program_is_saved(folder, capsys):
     assert cli.main(compile_arguments("--calibrate", "--report", "found.json")) == 0
-    program = CalibratedProgram(dspy.Predict("review -> sentiment: Literal['negative', 'positive']"))
-    program.load("program.json")
+    program = load_program(
+        dspy.Predict("review -> sentiment: Literal['negative', 'positive']"), "program.json"
+    )
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
     assert "the program is calibrated" in capsys.readouterr().out
+    assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 0
 
 
 def test_select_chooses_the_demos(folder, capsys):

@@ -1,0 +1,77 @@
+"""Loads what optimizers return and `save` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dspy
+from dspy.primitives.module import set_attribute_by_name
+from dspy.utils import magicattr
+
+from plr_dspy.baselines.per_input import PerInputOrder
+from plr_dspy.calibration.program import CalibratedProgram
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.saving import saved_state
+
+
+def load_program(
+    student: dspy.Module, path: str | Path, *, allow_unsafe_lm_state: bool = False
+) -> dspy.Module:
+    """Load a program that an optimizer returned, from the JSON that its ``save`` wrote.
+
+        program = load_program(dspy.Predict(Sentiment), "program.json")
+
+    The student itself cannot load the file of a calibrated program.
+
+    Args:
+        student: The program that was compiled, created as it was then; it is not changed. It may be a larger program
+            with calibrated parts: pass it with these parts as they were before they were calibrated.
+        path: The file.
+        allow_unsafe_lm_state: As in ``dspy.Module.load``: keep the addresses of language models that are saved with the
+            program. Only for files that you trust.
+
+    Returns:
+        A copy of the student with the demos and instructions of the file. What was calibrated is a `CalibratedProgram`
+        again, and what orders demos for each input is a `PerInputOrder`.
+
+    Raises:
+        OSError: when the file cannot be read.
+        TypeError: when the student is no DSPy program.
+        ValueError: when the file holds no saved program, or that of another student.
+    """
+    if not isinstance(student, dspy.Module):
+        raise TypeError(
+            f"student must be a dspy.Module; got {type(student).__name__}: pass the program that was compiled"
+        )
+    state = saved_state(path)
+    program = ProgramFactory(student).build({})
+    try:
+        if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
+            program = PerInputOrder(program)
+        for name, saved in state.items():
+            place, _, last = name.rpartition(".")
+            if last != "calibration" or "found" not in saved:
+                continue
+            part = magicattr.get(program, place) if place else program
+            if not isinstance(part, CalibratedProgram):
+                part = CalibratedProgram(part, predictor=saved["predictor"])
+            if place:
+                set_attribute_by_name(program, place, part)
+            else:
+                program = part
+        program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{path} is of another program than the student ({type(error).__name__}: {error}); it holds "
+            f"{sorted(state)}: create the student as it was when it was compiled"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be loaded into the student: {error}") from error
+    for name, predictor in named_predictors(program):
+        fields = predictor.signature.fields.keys()
+        if predictor.demos and not any(fields & demo.keys() for demo in predictor.demos):
+            raise ValueError(
+                f"{path} is of another program than the student: its demos of predictor {name!r} have none of the "
+                f"fields {list(fields)}"
+            )
+    return program
