@@ -397,19 +397,6 @@ class TestTokens:
             optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
-    def test_a_cost_of_tokens_makes_prompts_shorter(self, engine):
-        lengths = []
-        for token_cost in (0.0, 100.0):
-            chooser = optimizer(candidates="labeled", token_cost=token_cost)
-            lengths.append(len(chooser.compile(with_demos(predict()), trainset=EXAMPLES).demos))
-        assert lengths[0] >= 2
-        assert lengths[1] == 0
-
-    def test_and_wins_where_no_score_differs(self, engine):
-        engine.answers = {}
-        chooser = optimizer(candidates="labeled", token_cost=0.01)
-        assert chooser.compile(with_demos(predict()), trainset=EXAMPLES).demos == []
-
 
 class TestPromises:
     @pytest.mark.parametrize("calls", [60, 99, 150])
@@ -572,7 +559,6 @@ class TestBadInput:
             ({"max_demos": None}, TypeError, "max_demos must be a whole number; got None"),
             ({"max_bootstrapped": None}, TypeError, "max_bootstrapped must be a whole number; got None"),
             ({"min_demos": 5}, ValueError, "min_demos must be between 0 and 4"),
-            ({"token_cost": -1.0}, ValueError, "token_cost must not be negative"),
             ({"max_demo_tokens": 0}, ValueError, "max_demo_tokens must be at least 1"),
         ],
     )
