@@ -159,7 +159,8 @@ class PLFewShot(PLReorder):
             num_demos: Shown by all predictors together.
 
         Raises:
-            ValueError: when nothing was scored with so many; the message says which numbers there are.
+            TypeError, ValueError: when it is no whole number, or nothing was scored with so many; the message says
+                which numbers there are.
         """
         if self._found is None:
             raise ValueError("program_with needs a compile: call compile first")
@@ -256,8 +257,9 @@ class PLFewShot(PLReorder):
             num_labelled=self.max_demos,
             max_errors=self.max_errors,
         )
-        folder, identity = as_folder("log_dir", self.log_dir), bootstrap_identity(job, teacher, draft.part)
-        with kept_attempts(folder, identity, accept_changes=self.accept_changes) as kept:
+        folder = as_folder("log_dir", self.log_dir)
+        identity = bootstrap_identity(job, teacher, draft.part.values())
+        with kept_attempts(folder, identity, draft.part, accept_changes=self.accept_changes) as kept:
             return bootstrapped(
                 bootstrapper,
                 draft.part,
