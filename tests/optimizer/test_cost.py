@@ -160,7 +160,7 @@ class TestReport:
         assert dollars(engine.cost) in page(report)
         assert dollars(engine.cost) in excerpt(report)
         assert Report.load(tmp_path / "report.json").cost == report.cost
-        assert json.loads(json.dumps(report.to_dict()))["schema_version"] == 9
+        assert json.loads(json.dumps(report.to_dict()))["schema_version"] == 10
 
     def test_earlier_parts_are_paid_for_too(self, engine, tmp_path):
         compiled(max_metric_calls=150, log_dir=tmp_path)
