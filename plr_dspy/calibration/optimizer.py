@@ -24,6 +24,7 @@ from plr_dspy.programs.validation import (
     check_demos,
     check_language_model,
     check_student,
+    flag,
     whole_number,
 )
 from plr_dspy.statistics.calibration import batch_offsets
@@ -89,11 +90,11 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         self.num_inputs = whole_number("num_inputs", num_inputs, least=2) or 64
         self.prior = prior
         self.predictor = predictor
-        self.allow_uncalibrated = allow_uncalibrated
+        self.allow_uncalibrated = flag("allow_uncalibrated", allow_uncalibrated)
         self.num_threads = whole_number("num_threads", num_threads)
         self.max_errors = whole_number("max_errors", max_errors)
         self.seed = whole_number("seed", seed, least=0) or 0
-        self.display_progress = display_progress
+        self.display_progress = flag("display_progress", display_progress)
 
     def compile(
         self,

@@ -343,7 +343,7 @@ class TestBadInput:
             (
                 {"trainset": [dspy.Example(review=str(i)).with_inputs("review") for i in range(5)]},
                 ValueError,
-                "must give the student's inputs",
+                "must give the program's inputs",
             ),
             ({"program": dspy.Predict("text -> label")}, ValueError, "no output is a Literal"),
             ({"program": dspy.Predict("text -> a: bool, b: bool")}, ValueError, "2 outputs"),

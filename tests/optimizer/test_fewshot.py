@@ -101,6 +101,13 @@ class ShyEngine(LabelEngine):
         return chat_response(text, logprobs=logprobs_of(tops))
 
 
+class Source:
+    """Where an example comes from."""
+
+    def __init__(self, number):
+        self.number = number
+
+
 class Interrupted(OrderSensitiveEngine):
     """Is interrupted at the call after its last one."""
 
@@ -530,10 +537,31 @@ class TestResume:
         chooser.compile(predict(), trainset=EXAMPLES)
         assert first < engine.num_calls == chooser.report.program_calls["total"] <= 250
 
+    def test_demos_that_hold_objects_are_the_same_in_another_process(self, engine, tmp_path):
+        """Python writes the place in memory of an object without a text of its own, which is never the same again."""
+        reports = []
+        for limit in (150, 150, 200):
+            candidates = [
+                {**dict(example), "source": Source(number)} for number, example in enumerate(EXAMPLES[:9])
+            ]
+            chooser = optimizer(candidates=candidates, log_dir=tmp_path, max_metric_calls=limit)
+            chooser.compile(predict(), trainset=EXAMPLES[9:])
+            reports.append(chooser.report)
+            assert "0x" not in str(chooser.report.settings)
+        assert [report.program_calls["resumed"] for report in reports] == [
+            0,
+            *(report.program_calls["total"] for report in reports[:2]),
+        ]
+        candidates[0]["source"].number = 100
+        with pytest.raises(ValueError, match="another compile: candidates changed"):
+            optimizer(candidates=candidates, log_dir=tmp_path, max_metric_calls=200).compile(
+                predict(), trainset=EXAMPLES[9:]
+            )
+
     def test_another_trainset_is_refused(self, engine, tmp_path):
         optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
         with pytest.raises(
-            ValueError, match="belongs to another compile: what decides the bootstrapped demos"
+            ValueError, match="another compile: the part of trainset that demos are made of changed"
         ):
             optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES[:80])
 
