@@ -36,6 +36,7 @@ class LabelWork(MetricWork):
 
     Attributes:
         output, scores: The same.
+        lacking: Why the last call that asked for log-probabilities brought none to learn from; empty where it did.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class LabelWork(MetricWork):
     ) -> None:
         super().__init__(metric, examples)
         self._calibrating = calibrating
-        self._why = ""
+        self._why = self.lacking = ""
         self.output = output
         self.scores = scores
         self._requests = LogprobRequests()
@@ -88,12 +89,24 @@ class LabelWork(MetricWork):
         if len(adapter.readings) > 1:
             self._why = "the program calls its classifier several times for an answer"
         found = adapter.readings[0] if len(adapter.readings) == 1 else None  # The answer may be that of any.
-        if found is None or found.label != label_text(labels, value):
-            return cell
-        if cell.score != self.scores[example, list(labels).index(found.label)]:
+        self.lacking = self._lacking(found, label_text(labels, value), cell, example)
+        if found is None or self.lacking:
             return cell
         rounded = tuple(round(each, DECIMALS) for each in found.log_probabilities)
         return replace(cell, label_logprobs=rounded, unseen_labels=found.unseen)
+
+    def _lacking(self, found: Reading | None, label: str | None, cell: Cell, example: int) -> str:
+        """Say why what a reply tells of labels cannot be used; empty where it can."""
+        if cell.outcome:
+            return "the first replies could not be read"
+        if found is None or found.label is None:
+            adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+            return f"no label is among the likeliest tokens of the replies that {adapter} reads"
+        if found.label != label:
+            return "the program answers something else than the label that its classifier said"
+        if cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
+            return "the metric scores the same answer differently when it is asked again"
+        return ""
 
     def _likeliest(self, found: Reading) -> Reading:
         """Decide for the likeliest label, as calibrated programs do."""

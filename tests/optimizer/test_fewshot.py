@@ -537,6 +537,17 @@ class TestResume:
         chooser.compile(predict(), trainset=EXAMPLES)
         assert first < engine.num_calls == chooser.report.program_calls["total"] <= 250
 
+    def test_a_budget_that_is_hardly_larger_says_by_how_much_to_raise_it(self, engine, tmp_path, caplog):
+        """The calls that made demos are part of the budget, and of the number that is said."""
+        for calls in (100, 101):
+            optimizer(log_dir=tmp_path, max_metric_calls=calls).compile(predict(), trainset=EXAMPLES)
+        by = int(re.search(r"pays for no further order .* raise it by (\d+) or more", caplog.text)[1])
+        caplog.clear()
+        larger = optimizer(log_dir=tmp_path, max_metric_calls=101 + by)
+        larger.compile(predict(), trainset=EXAMPLES)
+        assert "pays for no further order" not in caplog.text
+        assert larger.report.program_calls["bootstrap"] > 0
+
     def test_demos_that_hold_objects_are_the_same_in_another_process(self, engine, tmp_path):
         """Python writes the place in memory of an object without a text of its own, which is never the same again."""
         reports = []
