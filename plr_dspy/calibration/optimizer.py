@@ -32,6 +32,7 @@ from plr_dspy.programs.validation import (
     check_demos,
     check_language_model,
     check_student,
+    flag,
     whole_number,
 )
 from plr_dspy.statistics.calibration import (
@@ -113,11 +114,11 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         self.num_inputs = whole_number("num_inputs", num_inputs, least=2) or 64
         self.prior = prior
         self.predictor = predictor
-        self.allow_uncalibrated = allow_uncalibrated
+        self.allow_uncalibrated = flag("allow_uncalibrated", allow_uncalibrated)
         self.num_threads = whole_number("num_threads", num_threads)
         self.max_errors = whole_number("max_errors", max_errors)
         self.seed = whole_number("seed", seed, least=0) or 0
-        self.display_progress = display_progress
+        self.display_progress = flag("display_progress", display_progress)
         self.accuracies: dict[str, float] = {}
 
     def compile(
@@ -203,8 +204,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             student, calibration, predictor=output.predictor, allow_uncalibrated=self.allow_uncalibrated
         )
         means = dict(zip(labels, np.exp(table).mean(axis=0).round(3).tolist(), strict=True))
-        shares = () if calibration is None else calibration.shares
-        to = f" to {_named(labels, shares)}" if shares else ""
+        to = f" to {_named(labels, calibration.shares)}" if calibration and calibration.shares else ""
         logger.info(
             "%s, by %d inputs; mean probabilities before: %s%s",
             "answers stay as they are" if calibration is None else f"calibrated{to}",

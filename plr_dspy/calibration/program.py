@@ -27,6 +27,7 @@ from plr_dspy.label_probabilities.servers import without_probabilities
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.label_scores import LabelOutput
 from plr_dspy.programs.saving import saved_state
+from plr_dspy.programs.validation import flag
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
@@ -138,7 +139,7 @@ class CalibratedProgram(dspy.Module):
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = finite_output_of(program, predictor).predictor
-        self.allow_uncalibrated = allow_uncalibrated
+        self.allow_uncalibrated = flag("allow_uncalibrated", allow_uncalibrated)
         self.calibration = calibration
         self._endpoints = _Endpoints()
         if calibration is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from plr_dspy.compilation.plan import Plan
@@ -27,9 +27,8 @@ def new_search(
     classes: Sequence[Sequence[int]] | None = None,
     example_classes: Sequence[int] | None = None,
     responses: LabelResponses | None = None,
-    cost: Callable[[Ordering], float] | None = None,
 ) -> Search:
-    """The search that a plan asks for; `classes`, `example_classes`, `responses` and `cost` are `ThompsonSearch`'s."""
+    """The search that a plan asks for; `classes`, `example_classes` and `responses` are `ThompsonSearch`'s."""
     shape: dict[str, Any] = {
         "update": update,
         "num_samples": plan.num_samples,
@@ -44,7 +43,6 @@ def new_search(
             classes=classes,
             example_classes=example_classes,
             responses=responses,
-            cost=cost,
             **shape,
         )
     return CrossEntropySearch(space, **shape)

@@ -80,7 +80,7 @@ class Compilation:
         self._search = search
         self._scorer = scorer
         self._plan = plan
-        by_scores = search.model.goes_by_scores
+        by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer.ledger, num_train=num_train, sample=sample, by_scores=by_scores)
         self._stoppers: list[Stopper] = [*stoppers] if plan.by_criterion else [self._signs, *stoppers]
         self._checkpoint = checkpoint
@@ -202,7 +202,7 @@ class Compilation:
         ]
         known = counted
         results = make_results(entries, rows, fitted)
-        differ = fitted.calibrating or any_difference(known) or self._search.model.cost is not None
+        differ = fitted.calibrating or any_difference(known)
         chosen = choose(results, min_probability=self._min_probability) if differ else 0
         best = len(rows) - 1 if by_criterion else chosen
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability, default=0)

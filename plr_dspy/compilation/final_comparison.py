@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
@@ -51,14 +49,12 @@ class Result:
             reaches no further than the highest and the lowest score.
         beyond: How much further the estimate of the gain reaches; it counts where gains are compared.
         offsets: Of the labels, that calibrate it; empty where it is not to be calibrated.
-        cost: What it costs, in scores.
     """
 
     finalist: Finalist
     score: float
     gain: Gain
     offsets: tuple[float, ...] = ()
-    cost: float = 0.0
     beyond: float = 0.0
 
 
@@ -192,7 +188,6 @@ def make_results(
             math.fsum(row) / len(row),
             replace(estimate, expected=gain),
             () if found is None else found.offsets,
-            float(np.sum(fitted.costs([entry.ordering]))),
             beyond=round(estimate.expected - gain, 9),
         )
 
@@ -200,20 +195,14 @@ def make_results(
 
 
 def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
-    """The number of the result that is expected to score best on new examples, less its cost; among equals the first.
+    """The number of the result that is expected to score best on new examples; among equals the first.
 
     Args:
         results: Of the finalists, the original first.
-        min_probability: Of being better than the original: those with less are not chosen. Up to one half, those that
-            cost less than the original need not be better.
+        min_probability: Of being better than the original: those with less are not chosen.
     """
-
-    def may_be(result: Result) -> bool:
-        cheaper = result.cost < results[0].cost and min_probability <= 0.5
-        return cheaper or result.gain.probability >= min_probability
-
-    sure = [i for i, result in enumerate(results) if not i or may_be(result)]
-    return max(sure, key=lambda i: (results[i].gain.expected + results[i].beyond - results[i].cost, -i))
+    sure = [i for i, result in enumerate(results) if not i or result.gain.probability >= min_probability]
+    return max(sure, key=lambda i: (results[i].gain.expected + results[i].beyond, -i))
 
 
 def comparison(

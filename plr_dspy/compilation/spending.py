@@ -111,10 +111,9 @@ class Spending:
         plan = self._plan
         needed = self.search_calls + self.earlier_finals + plan.num_samples * plan.num_more_examples
         logger.warning(
-            "max_metric_calls=%d pays for no further order beside what is kept for race and final comparison: to let "
-            "the search go on, pass %d or more",
-            plan.call_limit,
-            math.ceil(needed / (1 - FINAL_SHARE) / (1 - RACE_SHARE)),
+            "max_metric_calls pays for no further order beside what is kept for race and final comparison: to let the "
+            "search go on, raise it by %d or more",
+            math.ceil(needed / (1 - FINAL_SHARE) / (1 - RACE_SHARE)) - plan.call_limit,
         )
 
     def by_phase(self, *, searching: bool) -> dict[str, int]:

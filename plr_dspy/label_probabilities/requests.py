@@ -58,7 +58,7 @@ class LogprobRequests:
         with self._lock:
             if isinstance(error, AdapterParseError):  # of a reply
                 self._accepted = True
-            if self.given or not is_refusal(error):
+            if self.given or not is_refusal(lm, error):
                 return False
             self._stop(f"{lm.model} refuses requests for log-probabilities")
             return not self.required

@@ -156,17 +156,20 @@ def refusals_told(lm: Any, purpose: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if purpose is None or not is_refusal(error):
+        if purpose is None or not is_refusal(lm, error):
             raise
         raise without_probabilities(lm, purpose) from error
 
 
-def is_refusal(error: Exception) -> bool:
+def is_refusal(lm: Any, error: Exception) -> bool:
     """Tell whether an LM that was asked for log-probabilities refuses to give them.
 
-    Providers say so by errors of many types, and LMs of the user's own may not take the arguments; all name them.
+    Errors of another LM, such as the one that reads replies for `dspy.TwoStepAdapter`, say nothing of this. Providers
+    say so by errors of many types, and LMs of the user's own may not take the arguments; all name them.
     """
     if isinstance(error, AdapterParseError):  # It repeats the reply, which may hold any word.
+        return False
+    if getattr(error, "model", None) not in (None, lm.model):
         return False
     return isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
 

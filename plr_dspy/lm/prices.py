@@ -16,6 +16,10 @@ import orjson
 TABLE = "model_prices_and_context_window_backup.json"
 """The price table in litellm's folder; it is read without litellm, which takes seconds to import."""
 
+WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
+"""Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models"; litellm takes
+the part for the whole with these alone."""
+
 
 @dataclass(frozen=True)
 class Price:
@@ -81,8 +85,10 @@ def _entry(model: str) -> Mapping[str, Any]:
     if isinstance(found := table.get(model), dict):
         return found
     found = table.get(name)
-    serves = isinstance(found, dict) and str(found.get("litellm_provider", "")).startswith(provider)
-    return found if serves and isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    named = str(found.get("litellm_provider"))
+    return found if named == provider or (provider in WITH_PARTS and named.startswith(provider)) else {}
 
 
 def _table() -> Mapping[str, Any]:

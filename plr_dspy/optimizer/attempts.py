@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import orjson
 from dspy.predict.predict import serialize_object
 from filelock import FileLock, Timeout
 
+from plr_dspy.programs.digest.description import digest
 from plr_dspy.programs.validation import check_log_dir
 from plr_dspy.report.schema import ErrorCount
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.runtime.jsonl import append_json_line, mend_end, read_json_lines
 from plr_dspy.runtime.signals import Interrupts
 from plr_dspy.scoring.cells import Cell, error_counts
+from plr_dspy.scoring.identity_check import Changes, Identity
 from plr_dspy.scoring.ledger import has_answers
 
 logger = logging.getLogger(__name__)
@@ -59,12 +62,15 @@ def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
 
 
 @contextmanager
-def kept_attempts(log_dir: Path | None, identity: str, *, accept_changes: bool) -> Iterator[KeptAttempts]:
-    """The attempts that a log_dir holds, and that no other compile uses meanwhile.
+def kept_attempts(
+    log_dir: Path | None, identity: Identity, examples: Mapping[int, dspy.Example], *, accept_changes: bool
+) -> Iterator[KeptAttempts]:
+    """The attempts at examples that a log_dir holds, and that no other compile uses meanwhile.
 
     Args:
         log_dir: None keeps nothing.
-        identity: Digest of what decides them.
+        identity: Tells what decides them.
+        examples: By their numbers, which may have been others when the attempts were made.
         accept_changes: Go on from attempts of another identity.
 
     Raises:
@@ -82,7 +88,10 @@ def kept_attempts(log_dir: Path | None, identity: str, *, accept_changes: bool) 
             raise RuntimeError(
                 f"log_dir {log_dir} is in use by another compile: wait for its end, or pass another log_dir"
             ) from None
-        yield KeptAttempts.read(log_dir / FILE, identity, accept_changes=accept_changes)
+        keys = {number: digest(example) for number, example in examples.items()}
+        kept = KeptAttempts(log_dir / FILE, keys)
+        kept.read(orjson.loads(orjson.dumps(identity)), accept_changes=accept_changes)
+        yield kept
 
 
 @dataclass
@@ -91,55 +100,67 @@ class KeptAttempts:
 
     Attributes:
         path: Of the file; None keeps nothing.
-        done: Attempts by their examples.
+        keys: Of the examples by their numbers. The file tells examples by these digests of what they hold: a trainset
+            in another order has other numbers.
+        done: Attempts by the numbers of their examples.
         ended: Whether the money for them is spent.
     """
 
     path: Path | None = None
+    keys: Mapping[int, str] = field(default_factory=dict)
     done: dict[int, Attempt] = field(default_factory=dict)
     ended: bool = False
 
-    @classmethod
-    def read(cls, path: Path, identity: str, *, accept_changes: bool) -> KeptAttempts:
-        """What a file holds; one is begun where there is none.
+    def read(self, identity: Identity, *, accept_changes: bool) -> None:
+        """Take what the file holds of these examples; it is begun where there is none.
 
         Raises:
             ValueError: when it cannot be read, or belongs to another compile.
         """
-        kept = cls(path)
-        if path.exists():
-            mend_end(path)
-        if not path.exists() or not path.stat().st_size:
-            if has_answers(path.parent / "cells.jsonl"):
+        assert self.path is not None
+        if self.path.exists():
+            mend_end(self.path)
+        if not self.path.exists() or not self.path.stat().st_size:
+            if has_answers(self.path.parent / "cells.jsonl"):
                 raise ValueError(
-                    f"log_dir {path.parent} belongs to another compile, which bootstrapped no demos: pass another "
+                    f"log_dir {self.path.parent} belongs to another compile, which bootstrapped no demos: pass another "
                     "log_dir"
                 )
-            return kept._begin(identity)
+            self._write(identity, [])
+            return
         try:
-            first, *records = [value for _, value in read_json_lines(path)]
-            same = first["identity"] == identity
-            kept.ended = any("ended" in record for record in records)
-            attempts = [_attempt(record) for record in records if "ended" not in record]
-            kept.done = {attempt.example: attempt for attempt in attempts}
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"{path} cannot be read ({error}): pass another log_dir") from error
-        if not (same or accept_changes):
-            holds_demos = any(attempt.demos for attempt in kept.done.values())
-            if not (holds_demos or has_answers(path.parent / "cells.jsonl")):
-                logger.info("%s holds no demo of another compile, and is begun anew", path)
-                return cls(path)._begin(identity)
-            raise ValueError(
-                f"log_dir {path.parent} belongs to another compile: what decides the bootstrapped demos changed (the "
-                "program, the teacher, the metric, the trainset or an argument). Pass another log_dir"
-            )
-        return kept
+            first, *records = [value for _, value in read_json_lines(self.path)]
+            changes = Changes(first["identity"], identity).phrases()
+            attempts = [(record["key"], _attempt(record)) for record in records if "ended" not in record]
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"{self.path} cannot be read ({error}): pass another log_dir") from error
+        if changes and not accept_changes:
+            holds_demos = any(attempt.demos for _, attempt in attempts)
+            if holds_demos or has_answers(self.path.parent / "cells.jsonl"):
+                raise ValueError(
+                    f"log_dir {self.path.parent} belongs to another compile: {'; '.join(changes)}. Pass another "
+                    "log_dir, or compile with what it began with to go on from there, or, if the demos bootstrapped "
+                    "there are right all the same, pass accept_changes=True"
+                )
+            logger.info("%s holds no demo of another compile, and is begun anew", self.path)
+            records = attempts = []
+        if changes:
+            self._write(identity, records)
+        self.ended = any("ended" in record for record in records)
+        numbers = defaultdict(list)
+        for number, key in self.keys.items():
+            numbers[key].append(number)
+        for key, attempt in attempts:
+            if numbers[key]:  # Else it was made of an example that makes no demo any more, but may score.
+                number = numbers[key].pop(0)
+                self.done[number] = replace(attempt, example=number)
 
-    def _begin(self, identity: str) -> KeptAttempts:
-        """Begin the file anew."""
+    def _write(self, identity: Identity, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write the whole file."""
         assert self.path is not None
-        write_atomically(self.path, orjson.dumps({"identity": identity}) + b"\n")
-        return self
+        write_atomically(
+            self.path, b"".join(orjson.dumps(each) + b"\n" for each in [{"identity": identity}, *records])
+        )
 
     def add(self, attempt: Attempt) -> None:
         """Keep an attempt, as it will be read from the file: as demos of a saved program are."""
@@ -147,9 +168,7 @@ class KeptAttempts:
         if self.path is None:
             return
         demos = {name: serialize_object(dict(demo.items())) for name, demo in attempt.demos.items()}
-        record = {"example": attempt.example, "demos": demos, "tokens": attempt.tokens}
-        if attempt.error:
-            record |= {"error": attempt.error, "message": attempt.message}
+        record = {**vars(attempt), "demos": demos, "key": self.keys[attempt.example]}
         line = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY, default=str)
         append_json_line(self.path, line)
         self.done[attempt.example] = _attempt(orjson.loads(line))
@@ -163,6 +182,7 @@ class KeptAttempts:
 
 
 def _attempt(record: dict[str, Any]) -> Attempt:
+    """Make the attempt that a line of the file is of."""
     demos = {name: dspy.Example(**fields) for name, fields in record["demos"].items()}
-    error, message = (str(record.get(name, "")) for name in ("error", "message"))
+    error, message = (str(record[name]) for name in ("error", "message"))
     return Attempt(int(record["example"]), demos, record["tokens"], error, message)

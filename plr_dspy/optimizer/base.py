@@ -27,7 +27,8 @@ from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.optimizer.session import Session, session
 from plr_dspy.programs.calls import Metric, metric_caller
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.validation import as_folder, number, whole_number
+from plr_dspy.programs.digest.description import digest
+from plr_dspy.programs.validation import as_folder, flag, number, whole_number
 from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
 from plr_dspy.scoring.ledger import Ledger
@@ -111,9 +112,9 @@ class Reorderer(Teleprompter, Optimizer):
         self.max_errors = whole_number("max_errors", max_errors)
         self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
         self.log_dir = as_folder("log_dir", log_dir)
-        self.accept_changes = accept_changes
-        self.track_stats = track_stats
-        self.display_progress = display_progress
+        self.accept_changes = flag("accept_changes", accept_changes)
+        self.track_stats = flag("track_stats", track_stats)
+        self.display_progress = flag("display_progress", display_progress)
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
 
@@ -149,6 +150,7 @@ class Reorderer(Teleprompter, Optimizer):
             A compiled copy that differs from the student in the order of its demos (of `PLFewShot`: in its demos), with
             the report as plain data at ``reorder_report``, and what took part in the final comparison at
             ``candidate_programs``: dicts with "score", "program", "origin" and "ordering", the chosen one first.
+            If the student has an attribute ``candidate_programs`` of its own, that stays instead.
 
         Raises:
             TypeError, ValueError: for bad arguments, before any program call.
@@ -261,9 +263,11 @@ class Reorderer(Teleprompter, Optimizer):
         compiled = factory.build(job.slots.demos(outcome.ordering))
         compiled = self.finished(job, compiled, outcome=outcome, objective=objective)
         compiled.reorder_report = self.report.to_dict()
-        compiled.candidate_programs = candidates = candidate_programs(job, outcome, factory)
+        candidates = candidate_programs(job, outcome, factory)
+        if not hasattr(compiled, "candidate_programs"):  # An attribute of the user's own stays.
+            compiled.candidate_programs = candidates
         folder = as_folder("log_dir", self.log_dir)
-        if self.track_stats:
+        if self.track_stats and not hasattr(compiled, "detailed_results"):
             compiled.detailed_results = detailed_results(
                 candidates,
                 total_metric_calls=self.report.program_calls["total"],
@@ -287,7 +291,7 @@ class Reorderer(Teleprompter, Optimizer):
 
 
 def as_plain_data(value: Any) -> Any:
-    """An argument as plain data."""
+    """An argument as plain data; of objects a digest, which is the same in every process."""
     if isinstance(value, Mapping):
         return {str(key): as_plain_data(part) for key, part in value.items()}
-    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else digest(value)

@@ -11,6 +11,7 @@ from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.optimizer.job import Job
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.pools import PoolSlots
+from plr_dspy.programs.validation import count
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import BestOfNumber, SlotReport
 from plr_dspy.scoring.objectives import SearchObjective
@@ -88,9 +89,9 @@ def choice_of(choices: Mapping[int, Choice], num_demos: int) -> Choice:
     """The choice with a number of demos.
 
     Raises:
-        ValueError: when nothing was scored with so many.
+        TypeError, ValueError: when it is no whole number, or nothing was scored with so many.
     """
-    if num_demos not in choices:
+    if count("num_demos", num_demos, least=0) not in choices:
         raise ValueError(f"num_demos must be one of {list(choices)}, which were scored; got {num_demos!r}")
     return choices[num_demos]
 
@@ -113,8 +114,7 @@ def with_choices(report: Report, job: Job, choices: Mapping[int, Choice]) -> Rep
     pools = {slot.predictor: slot for slot in slots.slots}
 
     def completed(slot: SlotReport) -> SlotReport:
-        pool = pools[slot.predictor]
-        return replace(slot, origins=[pooled.origin for pooled in pool.pool], original=list(pool.own))
+        return replace(slot, origins=[pooled.origin for pooled in pools[slot.predictor].pool])
 
     return replace(
         report,

@@ -72,11 +72,12 @@ def without_results(program: dspy.Module) -> dspy.Module:
     found again.
     """
     attributes = vars(program)
-    if _are_candidates(attributes.get("candidate_programs")):
+    report, found = attributes.pop("reorder_report", None), attributes.get("candidate_programs")
+    none_compared = isinstance(report, Mapping) and not report.get("candidates")
+    if _are_candidates(found) and (found or none_compared):  # Other empty lists are of the user's own.
         del attributes["candidate_programs"]
     if isinstance(attributes.get("detailed_results"), DetailedResults):
         del attributes["detailed_results"]
-    attributes.pop("reorder_report", None)
     return program
 
 

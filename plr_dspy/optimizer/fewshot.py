@@ -8,7 +8,6 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.compilation.assembly import new_search
 from plr_dspy.compilation.budget import BUDGETS, make_plan
 from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import Plan
@@ -24,11 +23,8 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.pools import PoolSlots
 from plr_dspy.programs.validation import as_folder, count, number, whole_number
 from plr_dspy.scoring.objectives import SearchObjective
-from plr_dspy.search.search import Search
-from plr_dspy.search.surrogate.label_responses import LabelResponses
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
@@ -53,8 +49,6 @@ class PLFewShot(PLReorder):
             every predictor whose prompt shows them. The student's own always take part.
         max_demo_tokens: Hard limit on the tokens of all demos that are shown together, as GPT-4o counts them; None for
             none. Only the student as it is may have more.
-        token_cost: The score that a thousand tokens of demos are worth: of arrangements that score about the same, the
-            shorter one is chosen. Scores and gains in the report are as the metric gave them.
         max_bootstrapped: Examples whose answers make demos; a teacher is run on twice as many at most, one after the
             other. These calls are part of the budget.
         metric_threshold: Least score of an answer that makes a demo; None takes any but 0.
@@ -87,7 +81,6 @@ class PLFewShot(PLReorder):
         min_demos: int = 0,
         candidates: str | Sequence[Any] = "both",
         max_demo_tokens: int | None = None,
-        token_cost: float = 0.0,
         max_bootstrapped: int = 8,
         metric_threshold: float | None = None,
         signal: str = "auto",
@@ -133,9 +126,6 @@ class PLFewShot(PLReorder):
         self.min_demos = count("min_demos", min_demos, least=0, most=self.max_demos)
         self.candidates = check_candidates(candidates)
         self.max_demo_tokens = whole_number("max_demo_tokens", max_demo_tokens)
-        self.token_cost = number("token_cost", token_cost) or 0.0
-        if self.token_cost < 0:
-            raise ValueError(f"token_cost must not be negative; got {token_cost!r}")
         self.max_bootstrapped = count("max_bootstrapped", max_bootstrapped)
         self.metric_threshold = number("metric_threshold", metric_threshold)
         self._spent = 0
@@ -169,7 +159,8 @@ class PLFewShot(PLReorder):
             num_demos: Shown by all predictors together.
 
         Raises:
-            ValueError: when nothing was scored with so many; the message says which numbers there are.
+            TypeError, ValueError: when it is no whole number, or nothing was scored with so many; the message says
+                which numbers there are.
         """
         if self._found is None:
             raise ValueError("program_with needs a compile: call compile first")
@@ -266,8 +257,9 @@ class PLFewShot(PLReorder):
             num_labelled=self.max_demos,
             max_errors=self.max_errors,
         )
-        folder, identity = as_folder("log_dir", self.log_dir), bootstrap_identity(job, teacher, draft.part)
-        with kept_attempts(folder, identity, accept_changes=self.accept_changes) as kept:
+        folder = as_folder("log_dir", self.log_dir)
+        identity = bootstrap_identity(job, teacher, draft.part.values())
+        with kept_attempts(folder, identity, draft.part, accept_changes=self.accept_changes) as kept:
             return bootstrapped(
                 bootstrapper,
                 draft.part,
@@ -277,18 +269,3 @@ class PLFewShot(PLReorder):
                 max_seconds=self.max_seconds,
                 purse=purse,
             )
-
-    def _search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a plan."""
-        slots, price = job.slots, self.token_cost / 1_000
-        assert isinstance(slots, PoolSlots)
-        return new_search(
-            plan,
-            slots.space,
-            update=self.update,
-            seed=job.seed,
-            classes=slots.classes,
-            example_classes=job.splits.classes,
-            responses=responses,
-            cost=(lambda arrangement: price * slots.tokens(arrangement)) if price else None,
-        )

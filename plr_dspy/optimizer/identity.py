@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -48,20 +47,22 @@ def identity(job: Job) -> dict[str, Any]:
     }
 
 
-def bootstrap_identity(job: Job, teacher: Any, examples: Mapping[int, dspy.Example]) -> str:
-    """Digest of what decides the demos that a teacher makes.
+def bootstrap_identity(job: Job, teacher: Any, examples: Iterable[dspy.Example]) -> dict[str, Any]:
+    """Collect what decides the demos that a teacher makes, as `identity` does.
 
     Args:
         job: Laid out before demos are made.
         teacher: A program, or None for the student.
-        examples: That it is run on, by their numbers.
+        examples: That it is run on.
     """
-    arguments = {
-        name: job.arguments()[name] for name in ("max_demos", "max_bootstrapped", "metric_threshold")
+    arguments = job.arguments()
+    return {
+        "arguments": {
+            name: arguments[name] for name in ("max_demos", "max_bootstrapped", "metric_threshold", "seed")
+        },
+        "program": {**_program(job, job.settings()), "the teacher": digest(teacher)},
+        "examples": {"the part of trainset that demos are made of": digest(list(examples))},
     }
-    facts = [_program(job, job.settings()), arguments]
-    texts = [digest(value) for value in (list(examples), list(examples.values()), teacher)]
-    return digest_of_texts([json.dumps(facts, default=repr, sort_keys=True), *texts])
 
 
 def _pool(job: Job) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Optimizer(ABC):
 
     Attributes:
         name: What users call it.
+        student_name, trainset_name: What users call the program that they pass, and the examples that score.
         metric: Scores a prediction.
         num_demos: Labelled demos for a student that has none; None makes that an error.
         balanced: Whether the splits have the classes evenly mixed.
@@ -55,6 +56,7 @@ class Optimizer(ABC):
     """
 
     name: str
+    student_name, trainset_name = "student", "trainset"
     metric: Metric
     num_demos: int | None
     balanced = True
@@ -114,7 +116,7 @@ class Optimizer(ABC):
         self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
     ) -> dspy.Module:
         """Return what a compile returns, from the program in the order chosen."""
-        return self.calibrated(job, compiled, ())
+        return self.calibrated(job, compiled, (), ())
 
 
 @dataclass(frozen=True)
@@ -239,17 +241,18 @@ def prepare(
     demos = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
     if not demos:
         raise ValueError(
-            "student has no demos to order: compile it first with an optimizer that chooses demos, such as "
-            "dspy.LabeledFewShot or dspy.BootstrapFewShot"
+            f"{optimizer.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
+            "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
             + (f", or pass num_demos to {optimizer.name}" if optimizer.takes_num_demos else "")
         )
     optimizer.check(program, trainset)
     slots = ProgramSlots(program)
-    splits = make_splits(trainset, valset, demos, rng, balanced=optimizer.balanced)
+    name = optimizer.trainset_name
+    splits = make_splits(trainset, valset, demos, rng, balanced=optimizer.balanced, name=name)
     original = WITHOUT_DEMOS if added and optimizer.judges else slots.space.identity
     if slots.space.num_distinct < 2:
         return Job(optimizer, seed, program, slots, splits, NOTHING_TO_DO, original)
-    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset))
+    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name)
     warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), optimizer)
     plan = optimizer.plan(
         num_train=len(splits.train),
@@ -273,12 +276,12 @@ def checked_copy(
     """
     _check_hooks(optimizer)
     student = optimizer.bare(student)
-    check_student(student)
-    check_examples("trainset", trainset, student)
+    check_student(student, optimizer.student_name)
+    check_examples(optimizer.trainset_name, trainset, student)
     check_examples("valset", valset, student)
     check_language_model(student)
     check_demos(student)
-    check_fields(student, trainset=trainset, valset=valset)
+    check_fields(student, **{optimizer.trainset_name: trainset, "valset": valset})
     program = without_results(ProgramFactory(student).build({}))
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.

@@ -13,6 +13,7 @@ import dspy
 from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.cost_estimate import TOKENIZER, offline_litellm
 from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.digest.description import digest
 from plr_dspy.programs.pools import OWN, PooledDemo
 from plr_dspy.programs.slots import PromptRenderer
 from plr_dspy.programs.splits import label_keys, mixed, value_key
@@ -32,14 +33,15 @@ def pool_part(
 ) -> list[int]:
     """Numbers of the examples that demos are made of, no two with the same inputs, the classes evenly mixed.
 
-    Examples with the same inputs count as one for the share, so that duplicates leave enough to score. Examples whose
-    inputs the valset has are left to it.
+    They are the same ones, in the same order, whatever the order of the trainset. Examples with the same inputs count
+    as one for the share, so that duplicates leave enough to score. Examples whose inputs the valset has are left to it.
     """
     keys = [value_key(dict(example.inputs().items())) for example in (*trainset, *valset)]
     taken = set(keys[len(trainset) :])
     number = min(LARGEST_POOL, round(POOL_SHARE * len({*keys} - taken)))
     chosen: list[int] = []
-    for index in mixed(range(len(trainset)), label_keys(trainset), rng, balanced=True):
+    by_content = sorted(range(len(trainset)), key=[digest(example) for example in trainset].__getitem__)
+    for index in mixed(by_content, label_keys(trainset), rng, balanced=True):
         if len(chosen) < number and keys[index] not in taken:
             taken.add(keys[index])
             chosen.append(index)

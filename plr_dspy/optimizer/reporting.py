@@ -91,7 +91,7 @@ def _total(some: Iterable[Tokens]) -> dict[str, dict[str, int]]:
 
 
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
-    permutations = job.slots.permutations(outcome.ordering)
+    permutations, original = map(job.slots.permutations, (outcome.ordering, job.original))
     distributions = iter(outcome.distributions)
     predictors = dict(named_predictors(job.program))
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
@@ -104,6 +104,7 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
             distributions=[_state(next(distributions)) for _ in slot.blocks],
             demos=demo_texts(predictors[slot.predictor], slot.demos, redact=redact),
             classes=_classes(slot),
+            original=list(original[slot.predictor]),
         )
         for slot in job.slots.slots
     ]

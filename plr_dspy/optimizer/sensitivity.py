@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +49,7 @@ class RandomSample(Reorderer):
     """
 
     name = "order_sensitivity"
+    student_name, trainset_name = "program", "dataset"
     takes_num_demos = False
 
     def __init__(self, metric: Metric, *, num_orders: int, **common: Unpack[Common]) -> None:
@@ -84,15 +84,13 @@ class RandomSample(Reorderer):
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, and say how far apart they lie."""
-        with _own_names():
-            check_student(program)
-        check_examples("dataset", dataset, program)
+        check_student(program, self.student_name)
+        check_examples(self.trainset_name, dataset, program)
         if len(dataset) < 2:
             raise ValueError(
                 f"dataset must hold at least two examples; got {len(dataset)}: pass some 30 or more"
             )
-        with _own_names():
-            job = prepare(self, program, trainset=dataset, valset=None, seed=self.seed)
+        job = prepare(self, program, trainset=dataset, valset=None, seed=self.seed)
         if job.slots.space.num_distinct < 2:
             raise ValueError(
                 "program has one order of its demos only: nothing to compare; choose 2 demos or more"
@@ -153,22 +151,6 @@ def order_sensitivity(
         display_progress=display_progress,
     )
     return sample.measure(program, dataset)
-
-
-@contextmanager
-def _own_names() -> Iterator[None]:
-    """Name what is wrong in the words of this function's arguments, not those of an optimizer's."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        said = str(error)
-        for theirs, ours in (
-            ("trainset", "dataset"),
-            ("student", "program"),
-            (", or one beside a valset", ""),
-        ):
-            said = said.replace(theirs, ours)
-        raise type(error)(said) from error
 
 
 def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:

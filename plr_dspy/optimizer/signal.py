@@ -136,8 +136,8 @@ def listened(
         return job
     if cell.label_logprobs is None:
         work.reading = False
-        failed = "the first calls failed" if cell.outcome == FAILED else "the first answers came without any"
-        reason = work.reason or failed
+        without = work.lacking or "the first answers came without any"
+        reason = work.reason or ("the first calls failed" if cell.outcome == FAILED else without)
         if required and cell.outcome == FAILED:
             raise scorer.nothing_ran([cell], 1)
         if calibrating:

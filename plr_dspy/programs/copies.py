@@ -54,7 +54,7 @@ class ProgramFactory:
         for name, predictor in copies.items():
             if predictor is None or predictor is self._predictors.get(name):
                 raise TypeError(
-                    f"student cannot be copied: predictor {name!r} lies in an object that cannot be deep-copied, "
+                    f"the program cannot be copied: predictor {name!r} lies in an object that cannot be deep-copied, "
                     "so the copy would share it; make it an attribute of a dspy.Module"
                 )
             predictor.demos = list(demos.get(name, predictor.demos))

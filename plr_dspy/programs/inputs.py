@@ -47,7 +47,7 @@ def check_fields(student: dspy.Module, **datasets: Sequence[dspy.Example]) -> No
             given = example.inputs().keys()
             if problem := takes(set(given)):
                 raise ValueError(
-                    f"{dataset}[{i}] must give the student's inputs: {problem}; it has {sorted(given)}: rename "
+                    f"{dataset}[{i}] must give the program's inputs: {problem}; it has {sorted(given)}: rename "
                     "the fields of the examples or of the program, or name the inputs in with_inputs"
                 )
     mismatches = [
@@ -96,7 +96,7 @@ def _with_inputs(made: str, dataset: str, example: Any, student: dspy.Module) ->
     if names and is_known:
         quoted = ", ".join(f'"{name}"' for name in names)
         return code.format(quoted)
-    needs = f"; the student needs {names}" if names else ""
+    needs = f"; the program needs {names}" if names else ""
     return f"{code.format('...')}, with the names of the inputs{needs}"
 
 

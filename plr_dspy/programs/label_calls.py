@@ -40,6 +40,7 @@ class LabelWork(MetricWork):
 
     Attributes:
         output, scores: The same.
+        lacking: Why the last call that asked for log-probabilities brought none to learn from; empty where it did.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LabelWork(MetricWork):
         self._calibrating = calibrating
         self._original = original
         self._own = own
-        self._why = ""
+        self._why = self.lacking = ""
         self.output = output
         self.scores = scores
         self._requests = LogprobRequests()
@@ -116,11 +117,23 @@ class LabelWork(MetricWork):
             # It is scored as it is; calibrated, it would answer by its first reply.
             first = adapter.unread or (raw[0] if raw else found)
             return cell if first is None or len(adapter.readings) > 1 else replace(cell, **_fields(first))
-        if found is None or found.label != label_text(labels, value):
-            return cell
-        if cell.score != self.scores[example, list(labels).index(found.label)]:
+        self.lacking = self._lacking(found, label_text(labels, value), cell, example)
+        if found is None or self.lacking:
             return cell
         return replace(cell, **_fields(found))
+
+    def _lacking(self, found: Reading | None, label: str | None, cell: Cell, example: int) -> str:
+        """Say why what a reply tells of labels cannot be used; empty where it can."""
+        if cell.outcome:
+            return "the first replies could not be read"
+        if found is None or found.label is None:
+            adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+            return f"no label is among the likeliest tokens of the replies that {adapter} reads"
+        if found.label != label:
+            return "the program answers something else than the label that its classifier said"
+        if cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
+            return "the metric scores the same answer differently when it is asked again"
+        return ""
 
 
 def _fields(found: Reading) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def make_splits(
     rng: random.Random,
     *,
     balanced: bool,
+    name: str = "trainset",
 ) -> Splits:
     """Leave out what the demos show, shuffle, and split where there is no valset.
 
@@ -59,6 +60,7 @@ def make_splits(
         demos: The demos of all predictors.
         rng: Decides the shuffle.
         balanced: Mix the classes as `mixed` does.
+        name: What the user knows the trainset by.
     """
     everything = [*trainset, *valset]
     shown, labels = shown_by(demos, everything), label_keys(everything)
@@ -70,7 +72,7 @@ def make_splits(
         train, selection = (mixed(part, labels, rng, balanced=balanced) for part in (usable, chosen))
     else:
         train, selection = split(usable, labels, rng, balanced=balanced)
-    names = [f"trainset[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
+    names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
     return Splits(
         [everything[i] for i in train],
         [everything[i] for i in selection],
@@ -79,8 +81,8 @@ def make_splits(
     )
 
 
-def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
-    """Raise unless both splits hold an example."""
+def check_splits(splits: Splits, *, num_trainset: int, num_valset: int, name: str = "trainset") -> None:
+    """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
     left = (
         "of its {} examples {} are left, the others are shown by demos{} or given twice: pass more examples"
     )
@@ -94,7 +96,8 @@ def check_splits(splits: Splits, *, num_trainset: int, num_valset: int) -> None:
     if not splits.train or not splits.selection:
         usable = len(splits.train) + (0 if num_valset else len(splits.selection))
         raise ValueError(
-            "trainset must hold at least two examples that no demo shows, or one beside a valset; "
+            f"{name} must hold at least two examples that no demo shows"
+            f"{', or one beside a valset' if num_valset else ''}; "
             f"{left.format(num_trainset, usable, ' or in valset too' if splits.num_shared else '')}"
         )
 

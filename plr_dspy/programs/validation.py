@@ -56,6 +56,17 @@ def count(
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """The value as a bool.
+
+    Raises:
+        TypeError: when it is none: any text, such as "no", would count as True.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False; got {value!r}")
+    return bool(value)
+
+
 def fraction(name: str, value: Any) -> float | None:
     """The value as a float in (0, 1], or None for None.
 
@@ -91,37 +102,37 @@ def number(name: str, value: Any, *, above: float | None = None) -> float | None
     return result
 
 
-def check_student(student: Any) -> None:
-    """Raise unless this is a program with predictors."""
+def check_student(student: Any, name: str = "student") -> None:
+    """Raise unless this is a program with predictors; the name is what the user knows it by."""
     if not isinstance(student, dspy.Module):
         hint = ": pass an instance, not the class" if isinstance(student, type) else ""
-        raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}{hint}")
+        raise TypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
     if "KNNFewShot" in getattr(vars(student).get("forward"), "__qualname__", ""):
         raise TypeError(
-            "student was compiled by KNNFewShot, which picks demos anew at each call: there is no order to learn; "
+            f"{name} was compiled by KNNFewShot, which picks demos anew at each call: there is no order to learn; "
             "use an optimizer that leaves demos in the program, such as dspy.BootstrapFewShot"
         )
     if type(student).__qualname__.startswith("Ensemble.compile."):
         raise TypeError(
-            "student is an Ensemble: compile its members with PLReorder first, then ensemble them"
+            f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them"
         )
     forward = forward_of(student)
     is_async = inspect.iscoroutinefunction(forward)
     if is_async or (forward is None and hasattr(student, "aforward")):
         raise TypeError(
-            "student is an async program, which cannot run in worker threads as it is: "
+            f"{name} is an async program, which cannot run in worker threads as it is: "
             f"{'rename its forward to aforward, ' * is_async}wrap it with dspy.syncify(program) and compile that"
         )
     if forward is None and type(student).__call__ is dspy.Module.__call__:
-        raise TypeError(f"student must have a forward method; {type(student).__name__} has none: define one")
-    names = [name for name, _ in named_predictors(student)]
+        raise TypeError(f"{name} must have a forward method; {type(student).__name__} has none: define one")
+    names = [predictor for predictor, _ in named_predictors(student)]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"student has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
+            f"{name} has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
         )
     if not names:
         raise ValueError(
-            "student has no predictors to order demos in: it holds none, or all of them lie in frozen (compiled) "
+            f"{name} has no predictors to order demos in: it holds none, or all of them lie in frozen (compiled) "
             "sub-modules, which are left alone; compile the sub-module itself, or set its _compiled to False"
         )
 

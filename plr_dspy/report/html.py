@@ -14,6 +14,7 @@ from plr_dspy.report.text import (
     dollars,
     learnt,
     noun,
+    original_name,
     overview,
     prompt_count,
     verdict,
@@ -87,7 +88,7 @@ def _scores(report: Report) -> dict[str, str]:
     if (c := report.comparison) is None:
         return {}
     return {
-        f"original {noun(report)}": f"{c.original:.3f}",
+        original_name(report): f"{c.original:.3f}",
         f"chosen {noun(report)}": f"{c.chosen:.3f}",
         "gain": f"{c.gain:+.3f}",
     }
@@ -96,7 +97,7 @@ def _scores(report: Report) -> dict[str, str]:
 def _columns(slot: SlotReport) -> dict[str, list[dict[str, Any]]]:
     """Lay out the demos in both orders, each with how far it moved; up is to the beginning of the prompt.
 
-    Of a pool, a chosen demo that the student did not show has its origin instead.
+    A chosen demo that the student did not show has its origin instead.
     """
     captions, classes = demo_captions(slot), class_names(slot)
 
@@ -109,21 +110,21 @@ def _columns(slot: SlotReport) -> dict[str, list[dict[str, Any]]]:
             "move": move,
         }
 
-    if slot.is_pool:
-        news = {demo: slot.origins[demo] for demo in slot.ordering if demo not in slot.original}
+    if slot.is_pool or not slot.original:
+        origins = slot.origins or ["added"] * slot.num_demos
+        news = {demo: origins[demo] for demo in slot.ordering if demo not in slot.original}
         return {
             "Original order": [card(demo, "") for demo in slot.original],
             "Chosen order": [card(demo, news.get(demo, "")) for demo in slot.ordering],
         }
-    chosen = slot.ordering or list(range(slot.num_demos))
 
     def moved(demo: int, word: str, other: int) -> dict[str, Any]:
-        steps = chosen.index(demo) - demo
+        steps = slot.ordering.index(demo) - demo
         return card(demo, f"{word} {other + 1} {'▲' if steps < 0 else '▼'}{abs(steps)}" if steps else "")
 
     return {
-        "Original order": [moved(demo, "now", chosen.index(demo)) for demo in range(slot.num_demos)],
-        "Chosen order": [moved(demo, "was", demo) for demo in chosen],
+        "Original order": [moved(demo, "now", slot.ordering.index(demo)) for demo in slot.original],
+        "Chosen order": [moved(demo, "was", demo) for demo in slot.ordering],
     }
 
 

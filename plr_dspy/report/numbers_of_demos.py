@@ -27,8 +27,6 @@ def numbers_of_demos(report: Report) -> list[str]:
             "higher scores than that of the chosen arrangement belong to arrangements that did not reach the final "
             "comparison: within these intervals they may be chance"
         )
-    if higher and report.settings.get("token_cost"):
-        lines.append("these scores are without token_cost, which decided as well")
     return lines
 
 

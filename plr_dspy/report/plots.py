@@ -144,7 +144,7 @@ def _row_labels(slot: SlotReport) -> list[str]:
 
 def draw_orders(axis: Axes, slot: SlotReport) -> None:
     """Draw the most probable orders, and the chosen and the original one wherever they stand."""
-    chosen, original = tuple(slot.ordering), tuple(range(slot.num_demos))
+    chosen, original = tuple(slot.ordering), tuple(slot.original)
     shown = dict.fromkeys([*most_probable(slot, NUM_ORDERS), chosen, original])
     logs = {ordering: log_probability(slot, ordering) for ordering in shown if ordering}
     orders = sorted(logs, key=lambda ordering: -logs[ordering])

@@ -26,7 +26,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """The version of the JSON format."""
 
 

@@ -44,7 +44,8 @@ class SlotReport:
             are no classes, and for demos that cannot be moved.
         origins: Of a pool, where each demo comes from: "student", "trainset[3]", "bootstrapped from trainset[3]" or
             "candidates[0]".
-        original: Of a pool, the demos that the student showed, by position.
+        original: The demos that the student showed, by position; those that were added to one without any are not among
+            them.
     """
 
     predictor: str

@@ -90,12 +90,7 @@ def result(report: Report) -> str:
 
 def original_stays(report: Report) -> bool:
     """Tell whether a compile returned what the user had, as it was."""
-    if is_calibrated(report):
-        return False
-    if report.candidates:
-        return report.candidates[0].ordering == {slot.predictor: slot.ordering for slot in report.slots}
-    kept = (slot.original if slot.is_pool else sorted(slot.ordering) for slot in report.slots)
-    return all(slot.ordering == ordering for slot, ordering in zip(report.slots, kept, strict=True))
+    return not is_calibrated(report) and all(slot.ordering == slot.original for slot in report.slots)
 
 
 def is_calibrated(report: Report) -> bool:
@@ -143,8 +138,8 @@ def verdict(report: Report) -> list[str]:
 
 def original_name(report: Report) -> str:
     """Name what the user had: an order of demos, or a student without any."""
-    without = report.candidates and not any(report.candidates[0].ordering.values())
-    return "student without demos" if without else f"original {noun(report)}"
+    showed_any = any(slot.original for slot in report.slots)
+    return f"original {noun(report)}" if showed_any else "student without demos"
 
 
 def chosen_name(report: Report) -> str:
@@ -192,7 +187,7 @@ def _whose(error: ErrorCount, report: Report) -> str:
 
 def _shown(slot: SlotReport) -> str:
     """Say which demos of a predictor are shown in which order."""
-    if not slot.is_pool:
+    if slot.original and not slot.is_pool:
         return f"{slot.predictor}: demos in the order {slot.ordering}"
     return f"{slot.predictor}: {len(slot.ordering)} of {slot.num_demos} demos, in the order {slot.ordering}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,6 @@ class ThompsonSearch(Search):
         families: Of features, as in `OrderingModel`; None takes all.
         propose_known: Off, no ordering is asked for twice.
         responses: The log-probabilities of labels of what has been scored; None for none.
-        cost: What an ordering costs, in scores; None for nothing.
         seed: Of everything random.
 
     Raises:
@@ -75,7 +74,6 @@ class ThompsonSearch(Search):
         families: Sequence[str] | None = None,
         propose_known: bool = True,
         responses: LabelResponses | None = None,
-        cost: Callable[[Ordering], float] | None = None,
         seed: int = 0,
     ) -> None:
         for name, value, least in (
@@ -100,7 +98,6 @@ class ThompsonSearch(Search):
                 example_classes=example_classes,
                 families=families,
                 responses=responses,
-                cost=cost,
             ),
             seed=seed,
         )

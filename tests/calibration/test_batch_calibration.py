@@ -8,7 +8,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy import lm15
-from fakes import digest
+from fakes import chat_response, digest, logprobs_of
 from label_engines import Classifier, gold, leaning, normal, softmax
 
 from plr_dspy import BatchCalibration, CalibratedProgram
@@ -288,6 +288,24 @@ class TestRequests:
             calibrate(engine, num_threads=8, allow_uncalibrated=allowed)
         assert engine.asked == [20]
 
+    def test_a_failure_of_the_model_that_reads_the_replies_is_not_called_theirs(self):
+        class Writing:
+            def complete(self, request):
+                return chat_response(
+                    "It is yes", logprobs=logprobs_of([{"It is": 1.0}, {" yes": 0.6, " no": 0.4}])
+                )
+
+        class Failing:
+            def complete(self, request):
+                raise lm15.UnsupportedFeatureError("no system messages", feature="system")
+
+        lm, reader = (
+            dspy.LM(f"fake/{kind.__name__}", engine=kind(), cache=False, num_retries=0)
+            for kind in (Writing, Failing)
+        )
+        with pytest.raises(dspy.LMError, match=r"fake/Failing.*no system messages"):
+            calibrate(None, lm=lm, adapter=dspy.TwoStepAdapter(reader), max_errors=1)
+
     def test_no_reply_says_anything_of_labels(self):
         engine = Classifier(lambda text: {"neither": 1.0})
         with pytest.raises(NoProbabilities, match="0 of 30 have any"):
@@ -462,7 +480,7 @@ class TestBadInput:
             (
                 {"trainset": [dspy.Example(review=str(i)).with_inputs("review") for i in range(5)]},
                 ValueError,
-                "must give the student's inputs",
+                "must give the program's inputs",
             ),
             ({"program": dspy.Predict("text -> label")}, ValueError, "no output is a Literal"),
             ({"program": dspy.Predict("text -> a: bool, b: bool")}, ValueError, "2 outputs"),

@@ -1,10 +1,12 @@
 """Compiles that can find nothing end soon, and those that were ended early spend no more; counted at the engine."""
 
+import re
+
 import dspy
 import pytest
 from fakes import OrderSensitiveEngine, chat_response, digest, exact_match, fake_lm, questions
 
-from plr_dspy import PLReorder
+from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.orderings.space import WITHOUT_DEMOS
 from plr_dspy.scoring.cells import Cell
@@ -197,8 +199,31 @@ class TestStudentWithoutDemos:
         assert ("the student without demos stays" in repr(report)) == without
         assert ("-> " in repr(report)) == (not without)
         report.to_html(tmp_path / "report.html")
+        shown = re.findall(r'<span class="tag">demo (\d)', (tmp_path / "report.html").read_text())
+        assert list(map(int, shown)) == report.slots[0].ordering  # under the chosen order, and no other
+        assert len(shown) == len(compiled.demos)
+        assert f"{len(shown)} of 8 demos" in str(report)
         report.plot()
         assert not program.demos
+
+    @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
+    @pytest.mark.parametrize("demos", [0, 5])
+    def test_is_named_where_a_compile_was_interrupted(self, kind, demos):
+        class Interrupted(Mumbling):
+            def complete(self, request):
+                raise KeyboardInterrupt
+
+        options = {"candidates": "labeled"} if kind is PLFewShot else {}
+        optimizer = kind(exact_match, max_metric_calls=300, num_threads=1, display_progress=False, **options)
+        program = dspy.Predict("question -> answer")
+        program.demos = EXAMPLES[:demos]
+        lm = dspy.LM("fake/x", engine=Interrupted({}, 0.0), cache=False)
+        with dspy.context(lm=lm), pytest.raises(KeyboardInterrupt):
+            optimizer.compile(program, trainset=EXAMPLES)
+        noun = "order" if kind is PLReorder else "arrangement"
+        name = f"original {noun}" if demos else "student without demos"
+        assert f"the {name} stays (interrupted)" in repr(optimizer.report)
+        assert len(optimizer.best_program.demos) == demos
 
     def test_stays_as_it_is_where_there_is_nothing_to_order(self):
         """Of three examples one is a demo and two score."""

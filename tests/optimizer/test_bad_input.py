@@ -1,13 +1,16 @@
 """Every mistake gets an error that names the argument and the cure, before any call is paid."""
 
 import asyncio
+import inspect
 
 import dspy
 import numpy as np
 import pytest
 from fakes import exact_match, fake_lm, questions
 
-from plr_dspy import PLReorder, order_sensitivity
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder, order_sensitivity
+from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
+from plr_dspy.optimizer.base import Reorderer
 
 EXAMPLES = questions(120)
 
@@ -199,7 +202,7 @@ COMPILE = [
         student,
         {"trainset": [dspy.Example(text="t")] * 9},
         ValueError,
-        r"pass \[example.with_inputs\(...\) for .*\], with the names of the inputs; the student needs \['question'\]",
+        r"pass \[example.with_inputs\(...\) for .*\], with the names of the inputs; the program needs \['question'\]",
     ),
     (
         Anything,
@@ -211,13 +214,13 @@ COMPILE = [
         student,
         {"trainset": [*EXAMPLES, dspy.Example(text="t", answer="a").with_inputs("text")]},
         ValueError,
-        r"trainset\[120\] must give the student's inputs: it needs \['question'\]; it has \['text'\]: rename",
+        r"trainset\[120\] must give the program's inputs: it needs \['question'\]; it has \['text'\]: rename",
     ),
     (
         Wrapped,
         {"trainset": [e.with_inputs("question", "answer") for e in EXAMPLES]},
         ValueError,
-        r"trainset\[0\] must give the student's inputs: forward\(question\) cannot take them.*rename",
+        r"trainset\[0\] must give the program's inputs: forward\(question\) cannot take them.*rename",
     ),
     (student, {"valset": [1]}, TypeError, r"valset\[0\] must be a dspy.Example; got int"),
     (student, {"valset": EXAMPLES[:6]}, ValueError, "valset must hold an example that no demo shows"),
@@ -225,7 +228,7 @@ COMPILE = [
         student,
         {"valset": [dspy.Example(text="t").with_inputs("text")]},
         ValueError,
-        r"valset\[0\] must give the student's inputs",
+        r"valset\[0\] must give the program's inputs",
     ),
     (student, {"seed": -3}, ValueError, "seed must be between 0 and"),
     (student, {"seed": 1.5}, TypeError, "seed must be a whole number"),
@@ -251,6 +254,43 @@ def test_constructor(options, error, message):
     with pytest.raises(error, match=message) as caught:
         optimizer(**options)
     assert type(caught.value) is error
+
+
+def flags_and_numbers():
+    """Each argument that is a bool, with a text, and each that is a whole number, with a bool."""
+    common = [name for name in inspect.signature(Reorderer).parameters if name != "metric"]
+    kinds = [
+        PLReorder,
+        PLFewShot,
+        BatchCalibration,
+        TopKOrder,
+        StaticOrder,
+        PDO,
+        LocalE,
+        DEmO,
+        order_sensitivity,
+    ]
+    for kind in kinds:
+        parameters = dict(inspect.signature(kind).parameters)
+        if "common" in parameters:
+            parameters |= {name: inspect.signature(Reorderer).parameters[name] for name in common}
+        for name, parameter in parameters.items():
+            wrong = {"bool": "no", "int": True, "int | None": True}.get(parameter.annotation)
+            if wrong is not None:
+                yield pytest.param(kind, {name: wrong}, id=f"{kind.__name__}-{name}")
+
+
+@pytest.mark.parametrize(("kind", "wrong"), flags_and_numbers())
+def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(TypeError, match=rf"^{name} must be .*; got {value!r}$"):
+        if kind is order_sensitivity:
+            kind(student(), exact_match, EXAMPLES, **wrong)
+        elif kind is BatchCalibration:
+            kind(**wrong)
+        else:
+            kind(exact_match, **wrong)
+    assert engine.num_calls == 0
 
 
 @pytest.mark.parametrize("method", ["compile", "estimate"])

@@ -130,6 +130,24 @@ class TestCandidatePrograms:
         mine.detailed_results = {"mine": 1}
         assert reorder().compile(mine, trainset=EXAMPLES).detailed_results == {"mine": 1}
 
+    @pytest.mark.parametrize("kept", [[], {}, [1], "text"])
+    def test_and_so_do_candidates_of_the_users_own(self, kept):
+        class Mine(TwoSteps):
+            def __init__(self):
+                super().__init__()
+                self.candidate_programs = kept
+
+            def forward(self, question):
+                assert self.candidate_programs == kept
+                return super().forward(question)
+
+        optimizer = reorder(track_stats=True)
+        program = optimizer.compile(Mine(), trainset=EXAMPLES)
+        assert program.candidate_programs == kept
+        assert not optimizer.report.errors
+        assert len(program.detailed_results.candidates) > 1
+        assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept
+
 
 class TestDetailedResults:
     def test_only_where_they_are_asked_for(self):

@@ -82,10 +82,41 @@ class TestPrices:
         assert price_of(MODEL) is None  # registered in litellm alone
 
     @pytest.mark.parametrize(
-        "model", ["lm_studio/gpt-4o-mini", "openai/my-own", "fake/other", "", "/", "openai/"]
+        "model",
+        [
+            *(
+                "lm_studio/gpt-4o-mini",
+                "o/gpt-4o-mini",
+                "/gpt-4o-mini",
+                "open/gpt-4o-mini",
+                "vertex/gemini-2.5-pro",
+            ),
+            *("openai/my-own", "fake/other", "", "/", "openai/"),
+        ],
     )
     def test_are_not_those_of_another_provider(self, model):
         assert price_of(model) is None
+
+    @pytest.mark.parametrize("model", ["o/gpt-4o-mini", "lm_studio/gpt-4o-mini"])
+    def test_are_needed_for_max_cost(self, model, engine):
+        with (
+            dspy.context(lm=dspy.LM(model, engine=engine, cache=False)),
+            pytest.raises(ValueError, match=f"max_cost needs a price for {model}: pass max_metric_calls"),
+        ):
+            optimizer(max_cost=100.0).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 0
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            "vertex_ai/gemini-2.5-pro",
+            "bedrock/amazon.nova-lite-v1:0",
+            "cohere/command-r-08-2024",
+            "gpt-4o-mini",
+        ],
+    )
+    def test_are_known_by_a_part_of_a_provider_and_without_one(self, model):
+        assert price_of(model).completion > price_of(model).prompt > 0
 
     @pytest.mark.parametrize("missing", ["input_cost_per_token", "output_cost_per_token"])
     def test_need_both(self, missing, monkeypatch):
@@ -129,7 +160,7 @@ class TestReport:
         assert dollars(engine.cost) in page(report)
         assert dollars(engine.cost) in excerpt(report)
         assert Report.load(tmp_path / "report.json").cost == report.cost
-        assert json.loads(json.dumps(report.to_dict()))["schema_version"] == 9
+        assert json.loads(json.dumps(report.to_dict()))["schema_version"] == 10
 
     def test_earlier_parts_are_paid_for_too(self, engine, tmp_path):
         compiled(max_metric_calls=150, log_dir=tmp_path)

@@ -180,8 +180,6 @@ class TestText:
         better = BestOfNumber(7, {"self": [0, 1, 2, 3, 4, 5, 6]}, 1.5, 2, 99)
         more = replace(report, best_by_number=[*alone.best_by_number, better])
         assert f"{said} belong to arrangements that did not reach the final comparison" in str(more)
-        cheaper = replace(more, settings={**report.settings, "token_cost": 0.1})
-        assert "these scores are without token_cost" in str(cheaper)
 
 
 def test_errors_of_both_sides_are_told_apart():

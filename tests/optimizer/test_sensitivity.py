@@ -338,8 +338,17 @@ class FailingEngine(OrderSensitiveEngine):
         return answer
 
 
-def student(num_demos=5):
-    program = dspy.Predict("question -> answer")
+class Asked(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = student()
+
+    def forward(self, student_essay):
+        return self.answer(question=student_essay)
+
+
+def student(num_demos=5, signature="question -> answer"):
+    program = dspy.Predict(signature)
     program.demos = [dspy.Example(question=f"demo {i}", answer=f"answer {i % 3}") for i in range(num_demos)]
     return program
 
@@ -502,6 +511,17 @@ class TestOrderSensitivity:
                 {"dataset": [demo.with_inputs("question") for demo in student().demos]},
                 ValueError,
                 "^dataset must hold at least two examples that no demo shows; of its 5 examples 0 are left",
+            ),
+            (
+                {"program": student(5, "student_essay, trainset_id -> answer")},
+                ValueError,
+                r"^dataset\[0\] must give the program's inputs: it needs \['student_essay', 'trainset_id'\]; it has "
+                r"\['question'\]: rename",
+            ),
+            (
+                {"program": Asked()},
+                ValueError,
+                r"forward\(student_essay\) cannot take them \(missing .*'student_essay'",
             ),
             ({"metric": "accuracy"}, TypeError, "metric"),
             ({"seed": -1}, ValueError, "seed"),

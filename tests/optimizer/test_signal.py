@@ -200,6 +200,23 @@ class TestScoresWhereThereIsNothingElse:
             each.at = dict.fromkeys((0, 1), failure)
         self.same(engine, other, "the first calls failed", max_errors=5)
 
+    def test_a_metric_with_a_state(self):
+        """The same answer has another score when the search asks for it than when the labels were scored."""
+
+        class Counting:
+            def __init__(self):
+                self.calls = 0
+
+            def __call__(self, example, prediction):
+                self.calls += 1
+                return exact(example, prediction) + self.calls / 1_000
+
+        _, report = go(Engine(), metric=Counting())
+        reason = "the metric scores the same answer differently when it is asked again"
+        assert (report.signal.used, report.signal.reason) == ("score", reason)
+        with pytest.raises(NoProbabilities, match=f"there are none: {reason}"):
+            go(Engine(), metric=Counting(), signal="logprobs")
+
     def test_a_program_that_asks_twice(self):
         class Twice(dspy.Module):
             def __init__(self):

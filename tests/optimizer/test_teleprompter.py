@@ -636,7 +636,7 @@ class TestReport:
 
 def by_hand(chosen, *, others, gain=0.1, evidence=None, num_usable=40):
     """A report on two demos, of which the original order scored 0.5; `others` have expected gains and probabilities."""
-    slot = SlotReport("self", 2, chosen, [[0, 1]], [], [{}, {}], [None, None])
+    slot = SlotReport("self", 2, chosen, [[0, 1]], [], [{}, {}], [None, None], original=[0, 1])
     candidates = [Candidate("original", {"self": [0, 1]}, 0.5, 0.0, 0.0)]
     candidates += [Candidate("best seen", {"self": [1, 0]}, 0.5 + gain, *other) for other in others]
     expected = (0.0, 0.0) if chosen == [0, 1] else others[0]

@@ -118,7 +118,7 @@ def by_labels():
 def without_demos():
     """The report of a compile that returned a student without demos, as it came."""
     found = compiled()
-    return dataclasses.replace(found, slots=[dataclasses.replace(found.slots[0], ordering=[])])
+    return dataclasses.replace(found, slots=[dataclasses.replace(found.slots[0], ordering=[], original=[])])
 
 
 REPORTS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -72,7 +72,6 @@ class FittedModel:
         earlier: The variances that the fit went on from.
         responses: What log-probabilities say; None without any.
         table: Scores of the orderings as they were told, ``[m, E]``.
-        cost: As of `OrderingModel`.
 
     Attributes:
         orderings, earlier: The same.
@@ -87,9 +86,7 @@ class FittedModel:
         earlier: Mapping[str, Any],
         responses: ResponseModel | None = None,
         table: Array | None = None,
-        cost: Callable[[Ordering], float] | None = None,
     ) -> None:
-        self._cost = cost
         self._responses = responses
         self._table = table
         self.orderings = list(orderings)
@@ -113,12 +110,12 @@ class FittedModel:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
         means: Sequence[float] = []
         if self.orderings:
-            means = (self._expected() + self._surrogate.mean - self.costs(self.orderings)).tolist()
+            means = (self._expected() + self._surrogate.mean).tolist()
         estimates = map(ScoreEstimate, self.orderings, means)
         return sorted(estimates, key=lambda estimate: -estimate.score)
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
-        """What each ordering fitted is expected to score on new examples, whatever it costs.
+        """What each ordering fitted is expected to score on new examples.
 
         That is the score of one of them as it is, and the gain of each over it, which is shrunk for being the best of
         many. No score lies beyond those that were given.
@@ -142,10 +139,7 @@ class FittedModel:
         Its own calls say it, where these brought log-probabilities.
         """
         known = self.calibration(ordering)
-        if known is None:
-            score = dict(self.estimates())[ordering] + (self._cost(ordering) if self._cost else 0.0)
-        else:
-            score = known.before
+        score = dict(self.estimates())[ordering] if known is None else known.before
         least, most = self._limits()
         return min(max(least, score), most)
 
@@ -259,22 +253,17 @@ class FittedModel:
         """What the process expects of orderings, ``[m]``."""
         features = self._features(orderings)
         known = 0.0 if self._responses is None else self._responses.predict_means(features)
-        return self._surrogate.predict(features) + known - self.costs(orderings)
-
-    def costs(self, orderings: Sequence[Ordering]) -> Array | float:
-        """What orderings cost, in scores, ``[m]``; 0 where none costs anything."""
-        return 0.0 if self._cost is None else np.array([self._cost(ordering) for ordering in orderings])
+        return self._surrogate.predict(features) + known
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
         features = self._features(others or self.orderings[:1])
         features = [family[: len(others)] for family in features]
-        costs = self.costs([*self.orderings, *others])
         if self._responses is None:
-            return self._surrogate.sample(features, num_draws, rng) - costs
+            return self._surrogate.sample(features, num_draws, rng)
         means, doubts = self._responses.predict(features)
         drawn = self._surrogate.sample(features, num_draws, rng, doubts=doubts)
-        return np.concatenate([self._expected(), means]) + drawn - costs
+        return np.concatenate([self._expected(), means]) + drawn
 
     def _expected(self) -> Array | float:
         """What log-probabilities let one expect of the orderings fitted, ``[m]``; 0 without any."""

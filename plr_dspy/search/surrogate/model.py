@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,6 @@ class OrderingModel:
         families: Of features (`features.FAMILIES`, or those of `arrangement_features`); None takes all, and without
             any, orderings have effects of their own only.
         responses: The log-probabilities of labels; None for none.
-        cost: What an ordering costs, in scores, such as by the tokens of its prompt; None for nothing.
-
-    Attributes:
-        cost: The same. Estimates and draws are what is left of scores; gains are of scores alone.
     """
 
     def __init__(
@@ -55,10 +51,8 @@ class OrderingModel:
         example_classes: Sequence[int] | None = None,
         families: Sequence[str] | None = None,
         responses: LabelResponses | None = None,
-        cost: Callable[[Ordering], float] | None = None,
     ) -> None:
         self._responses = responses
-        self.cost = cost
         self._space = space
         known = families is None or len(families) > 0
         self._families = _make_features(space, classes, families) if known else None
@@ -69,11 +63,6 @@ class OrderingModel:
     def calibrating(self) -> bool:
         """Whether orderings are scored by calibrated answers."""
         return self._responses is not None and self._responses.calibrating
-
-    @property
-    def goes_by_scores(self) -> bool:
-        """Whether orderings with equal scores are equally good: calibrated answers may differ, and so may costs."""
-        return not self.calibrating and self.cost is None
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
@@ -109,7 +98,6 @@ class OrderingModel:
             earlier=earlier,
             responses=responses,
             table=told,
-            cost=self.cost,
         )
 
     def shown(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
@@ -126,11 +114,7 @@ class OrderingModel:
         if self._responses is not None:
             values += [float(self._responses.scores.min()), float(self._responses.scores.max())]
         least, most = min(values, default=0.0), max(values, default=0.0)
-        costs = [0.0 if self.cost is None else self.cost(estimate.ordering) for estimate in estimates]
-        return [
-            ScoreEstimate(ordering, min(max(least, left + cost), most) - cost)
-            for (ordering, left), cost in zip(estimates, costs, strict=True)
-        ]
+        return [ScoreEstimate(ordering, min(max(least, score), most)) for ordering, score in estimates]
 
     def _promising(self, scores: Scores, kept: Sequence[Ordering]) -> list[Ordering]:
         """The orderings that the process is fitted to."""
