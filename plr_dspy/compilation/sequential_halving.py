@@ -68,7 +68,8 @@ def race(
         on_heat: Called after each heat that was scored whole.
 
     Returns:
-        The winners, best first: fewer when there are fewer entrants, and no call is made without any. When the time is up, by what is known.
+        The winners, best first: fewer when there are fewer entrants, and no call is made without any. When the time
+        is up, by what is known.
     """
     known = [count for entrant in entrants if (count := objective.num_asked(entrant))]
     least = min(known, default=objective.num_first)

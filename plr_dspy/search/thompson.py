@@ -90,7 +90,9 @@ class ThompsonSearch(Search):
                 f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
             )
         if families is not None and not families:
-            raise ValueError("families must name one or more families of features, or be None for all; got none")
+            raise ValueError(
+                "families must name one or more families of features, or be None for all; got none"
+            )
         super().__init__(
             space,
             update=update,

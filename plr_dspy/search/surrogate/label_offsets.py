@@ -117,9 +117,11 @@ def _share(unseen: NDArray[np.bool_], shown: NDArray[np.bool_], label: int) -> f
 
 def _log_probable(logits: Array, variances: Array) -> Array:
     """Logs of mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
-    return log_softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None], axis=-1)
+    logs: Array = log_softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None], axis=-1)
+    return logs
 
 
 def _log_mean(logs: Array) -> Array:
     """Log of the sum of probabilities over the examples ``[m, E, L]``, less the log of their number, ``[m, L]``."""
-    return logsumexp(logs, axis=1) - np.log(logs.shape[1])
+    mean: Array = logsumexp(logs, axis=1) - np.log(logs.shape[1])
+    return mean
