@@ -3,6 +3,7 @@
 python benchmarks/arrangements.py                            # pools of 20, 50 and 200; 500 and 1,000 calls
 python benchmarks/arrangements.py --worlds 40 --budgets 300
 python benchmarks/arrangements.py --claims --worlds 100      # what is claimed where no demo does any good
+python benchmarks/arrangements.py --claims --signal logprobs --noise 3 --budgets 200
 
 The worlds are synthetic (`ArrangementWorld`): an arrangement's accuracy is decided by which demos it shows, how many,
 by the classes of the demos next to the question, and by what each example prefers. All methods have the same 100
@@ -10,6 +11,7 @@ examples and calls, and begin with the program without demos; true scores are th
 Differences are paired, with 95 % intervals over worlds. With --best comes the end of a climb of 3,000 steps on the true
 score itself. With --claims, no arrangement of the worlds is better than none: "replaced" is the share of compiles that
 give the program demos all the same, "better" the share that claim so (p >= .9), and "change" that of the true score.
+With --signal logprobs the search learns from log-probabilities of the two labels as well.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from plr_dspy.scoring.cells import Cell, CellKey
 from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.statistics.comparisons import mean_interval
 
 NUM_EXAMPLES, NUM_HELD_OUT = 100, 2_000
@@ -54,7 +57,7 @@ WITHOUT_GAIN = ("nothing", "harm")
 """The kinds of world where no arrangement is better than none."""
 
 NOISE = 0.6
-"""What an example makes of an arrangement, in logits."""
+"""Standard deviation of what an example makes of an arrangement, in logits."""
 
 
 class ArrangementWorld:
@@ -73,10 +76,17 @@ class ArrangementWorld:
             class. In a world of kind "nothing" no arrangement is better than another, and in one of kind "harm" each
             is worse than none.
         num_examples: That a search has, of which a fifth is for the final comparison.
+        noise: Standard deviation of what an example makes of an arrangement, in logits.
     """
 
     def __init__(
-        self, size: int, seed: int, *, kind: str = "classes", num_examples: int = NUM_EXAMPLES
+        self,
+        size: int,
+        seed: int,
+        *,
+        kind: str = "classes",
+        num_examples: int = NUM_EXAMPLES,
+        noise: float = NOISE,
     ) -> None:
         rng = np.random.default_rng([size, seed])
         self.classes = (rng.permutation(size) % 2).tolist()
@@ -86,11 +96,21 @@ class ArrangementWorld:
         self._worth = rng.normal(size=size)
         self._bias = rng.normal()
         self._easiness = rng.normal(0.2, 0.9, size=number)
-        self._strengths, self._seed = STRENGTHS[kind], seed
+        self._strengths, self._seed, self._noise = STRENGTHS[kind], seed, noise
         self.space = ArrangementSpace.of_sizes(size, max_length=min(MAX_DEMOS, size), identity=((),))
 
     def answers(self, arrangement: Arrangement) -> np.ndarray:
         """Whether each example is answered right."""
+        right: np.ndarray = self.odds(arrangement) > 0
+        return right
+
+    def log_probabilities(self, arrangement: Arrangement) -> np.ndarray:
+        """Of the two classes on each example, ``[num_examples, 2]``."""
+        of_second = self.odds(arrangement) * (2.0 * np.array(self.example_classes) - 1.0)
+        return np.stack([-np.logaddexp(0.0, of_second), -np.logaddexp(0.0, -of_second)], axis=1)
+
+    def odds(self, arrangement: Arrangement) -> np.ndarray:
+        """Log-odds of the right answer on each example."""
         items = list(arrangement[0])
         lean, worth, more, harm = self._strengths
         nearness = 0.6 ** np.arange(len(items))[::-1]  # of the last demo 1
@@ -100,9 +120,9 @@ class ArrangementWorld:
         quality -= harm * bool(items)
         sides = 2.0 * np.array(self.example_classes) - 1.0
         rng = np.random.default_rng([self._seed, zlib.crc32(repr(items).encode())])
-        noise = NOISE * rng.normal(size=len(sides))
+        noise = self._noise * rng.normal(size=len(sides))
         odds: np.ndarray = self._easiness + quality + leaning * sides + noise
-        return odds > 0
+        return odds
 
     def truth(self, arrangement: Arrangement) -> float:
         """Accuracy on examples that no search has seen."""
@@ -133,12 +153,15 @@ class WorldPayer:
         self, keys: Sequence[CellKey], orderings: Mapping[str, Arrangement], *, deadline: float | None
     ) -> None:
         answers = {name: self._world.answers(arrangement) for name, arrangement in orderings.items()}
+        told = {name: self._world.log_probabilities(arrangement) for name, arrangement in orderings.items()}
         for name, example in keys:
-            self.ledger.add((name, example), Cell(float(answers[name][example])), {})
+            cell = Cell(float(answers[name][example]), label_logprobs=tuple(told[name][example].tolist()))
+            self.ledger.add((name, example), cell, {})
 
 
-def default_outcome(world: ArrangementWorld, budget: int, seed: int) -> Outcome:
+def default_outcome(world: ArrangementWorld, budget: int, seed: int, signal: str = "score") -> Outcome:
     """All that the default search finds."""
+    payer = WorldPayer(world)
     num_train = world.num_examples - world.num_selection
     plan = make_plan(
         "light",
@@ -147,6 +170,11 @@ def default_outcome(world: ArrangementWorld, budget: int, seed: int) -> Outcome:
         num_selection=world.num_selection,
         num_distinct=world.space.num_distinct,
         searched="demos",
+        signal=signal,
+    )
+    responses = LabelResponses(
+        np.eye(2)[world.example_classes[: world.num_examples]],
+        lambda ordering, example: payer.ledger.cells[payer.fingerprint(ordering), example].label_logprobs,
     )
     search = new_search(
         plan,
@@ -155,16 +183,16 @@ def default_outcome(world: ArrangementWorld, budget: int, seed: int) -> Outcome:
         seed=seed,
         classes=[world.classes],
         example_classes=world.example_classes[: world.num_examples],
+        responses=responses if signal == "logprobs" else None,
     )
-    scorer = CellScorer(WorldPayer(world), max_metric_calls=plan.call_limit)
+    scorer = CellScorer(payer, max_metric_calls=plan.call_limit)
     with Checkpoint(None, dict) as checkpoint, ProgressBar(0, display=False) as bar:
         return Compilation(
             search,
-            new_objective(plan, scorer, num_train=num_train),
+            new_objective(plan, scorer, num_train=num_train, shifted=signal == "logprobs"),
             scorer,
             plan=plan,
             num_train=num_train,
-            min_probability=0.5,
             stoppers=[],
             max_seconds=None,
             checkpoint=checkpoint,
@@ -225,6 +253,8 @@ def main() -> None:
     parser.add_argument(
         "--examples", type=int, nargs="+", default=[10, 20, 40], help="of each world of --claims"
     )
+    parser.add_argument("--signal", choices=["score", "logprobs"], default="score", help="of --claims")
+    parser.add_argument("--noise", type=float, default=NOISE, help="of the worlds of --claims, in logits")
     parser.add_argument("--worlds", type=int, default=12, help="of each kind")
     parser.add_argument("--best", action="store_true", help="climb on the true score as well")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
@@ -254,15 +284,17 @@ def print_claims(args: argparse.Namespace, seeds: Sequence[int]) -> None:
     print("| world | examples | pool | calls | replaced | better | change |\n|---|---|---|---|---|---|---|")
     shapes = itertools.product(args.kinds or WITHOUT_GAIN, args.examples, args.pools, args.budgets)
     for kind, number, size, budget in shapes:
-        rows = [claim(ArrangementWorld(size, s, kind=kind, num_examples=number), budget, s) for s in seeds]
+        worlds = [ArrangementWorld(size, s, kind=kind, num_examples=number, noise=args.noise) for s in seeds]
+        rows = [claim(world, budget, s, args.signal) for world, s in zip(worlds, seeds, strict=True)]
         replaced, better, change = np.mean(rows, axis=0)
-        shares = f"{100 * replaced:.0f} % | {100 * better:.0f} % | {change:+.3f}"
+        low, high = mean_interval([gain for _, _, gain in rows])
+        shares = f"{100 * replaced:.0f} % | {100 * better:.0f} % | {change:+.3f} [{low:+.3f}, {high:+.3f}]"
         print(f"| {kind} | {number} | {size} | {budget:,} | {shares} |", flush=True)
 
 
-def claim(world: ArrangementWorld, budget: int, seed: int) -> tuple[bool, bool, float]:
+def claim(world: ArrangementWorld, budget: int, seed: int, signal: str) -> tuple[bool, bool, float]:
     """Whether the program without demos is replaced, whether that is called better, and what the true score gains."""
-    outcome, nothing = default_outcome(world, budget, seed), world.space.identity
+    outcome, nothing = default_outcome(world, budget, seed, signal), world.space.identity
     replaced = outcome.ordering != nothing
     sure = outcome.comparison is not None and outcome.comparison.probability >= SURE
     return replaced, replaced and sure, world.truth(outcome.ordering) - world.truth(nothing)

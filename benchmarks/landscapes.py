@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from scipy.special import log_softmax
 
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.scoring.cells import Cell, CellKey
@@ -267,6 +268,72 @@ class LeaningLandscape(TwoLabels):
         leaning = self._leanings[np.array(order), np.arange(self.num_demos)].sum()
         noise = self._noise * rng.normal(size=self.num_examples)
         return (2 * self.right_labels - 1) * (self._margin + leaning + noise)
+
+
+class GoodOriginalLandscape(TwoLabels):
+    """The original order is right on more examples than the others, which are all equally good.
+
+    Args:
+        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
+        original, others: Chance that the original order, and that any other one, is right on an example.
+    """
+
+    classes = example_classes = None
+
+    def __init__(
+        self,
+        num_demos: int,
+        seed: int,
+        num_examples: int = 1_200,
+        *,
+        original: float = 0.7,
+        others: float = 0.6,
+    ) -> None:
+        self.num_demos, self.num_examples = num_demos, num_examples
+        self._seed, self._chances = seed, (original, others)
+
+    def odds(self, order: tuple[int, ...]) -> np.ndarray:
+        chance = self._chances[order != tuple(range(self.num_demos))]
+        rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
+        return rng.logistic(np.log(chance / (1 - chance)), size=self.num_examples)
+
+
+class NoisyLogitsLandscape:
+    """Logits of three labels that say something of the right one, with noise of their own for every prompt.
+
+    No order is better than another on new examples.
+
+    Args:
+        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
+        noise: Standard deviation of what each order and example decide together, in logits of each label.
+        own: The same, of what each example makes of which demo stands where, so that like orders share it.
+    """
+
+    classes = None
+
+    def __init__(
+        self, num_demos: int, seed: int, num_examples: int = 1_200, *, noise: float = 3.0, own: float = 0.0
+    ) -> None:
+        rng = np.random.default_rng([seed, num_demos, 77])
+        self.num_demos, self.num_examples, self._seed, self._noise = num_demos, num_examples, seed, noise
+        self.example_classes = (np.arange(num_examples) % 3).tolist()
+        self.label_scores = np.eye(3)[self.example_classes]
+        self._base = rng.normal(size=(num_examples, 3)) + self.label_scores
+        shape = (num_demos, num_demos, num_examples, 3)
+        self._own = own / np.sqrt(num_demos) * rng.normal(size=shape) if own else np.zeros((*shape[:2], 1, 1))
+        self._known: dict[tuple[int, ...], np.ndarray] = {}
+
+    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
+        if order not in self._known:
+            rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
+            own = self._own[np.array(order), np.arange(self.num_demos)].sum(axis=0)
+            noise = self._noise * rng.normal(size=self._base.shape)
+            self._known[order] = log_softmax(self._base + own + noise, axis=1)
+        return self._known[order]
+
+    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+        right: np.ndarray = self.log_probabilities(order).argmax(axis=1) == self.example_classes
+        return right
 
 
 class LandscapePayer:

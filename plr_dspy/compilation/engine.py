@@ -27,6 +27,7 @@ from plr_dspy.compilation.sequential_halving import entrants, race
 from plr_dspy.compilation.spending import Spending
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import Iteration
+from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.checkpoint import Checkpoint
 from plr_dspy.scoring.objectives import SearchObjective
@@ -69,7 +70,7 @@ class Compilation:
         plan: Plan,
         num_train: int,
         original: Ordering | None = None,
-        min_probability: float = 0.0,
+        min_probability: float = MIN_PROBABILITY,
         sample: Callable[[], str] = str,
         stoppers: Sequence[Stopper],
         max_seconds: float | None,
@@ -132,7 +133,7 @@ class Compilation:
             examples, rows, cut = compare(
                 self._scorer,
                 [entry.ordering for entry in entries],
-                self._spending.selection[:num_examples],
+                self._spending.selection[: num_examples * (plan.by_criterion or len(entries) > 1)],
                 max_program_calls=self._limits.call_limit,
                 deadline=self._limits.end(),
             )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.report.schema import Comparison
+from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.fitted_model import DEVIATIONS, FittedModel, Gain, Scores
@@ -194,7 +195,7 @@ def make_results(
     return [result(entry, row) for entry, row in zip(entries, rows, strict=False)]
 
 
-def choose(results: Sequence[Result], *, min_probability: float = 0.0) -> int:
+def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY) -> int:
     """The number of the result that is expected to score best on new examples; among equals the first.
 
     Args:

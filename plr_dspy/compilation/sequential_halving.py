@@ -68,13 +68,16 @@ def race(
         on_heat: Called after each heat that was scored whole.
 
     Returns:
-        The winners, best first: fewer when there are fewer entrants. When the time is up, by what is known.
+        The winners, best first: fewer when there are fewer entrants, and no call is made without any. When the time
+        is up, by what is known.
     """
     known = [count for entrant in entrants if (count := objective.num_asked(entrant))]
     least = min(known, default=objective.num_first)
     new = [entrant for entrant in entrants if not objective.num_asked(entrant)][: num_calls // 2 // least]
     objective.extend(new, least)
     alive, spent, level = [e for e in entrants if objective.num_asked(e)], least * len(new), least
+    if not alive:
+        return []
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
     for heat in range(num_heats):
         scored = [*alive, guest] if guest is not None and heat == num_heats - 1 else alive

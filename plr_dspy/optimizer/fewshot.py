@@ -24,6 +24,7 @@ from plr_dspy.orderings.updates import UpdateRule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.validation import as_folder, count, number, whole_number
+from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.objectives import SearchObjective
 
 ATTEMPTS = 2
@@ -55,8 +56,7 @@ class PLFewShot(PLReorder):
         signal, calibrate, update, max_metric_calls, max_seconds, max_cost, stop_at_score, patience, min_probability,
             num_threads, max_errors, seed, log_dir, accept_changes, track_stats, display_progress: As in `PLReorder`.
             Demos that a teacher makes get a quarter of `max_cost` at most; a reply of the teacher that cannot be read
-            makes no demo, and is no failure. By default, demos replace what the student shows only if they are more
-            likely better than not.
+            makes no demo, and is no failure.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
             Algorithm 1 with draws cut off after a number of demos, which has a distribution of its own.
 
@@ -92,7 +92,7 @@ class PLFewShot(PLReorder):
         max_cost: float | None = None,
         stop_at_score: float | None = None,
         patience: int | None = None,
-        min_probability: float = 0.5,
+        min_probability: float = MIN_PROBABILITY,
         num_threads: int | None = None,
         max_errors: int | None = None,
         seed: int = 0,

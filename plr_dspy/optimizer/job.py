@@ -30,7 +30,7 @@ from plr_dspy.programs.validation import (
     check_student,
 )
 from plr_dspy.report.schema import Signal
-from plr_dspy.report.text import FEW_EXAMPLES
+from plr_dspy.report.text import FEW_EXAMPLES, MIN_PROBABILITY
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
@@ -62,7 +62,7 @@ class Optimizer(ABC):
     balanced = True
     scored_on = "train examples"
     judges = True
-    min_probability = 0.0
+    min_probability = MIN_PROBABILITY
     takes_num_demos = True
     stoppers: Sequence[Stopper] = ()
 

@@ -23,6 +23,7 @@ from plr_dspy.orderings.updates import UpdateRule, update_rule
 from plr_dspy.programs.calls import Metric
 from plr_dspy.programs.label_calls import LabelWork
 from plr_dspy.programs.validation import fraction, number, whole_number
+from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
@@ -67,8 +68,9 @@ class PLReorder(Reorderer):
         patience: The search ends when so many rounds in a row left the best order what it was.
         stop_at_mode_probability: The search ends after the round in which the most probable order of
             every predictor's demos has at least this probability.
-        min_probability: An order replaces the original one only if it is better on new examples with this probability;
-            0.9 changes only what is sure. By default the largest expected gain decides, if there is one.
+        min_probability: Of the orders that are better on new examples with this probability or more, the one with the
+            largest expected gain replaces the original one; with none of them the original stays. The default changes
+            what is more likely better than not, 0.9 only what is sure, and 0 whatever is expected to gain at all.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
@@ -113,7 +115,7 @@ class PLReorder(Reorderer):
         stop_at_score: float | None = None,
         patience: int | None = None,
         stop_at_mode_probability: float | None = None,
-        min_probability: float = 0.0,
+        min_probability: float = MIN_PROBABILITY,
         num_iterations: int | None = None,
         num_samples: int | None = None,
         elite_fraction: float | None = None,

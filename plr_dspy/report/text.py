@@ -11,6 +11,9 @@ from plr_dspy.report.schema import Comparison, ErrorCount, SlotReport
 if TYPE_CHECKING:
     from plr_dspy.report.report import Report
 
+MIN_PROBABILITY = 0.5
+"""Of being better on new examples, that it takes to replace the original where users do not say otherwise."""
+
 SURE = 0.9
 """From this probability of being better on new examples on, an order is called better."""
 
@@ -270,7 +273,7 @@ def _claim(report: Report, comparison: Comparison) -> list[str]:
         promising = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
         if promising is None or promising.expected_gain <= 0:
             claim = f"no {noun(report)} is expected to do better on new examples: the {original_name(report)} stays"
-        elif promising.probability >= (least := report.settings.get("min_probability") or 0.0):
+        elif promising.probability >= (least := report.settings.get("min_probability", MIN_PROBABILITY)):
             claim = f"the {original_name(report)} stays: no two {noun(report)}s scored differently on the same example"
         else:
             claim = (

@@ -32,7 +32,7 @@ class Patience:
     def __call__(self, history: Sequence[Iteration]) -> str | None:
         if len(history) <= self.num_iterations:
             return None
-        if history[-1].best_ordering != history[-1 - self.num_iterations].best_ordering:
+        if len({iteration.best_ordering for iteration in history[-1 - self.num_iterations :]}) > 1:
             return None
         return f"patience={self.num_iterations}: no better order"
 

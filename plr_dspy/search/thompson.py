@@ -51,7 +51,7 @@ class ThompsonSearch(Search):
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
         elite_fraction: Share of the orderings known that the distributions are fitted to.
-        families: Of features, as in `OrderingModel`; None takes all.
+        families: Names of one or more families of features, as in `OrderingModel`; None takes all.
         propose_known: Off, no ordering is asked for twice.
         responses: The log-probabilities of labels of what has been scored; None for none.
         seed: Of everything random.
@@ -86,6 +86,10 @@ class ThompsonSearch(Search):
         if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
                 f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
+            )
+        if families is not None and not families:
+            raise ValueError(
+                "families must name one or more families of features, or be None for all; got none"
             )
         super().__init__(
             space,

@@ -179,3 +179,10 @@ class TestCalls:
         estimate = reorder.estimate(student(num_demos), trainset=EXAMPLES)
         reorder.compile(student(num_demos), trainset=EXAMPLES)
         assert engine.num_calls == reorder.report.program_calls["total"] <= estimate.program_calls <= budget
+
+    @pytest.mark.parametrize("budget", [60, 1_000])
+    def test_are_not_made_to_compare_the_original_order_with_nothing(self, engine, budget):
+        reorder = optimizer(num_iterations=1, num_samples=1, max_metric_calls=budget)
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == reorder.report.program_calls["search"] == 4
+        assert reorder.report.stopped == "all iterations done, nothing compared"

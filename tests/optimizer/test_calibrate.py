@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from typing import Literal
+from typing import Literal, get_args
 
 import dspy
 import numpy as np
@@ -237,6 +237,54 @@ class TestOrdersUnderCalibration:
 def whole():
     """The program and the report of a compile that nothing stopped."""
     return go(engine_of(), calibrate=True)
+
+
+def sure_of(scale):
+    """Probabilities of three labels, with logits so many times those of a small model; infinitely many are 0 and 1."""
+
+    def probabilities(demos, text):
+        number, place = int(text.split()[-1]), [demo.split()[-1] for demo in demos]
+        logits = [
+            0.8 * normal(f"{text} {label}") + 0.2 * normal(f"{demos}{text}{label}") for label in range(3)
+        ]
+        logits[number % 3] += 1.0
+        logits[2] += 0.4 * sum(int(each) % 3 * (i + 1) for i, each in enumerate(place)) - 8
+        gaps = [logit - max(logits) for logit in logits]
+        weights = [math.exp(scale * gap) if gap else 1.0 for gap in gaps]
+        return [weight / sum(weights) for weight in weights]
+
+    return probabilities
+
+
+class TestConfidentModels:
+    """However sure a model is, a search ends with its calls, and numpy has nothing to warn of."""
+
+    @pytest.mark.parametrize("scale", [1, 4, 16, 64, math.inf])
+    @pytest.mark.parametrize("calibrate", [True, False])
+    def test_are_searched_to_the_end(self, scale, calibrate):
+        kind = Literal["negative", "positive", "neither"]
+        labels = [*get_args(kind)]
+        examples = [
+            dspy.Example(text=f"text {i}", label=labels[i % 3]).with_inputs("text") for i in range(60)
+        ]
+        demos = [dspy.Example(text=f"demo {i}", label=labels[i % 3]) for i in range(6)]
+        engine = engine_of(sure_of(scale), labels=labels)
+        _, report = go(
+            engine,
+            program=student(kind, demos),
+            trainset=examples,
+            calibrate=calibrate,
+            max_metric_calls=210,
+        )
+        assert report.signal.used == "logprobs"
+        assert report.stopped == "budget"
+        assert report.program_calls["total"] > 180
+        numbers = [
+            report.comparison.expected_gain,
+            report.comparison.probability,
+            *report.calibration.offsets,
+        ]
+        assert all(map(math.isfinite, numbers))
 
 
 class TestInterrupted:

@@ -176,6 +176,7 @@ class TestThompsonSearchByItself:
             *[("num_initial", value) for value in (0, -1, 2.5)],
             *[("seed", value) for value in (-1, 0.5)],
             ("example_classes", [0, 1]),
+            ("families", ()),
         ],
     )
     def test_arguments_out_of_range_are_refused_by_name(self, name, value):

@@ -1,5 +1,7 @@
 """The model of label log-probabilities, on worlds that are made as it believes them to be."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -310,6 +312,17 @@ class TestOrderingModel:
             return None if i is None or not told[i, example] else world.log_probabilities[i, example]
 
         return LabelResponses(world.scores, look)
+
+    @pytest.mark.parametrize("calibrating", [False, True])
+    @pytest.mark.parametrize("least", [-9999.0, -np.inf])
+    def test_probabilities_of_0_and_1_are_numbers_like_others(self, least, calibrating):
+        world = World(num_labels=3, looks=6)
+        world.log_probabilities[world.log_probabilities < 0] = least
+        told = dataclasses.replace(self.responses(world), calibrating=calibrating)
+        fitted = OrderingModel(SPACE, responses=told).fit(self.scores_of(world))
+        first = world.orderings[0]
+        numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
+        assert np.isfinite([*np.ravel(numbers), *fitted.calibration(first).offsets]).all()
 
     def test_estimates_come_nearer_with_log_probabilities(self):
         by_score, by_both = [], []

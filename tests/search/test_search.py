@@ -300,6 +300,7 @@ class TestStopping:
         [
             (TargetScore(0.8), history(0.5, 0.79), history(0.5, 0.8)),
             (Patience(2), history(0.5, 0.6, 0.6), history(0.5, 0.6, 0.6, 0.6)),
+            (Patience(2), history(0.6, 0.5, 0.6), history(0.6, 0.5, 0.5, 0.5)),
             (Patience(1), history(0.5), history(0.5, 0.5)),
             (
                 Converged(0.9),

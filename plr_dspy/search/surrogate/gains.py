@@ -17,9 +17,6 @@ SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
 PRIOR_SPREAD = 0.005
 """Prior mean of the variance of orderings' mean scores."""
 
-PRIOR_NOTHING_SHARED = 0.9
-"""Prior probability of the first scale where errors are of few dimensions: estimates of few hardly tell it apart."""
-
 PRIOR_NOTHING = 0.5
 """Prior probability of the first: that all orderings score the same on new examples."""
 
@@ -145,7 +142,7 @@ def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Arra
         of_mean = weights.sum(axis=1) ** 2 / inverse.sum()
         variances.append(np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0))
         possible.append(before > 1e-12)
-    shares = _shares(np.array(logs), PRIOR_NOTHING, num_kinds=len(kinds))
+    shares = _shares(np.array(logs), num_kinds=len(kinds))
     return Gains(shares, np.array(gains), np.array(variances), np.array(possible))
 
 
@@ -182,7 +179,7 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
         share = before / (before + 2.0 * error)
         gains.append(share * (means - means[reference]))
         variances.append(share * doubts)
-    shares = _shares(np.array(logs), PRIOR_NOTHING_SHARED, num_kinds=len(kinds))
+    shares = _shares(np.array(logs), num_kinds=len(kinds))
     known = np.array(possible)
     known[:, reference] = False
     return Gains(shares, np.array(gains), np.array(variances), known)
@@ -193,10 +190,10 @@ def _kinds(apart: Array) -> tuple[float, ...]:
     return (0.0, 1.0) if apart.any() else (0.0,)
 
 
-def _shares(logs: Array, prior_nothing: float, *, num_kinds: int) -> Array:
+def _shares(logs: Array, *, num_kinds: int) -> Array:
     """Posterior probability of each scale, and of each kind at it, from the logarithms of their likelihoods."""
     nothing = np.array(SCALES) == 0.0
-    prior = np.where(nothing, prior_nothing / nothing.sum(), (1 - prior_nothing) / (~nothing).sum())
+    prior = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
     shares = np.repeat(prior, num_kinds) * np.exp(logs - logs.max())
     return np.asarray(shares / shares.sum(), dtype=np.float64)
 

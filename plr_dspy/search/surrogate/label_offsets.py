@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax, logsumexp
 
-from plr_dspy.search.surrogate.softmax import softmax_of
 from plr_dspy.statistics.calibration import calibrated
 
 Array = NDArray[np.float64]
@@ -36,7 +36,7 @@ class LabelOffsets:
         self._log_probabilities = log_probabilities
         self._unseen = unseen
         self._known = ~np.isnan(log_probabilities[..., :1])
-        self._probabilities = softmax_of(np.nan_to_num(log_probabilities))
+        self._normalised = log_softmax(np.where(self._known, log_probabilities, 0.0), axis=-1)
         shown = np.broadcast_to(self._known, unseen.shape)
         self._said = np.array(
             [not shown[..., i].any() or _share(unseen, shown, i) <= MOSTLY for i in range(shares.shape[1])]
@@ -52,17 +52,16 @@ class LabelOffsets:
         Returns:
             Offsets ``[c, L]``, 0 on the mean.
         """
-        return self._of(_probable(logits, variances).mean(axis=1))
+        return self._of(_log_mean(_log_probable(logits, variances)))
 
     def of_cells(self, logits: Array, variances: Array) -> Array:
         """Offsets ``[m, L]`` of the orderings, from their cells and, where these are not known, what is expected."""
-        expected = _probable(logits, variances)
+        expected = _log_probable(logits, variances)
         counts = self._known.sum(axis=1)
-        known = np.where(self._known, self._probabilities, 0.0).sum(axis=1)
-        foreseen = np.where(self._known, expected, 0.0).sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(counts > 0, np.log(known) - np.log(foreseen), 0.0)
-        return self._of(expected.mean(axis=1) * np.exp(counts / (counts + PRIOR_CELLS) * ratio))
+        shown = self._known | (counts == 0)[:, None]  # Without any cell, what is known is what is expected.
+        told = np.where(self._known, self._normalised, expected)
+        known, foreseen = (_log_mean(np.where(shown, logs, -np.inf)) for logs in (told, expected))
+        return self._of(_log_mean(expected) + counts / (counts + PRIOR_CELLS) * (known - foreseen))
 
     def settle(self, logits: Array, variances: Array, scores: Array) -> None:
         """Take the guess by which the cells' calibrated answers score best; the first unless another clearly does.
@@ -93,10 +92,10 @@ class LabelOffsets:
         """Whether answers are calibrated by the guess that counts."""
         return not np.isnan(self.shares).any()
 
-    def _of(self, means: Array) -> Array:
+    def _of(self, log_means: Array) -> Array:
         if not self.calibrates:
-            return np.zeros_like(means)
-        offsets = np.log(self.shares) - np.log(means)
+            return np.zeros_like(log_means)
+        offsets = np.log(self.shares) - log_means
         if self._said.any():
             least = offsets[:, self._said].min(axis=1, keepdims=True)
             offsets = np.where(self._said, offsets, np.minimum(offsets, least))
@@ -123,7 +122,13 @@ def _share(unseen: NDArray[np.bool_], shown: NDArray[np.bool_], label: int) -> f
     return float(unseen[..., label][shown[..., label]].mean())
 
 
-def _probable(logits: Array, variances: Array) -> Array:
-    """Mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
-    probabilities: Array = softmax_of(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None])
-    return probabilities
+def _log_probable(logits: Array, variances: Array) -> Array:
+    """Logs of mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
+    logs: Array = log_softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None], axis=-1)
+    return logs
+
+
+def _log_mean(logs: Array) -> Array:
+    """Log of the sum of probabilities over the examples ``[m, E, L]``, less the log of their number, ``[m, L]``."""
+    mean: Array = logsumexp(logs, axis=1) - np.log(logs.shape[1])
+    return mean

@@ -68,6 +68,8 @@ class ResponseEffects:
         self.mean = np.zeros(num_contrasts)
         for sweep in range(NUM_SWEEPS):
             self._fit_examples(first=sweep == 0)
+            if sweep:
+                self._fit_variances()
             self._fit_orderings()
             self._fit_noise()
 
@@ -91,16 +93,8 @@ class ResponseEffects:
         spread = ((self.examples - prior)[seen] ** 2).mean(axis=1) + self.example_variances[seen]
         self._example_variance = _variance(spread, PRIOR_EXAMPLES)
 
-    def _fit_orderings(self) -> None:
-        """Give orderings the joint posterior of their leanings and slopes."""
-        self.leanings, self.slopes, _, _, self._reach = self._posterior(self._shown)
-        # A cell says less of its ordering where its example is not known from others.
-        scale = (1.0 + self.slopes[:, :1]) ** 2
-        others = 1.0 / self.example_variances - scale / self.noise * self._shown
-        doubt = scale / np.maximum(others, 0.5 / self._example_variance)
-        weights = self._shown * self.noise / (self.noise + doubt)
-        self.weights = weights.sum(axis=1)
-        _, _, self.leaning_variances, self.slope_covariances, _ = self._posterior(weights)
+    def _fit_variances(self) -> None:
+        """Estimate the variances of the orderings' effects: before these are fitted, which then agree with them."""
         usual = ~self._apart & (self.weights > 0)
         if usual.any():
             self.mean = self.leanings[usual].mean(axis=0)
@@ -109,36 +103,61 @@ class ResponseEffects:
             squares = self.slopes[usual] ** 2 + np.diagonal(self.slope_covariances[usual], axis1=1, axis2=2)
             self.slope_variances = np.array([_variance(column, PRIOR_SLOPES) for column in squares.T])
 
-    def _posterior(self, weights: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Leanings, slopes, variances of the leanings, covariances of the slopes, and each cell's leverage on them.
+    def _fit_orderings(self) -> None:
+        """Give orderings the joint posterior of their leanings and slopes.
+
+        Each cell is held against what the other orderings say of its example. An example that knows the cell would
+        repeat some of its noise, which then looks like a scale of the ordering.
+        """
+        scale = 1.0 + self.slopes[:, :1]
+        own = scale * self._shown / self.noise
+        rest = self._contrasts - self.leanings[:, None] - self.slopes[:, 1, None, None] * self._directions
+        precision = 1.0 / self.example_variances - scale * own
+        sums = self.examples / self.example_variances[:, None] - own[..., None] * rest
+        weights = self._shown * self.noise / (self.noise + scale**2 / precision)
+        self._solve(weights, sums / precision[..., None])
+        self.weights = weights.sum(axis=1)
+        # All leanings are measured against one another: the joint posterior says how sure each is.
+        reach = own * self.example_variances
+        prior = self.leaning_variance + APART * self._apart
+        joint = np.linalg.inv(np.diag(1.0 / prior + self._shown.sum(axis=1) / self.noise) - own @ reach.T)
+        moved = joint @ reach
+        of_example = self.example_variances + (reach * moved).sum(axis=0)
+        share = scale**2 * of_example - 2.0 * scale * moved + np.diag(joint)[:, None]
+        self.leverage = np.minimum(share / self.noise + self._reach, 0.9)
+
+    def _solve(self, weights: Array, examples: Array) -> None:
+        """Set leanings, slopes, their variances and covariances, and each cell's leverage on them.
 
         Args:
             weights: Of the cells, ``[m, E]``.
+            examples: Effect of each cell's example, ``[m, E, d]``.
         """
-        num_contrasts = self.examples.shape[1]
         ridge = self.noise / (self.leaning_variance + APART * self._apart)
         slope_ridge = self.noise / (self.slope_variances + SLOPES_APART * self._apart[:, None])
-        rest = (self._contrasts - self.examples) * weights[..., None]
-        designs = np.stack([self.examples, self._directions])  # [2, E, d]
-        cross = np.einsum("me,ked->mkd", weights, designs)
-        inner = np.einsum("me,kle->mkl", weights, np.einsum("ked,led->kle", designs, designs))
+        rest = (self._contrasts - examples) * weights[..., None]
+        designs = np.stack([examples, np.broadcast_to(self._directions, examples.shape)])  # [2, m, E, d]
+        weighted = designs * weights[..., None]
+        cross = weighted.sum(axis=2).swapaxes(0, 1)
+        inner = np.einsum("kmed,lmed->mkl", weighted, designs)
         sums = rest.sum(axis=1) + ridge[:, None] * self.mean
-        moments = np.einsum("med,ked->mk", rest, designs)
+        moments = np.einsum("med,kmed->mk", rest, designs)
         total = (weights.sum(axis=1) + ridge)[:, None]
         schur = inner - np.einsum("mkd,mld->mkl", cross, cross) / total[..., None]
         inverse = np.linalg.inv(schur + slope_ridge[:, :, None] * np.eye(2))
-        slopes = np.einsum("mkl,ml->mk", inverse, moments - np.einsum("mkd,md->mk", cross, sums) / total)
-        leanings = (sums - np.einsum("mk,mkd->md", slopes, cross)) / total
+        self.slopes = np.einsum("mkl,ml->mk", inverse, moments - np.einsum("mkd,md->mk", cross, sums) / total)
+        self.leanings = (sums - np.einsum("mk,mkd->md", self.slopes, cross)) / total
         back = cross / total[..., None]
+        num_contrasts = examples.shape[2]
         variances = 1.0 / total[:, 0] + np.einsum("mkd,mkl,mld->m", back, inverse, back) / num_contrasts
-        reach = np.einsum("ked,mkl,led->me", designs, inverse, designs) / num_contrasts + 1.0 / total
-        return leanings, slopes, self.noise * variances, self.noise * inverse, reach
+        reach = np.einsum("kmed,mkl,lmed->me", designs, inverse, designs, optimize=True) / num_contrasts
+        self.leaning_variances = self.noise * variances
+        self.slope_covariances = self.noise * inverse
+        self._reach = weights * reach
 
     def _fit_noise(self) -> None:
         """Estimate the noise from what is left over, for the parameters used."""
         self.residuals = (self._contrasts - self.fitted()) * self._shown[..., None]
-        of_example = (1.0 + self.slopes[:, :1]) ** 2 * self.example_variances / self.noise
-        self.leverage = np.minimum(self._reach + of_example, 0.9)
         free = float(((1.0 - self.leverage) * self._shown).sum()) * self.residuals.shape[2]
         total = float((self.residuals**2).sum())
         self.noise = (total + PRIOR_COUNT * PRIOR_NOISE) / (free + PRIOR_COUNT)

@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 MOST_EXAMPLES = 128
 """Examples that expected scores are means of, at most."""
 
+LEAST = -1e3
+"""Log-probabilities count as no smaller than this: a probability of 0 has none, and servers write -9999 for one."""
+
 LARGEST = 8.0
 """Contrasts count no further than this from 0: a label that is out of the question says little by how far it is."""
 
@@ -77,6 +80,7 @@ class ResponseModel:
         calibrating: bool = False,
     ) -> None:
         self._scores, self._apart, self.calibrating = label_scores, apart, calibrating
+        log_probabilities = np.maximum(log_probabilities, LEAST)
         num_labels = label_scores.shape[1]
         self._label_offsets = LabelOffsets(
             log_probabilities,
