@@ -33,7 +33,7 @@ LARGEST = 8.0
 
 UNDERSTATED = 1.6
 """Error variances of effects over what the fit says, which takes each kind of effect in turn for known: in worlds that
-are made as it believes them to be, 1.3 to 1.7."""
+are made as it believes them to be, 1.0 to 1.9."""
 
 STEP = 0.05
 """Of an effect, to see what it does to a score."""
