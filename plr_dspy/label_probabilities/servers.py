@@ -169,7 +169,7 @@ def is_refusal(lm: Any, error: Exception) -> bool:
     """
     if isinstance(error, AdapterParseError):  # It repeats the reply, which may hold any word.
         return False
-    if getattr(error, "model", None) not in (None, lm.model):
+    if not str(lm.model).endswith(getattr(error, "model", None) or ""):  # Errors may name it without the provider.
         return False
     return isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
 

@@ -280,7 +280,7 @@ def flags_and_numbers():
                 yield pytest.param(kind, {name: wrong}, id=f"{kind.__name__}-{name}")
 
 
-@pytest.mark.parametrize(("kind", "wrong"), flags_and_numbers())
+@pytest.mark.parametrize(("kind", "wrong"), list(flags_and_numbers()))
 def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(TypeError, match=rf"^{name} must be .*; got {value!r}$"):
