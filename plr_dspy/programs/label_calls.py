@@ -79,6 +79,7 @@ class LabelWork(MetricWork):
             labels,
             requests=self._requests,
             decision=self._likeliest if self._calibrating else None,
+            stated=self.output.stated,
         )
         with dspy.context(adapter=adapter):
             shown, prediction = self._answered(program, example, usage)

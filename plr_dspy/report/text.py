@@ -210,7 +210,7 @@ def calibration(report: Report) -> list[str]:
         f"{effect.original_calibrated:.2f} calibrated{chosen}"
     ]
     if applied:
-        return [*lines, "the program is calibrated: it needs log-probabilities at each use"]
+        return [*lines, "the program is calibrated: it needs the probabilities of labels at each use"]
     unread = _share_unread(report)
     calibrated = (1 - unread) * effect.original_calibrated
     if unread:
