@@ -2,6 +2,7 @@
 
 python benchmarks/calibration.py DATA/mr_k5_seed1.npz DATA/subj_k5_seed1.npz --splits 40
 python benchmarks/calibration.py --unbiased
+python benchmarks/calibration.py --reanchor
 
 Half of the examples are the pool, the other half is held out. Each order is calibrated by the mean probabilities of its
 labels on the pool, which needs no label there. The best orders are those of the highest accuracy on the whole pool.
@@ -10,11 +11,16 @@ labels on the pool, which needs no label there. The best orders are those of the
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+from dspy.experimental import Choice
+from dspy.teleprompt.reanchor import calibrate as reanchor
 from scipy.special import log_softmax, logsumexp
 
+from plr_dspy.calibration.linear import fit_linear
 from plr_dspy.statistics.calibration import (
     batch_offsets,
     brier_score,
@@ -74,6 +80,53 @@ def lost_without_need(num_labels: int, num_inputs: int, num_draws: int) -> float
     return 100.0 * float(np.mean(lost))
 
 
+def leaning_world(
+    num_labels: int, share: float, lean: float, num_inputs: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities ``[num_inputs + 500, L]`` that a model tells, and the right labels.
+
+    As in `lost_without_need`, but for the share of the first label, and a lean of the model to the last one.
+    """
+    rng = np.random.default_rng(seed)
+    shares = np.array([share, *[(1.0 - share) / (num_labels - 1)] * (num_labels - 1)])
+    truth = log_softmax(1.5 * rng.normal(size=(num_inputs + 500, num_labels)) + np.log(shares), axis=1)
+    right = np.array([rng.choice(num_labels, p=row) for row in np.exp(truth)])
+    return log_softmax(truth + lean * (np.arange(num_labels) == num_labels - 1), axis=1), right
+
+
+def reanchored(table: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Log-weights ``[L]`` that `dspy.experimental.ReAnchor` fits, by its own code, with accuracy as the metric."""
+    names = [str(i) for i in range(table.shape[1])]
+    probabilities = np.exp(table)
+    predict = SimpleNamespace(fields={"label": {"weights": dict.fromkeys(names, 1.0)}})
+
+    def score() -> list[float]:
+        weights = np.array(list(predict.fields["label"]["weights"].values()))
+        return ((probabilities * weights).argmax(axis=1) == right).astype(float).tolist()
+
+    evidence = [{"probabilities": dict(zip(names, row.tolist(), strict=True))} for row in probabilities]
+    before, kind = score(), Choice[tuple((name, "") for name in names)]
+    weights, fitted, *_ = reanchor._fit_weights(predict, "label", kind, evidence, score, before)
+    kept = reanchor._select(before, [(fitted, (), None)])[0] is not None
+    return np.log([weights[name] for name in names]) if kept else np.zeros(len(names))
+
+
+def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
+    """Accuracy on held-out inputs of a world, by what was fitted to its first inputs."""
+    table, right = leaning_world(num_labels, share, lean, num_inputs, seed)
+    known, answers, held = table[:num_inputs], right[:num_inputs], table[num_inputs:]
+    counts = np.bincount(answers, minlength=num_labels) + 1.0
+    linear = fit_linear(known, answers, seed=seed)
+    told = {
+        "as it is": held,
+        "batch": held + batch_offsets(known),
+        "batch, shares of the examples": held + batch_offsets(known, prior=counts / counts.sum()),
+        "linear": held * linear.scales + linear.offsets,
+        "ReAnchor": held + reanchored(known, answers),
+    }
+    return {name: float((rows.argmax(axis=1) == right[num_inputs:]).mean()) for name, rows in told.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -82,6 +135,7 @@ def main() -> None:
     parser.add_argument(
         "--unbiased", action="store_true", help="what it costs a model that leans to no label"
     )
+    parser.add_argument("--reanchor", action="store_true", help="compare with dspy.experimental.ReAnchor")
     parser.add_argument("--splits", type=int, default=40)
     parser.add_argument("--batch", type=int, help="inputs that offsets are estimated from; all without it")
     args = parser.parse_args()
@@ -90,6 +144,18 @@ def main() -> None:
         for num_labels in (2, 4, 10):
             lost = [lost_without_need(num_labels, num_inputs, 200) for num_inputs in (10, 20, 40, 64)]
             print(f"| {num_labels} | {' | '.join(f'{points:.1f}' for points in lost)} |")
+    if args.reanchor:
+        for number, world in enumerate(product((2, 4), (None, 0.85), (0.0, 2.0), (20, 64))):
+            num_labels, share, lean, num_inputs = world
+            draws = [
+                compared(num_labels, share or 1 / num_labels, lean, num_inputs, seed) for seed in range(200)
+            ]
+            if not number:
+                print(f"| labels | shares | lean | examples | {' | '.join(draws[0])} |")
+                print(f"|{'---|' * (4 + len(draws[0]))}")
+            means = [f"{np.mean([each[name] for each in draws]):.3f}"[1:] for name in draws[0]]
+            shares = "even" if share is None else f"{share:.0%} one"
+            print(f"| {num_labels} | {shares} | {lean:g} | {num_inputs} | {' | '.join(means)} |")
     for number, path in enumerate(args.files):
         data = np.load(path)
         table = log_softmax(data["logprobs"].astype(np.float64), axis=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
@@ -136,3 +137,50 @@ def gold(labels: list[str], text: str, *, spread: float = 1.5) -> str:
         if at < 0:
             return label
     return labels[-1]
+
+
+class Decider:
+    """Answers decision outputs (`dspy.experimental.Choice`, `Noul`, `Score`) with the probabilities that they ask for.
+
+    Other outputs get the likeliest of the labels.
+
+    Args:
+        probabilities: From the fields of the demos in the order of the prompt, and the text of the input, to a
+            distribution over the options. It is stated in two decimals, as models do.
+        labels: What is said without probabilities.
+
+    Attributes:
+        prompts: The demos and the text of each request in turn.
+        asked: For each request, whether it asked for log-probabilities.
+    """
+
+    def __init__(self, probabilities, labels=("negative", "positive")):
+        self.probabilities, self.labels = probabilities, labels
+        self.prompts: list[tuple[str, str]] = []
+        self.asked: list[bool] = []
+        self._lock = threading.Lock()
+
+    def complete(self, request: Any) -> Any:
+        *before, last = [message.text or "" for message in request.messages]
+        listed = re.search(r"Task examples \(labels or evidence\):\s*(\[.*\])", request.system)
+        shown = [{name: value.strip() for name, value in FIELD.findall(text)} for text in before[::2]]
+        demos = listed[1] if listed else json.dumps(shown)
+        text = FIELD.findall(last)[0][1].strip()
+        with self._lock:
+            self.prompts.append((demos, text))
+            self.asked.append(request.config.logprobs is not None)
+        p = [round(each, 2) for each in self.probabilities(json.loads(demos), text)]
+        schema = request.system.replace('\\"', '"')
+        options = re.search(r'"required": \[([^\]]*)\], "title": "\w+Probabilities"', schema)
+        if options:
+            names = json.loads(f"[{options[1]}]")
+            said = {"probabilities": dict(zip(names, p, strict=True)), "confidence": 0.5}
+        else:
+            said = {"noul": p[-1]} if "NoulEvidence" in schema else None
+        value = json.dumps(said) if said else self.labels[p.index(max(p))]
+        *others, name = re.findall(r"`(\w+)`", schema.split("output fields are:")[1].split("All inter")[0])
+        if "JSON object" in schema:
+            return chat_response(json.dumps({**dict.fromkeys(others, "because"), name: said or value}))
+        fields = {**dict.fromkeys(others, "because"), name: value}
+        body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
+        return chat_response(f"{body}\n\n[[ ## completed ## ]]")

@@ -20,6 +20,7 @@ from plr_dspy.lm.finite_outputs import finite_output
 from plr_dspy.optimizer.base import Common, Reorderer
 from plr_dspy.optimizer.job import Job, Setup
 from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.prompts import decision_adapter
 from plr_dspy.programs.validation import whole_number
 
 if TYPE_CHECKING:
@@ -76,6 +77,13 @@ class LabelReorderer(Reorderer):
             raise ValueError(
                 f"{self.name} needs a program with one predictor; this one has {len(predictors)}: use PLReorder or "
                 "TopKOrder"
+            )
+        if (decisions := decision_adapter(predictors[0])) is not None:
+            client = type(predictors[0].lm or dspy.settings.lm).__name__
+            cure = f"use an LM in place of {client}" if decisions.system_one else "declare a Literal alone"
+            raise ValueError(
+                f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
+                f"place: {cure}, or use PLReorder or TopKOrder"
             )
         self.output(program)
 

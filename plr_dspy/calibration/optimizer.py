@@ -58,7 +58,8 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
     Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
     any labelled example, and taken away: see docs/calibration.md. If all examples have labels, these decide to which
     shares of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
-    bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
+    bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp); or an output whose
+    probabilities replies state (`dspy.experimental.Choice`, `Noul`).
 
     Args:
         method: "batch" takes away the mean over inputs of the trainset (H. Zhou et al., "Batch calibration",
@@ -177,10 +178,12 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         )
         told = [i for i, each in enumerate(found) if each is not None]
         if len(told) < 2:
-            raise NoProbabilities(
-                f"{PURPOSE} needs replies with labels among the likeliest tokens; {len(told)} of {len(found)} have "
-                "any: add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
-            )
+            needs = "replies with labels among the likeliest tokens"
+            cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
+            if output.stated is not None:
+                needs = f"replies that state the probabilities of {output.name!r} as JSON"
+                cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
+            raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(found)} have any: {cure}")
         if len(told) < len(found):
             logger.warning("%d of %d replies say nothing of labels", len(found) - len(told), len(found))
         table = np.array([found[i].log_probabilities for i in told])  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from plr_dspy.label_probabilities.reader import Decision, Reading, reading
 from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.label_scores import LabelOutput, label_output
+from plr_dspy.programs.label_scores import REANCHOR, LabelOutput, label_output
 from plr_dspy.statistics.calibration import is_far_from_even, likely_shares
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ def finite_output_of(program: dspy.Module, predictor: str | None) -> LabelOutput
     if predictor is not None and predictor not in names:
         raise ValueError(f"predictor must be one of {names}; got {predictor!r}")
     output = label_output(program, only=predictor)
+    if isinstance(output, str) and REANCHOR in output:
+        raise ValueError(f"calibration is not possible: {output}")
     if isinstance(output, str):
         cure = "" if predictor is not None or len(names) == 1 else f", or pass predictor= with one of {names}"
         raise ValueError(
@@ -78,7 +80,15 @@ def output_reader(
         return caller is own or (getattr(caller, "stage", None) == own.stage and id(caller) not in others)
 
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    return reading(adapter, output.name, output.labels, requests=requests, decision=decision, reads=reads)
+    return reading(
+        adapter,
+        output.name,
+        output.labels,
+        requests=requests,
+        decision=decision,
+        reads=reads,
+        stated=output.stated,
+    )
 
 
 def reading_of_answer(reader: Any, output: LabelOutput, answer: Any) -> Reading | None:

@@ -92,7 +92,8 @@ _CALIBRATION = TypeAdapter(Calibration)
 class CalibratedProgram(dspy.Module):
     """A program whose finite output is the likeliest label by calibrated probabilities.
 
-    It makes the LM calls of the program and no others, and asks for log-probabilities with them. A prediction has the
+    It makes the LM calls of the program and no others, and asks for log-probabilities with them, unless replies state
+    probabilities, as `dspy.experimental.Choice` and `Noul` have them do. A prediction has the
     calibrated probability of each label, by the label, at ``prediction.probabilities``; None where a reply says nothing
     of any label. It saves to JSON, also as a part of a larger program; `load_program` loads it.
 
@@ -103,7 +104,7 @@ class CalibratedProgram(dspy.Module):
     to its ``_compiled``.
 
     Args:
-        program: It has an output that is a Literal, an enum or a bool. It is not changed.
+        program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is not changed.
         calibration: As `BatchCalibration` finds it; None tells the probabilities, and decides nothing.
         predictor: Name of the predictor with that output; None where only one has one.
         allow_uncalibrated: Take the program's own answer, with a warning, where the LM gives no log-probabilities.

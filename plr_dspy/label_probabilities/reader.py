@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -11,11 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 import dspy
 import numpy as np
 from dspy.utils.exceptions import AdapterParseError
+from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from plr_dspy.label_probabilities.light_memory import light_memory
 from plr_dspy.label_probabilities.requests import LogprobRequests
 from plr_dspy.label_probabilities.servers import NoProbabilities, asking_for_probabilities
+from plr_dspy.label_probabilities.stated import LEAST_STATED, StatedProbabilities
 from plr_dspy.label_probabilities.tokens import Position, masses_in_reply, positions_of
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 
@@ -62,6 +65,7 @@ class _Reader:
     _requests: LogprobRequests
     _decision: Decision | None
     _reads: Callable[[Any], bool] | None
+    _stated: StatedProbabilities | None
     _outer: _Reader | None
 
     def __call__(
@@ -108,7 +112,11 @@ class _Reader:
             first = outputs[0] if len(outputs) == 1 else None
             if not self._requests.wanted or not isinstance(first, Mapping):
                 raise
-            if not self._is_ours(original_signature) or len(original_signature.output_fields) > 1:
+            if (
+                self._stated is not None
+                or not self._is_ours(original_signature)
+                or len(original_signature.output_fields) > 1
+            ):
                 raise
             positions = positions_of(first.get("logprobs"))
             found = _reading_of(positions, list(self._labels), None, name=self._name)
@@ -127,6 +135,8 @@ class _Reader:
             return False
         if self._reads is not None and not self._reads((dspy.settings.caller_modules or [None])[-1]):
             return False
+        if self._stated is not None:
+            return self._stated.are_asked_of(outputs[self._name])
         return labels_of(without_none(outputs[self._name].annotation)) == self._labels
 
     @contextmanager
@@ -136,6 +146,9 @@ class _Reader:
             yield None
             return
         self.asked = lm
+        if self._stated is not None:
+            yield lm_kwargs
+            return
         with self._requests.turn() as wanted:
             if not wanted and self._requests.required:
                 raise NoProbabilities(self._requests.reason)
@@ -149,6 +162,8 @@ class _Reader:
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
+        if self._stated is not None:
+            return self._read_stated(lm, values)
         for i, value in enumerate(values or [{}]):
             positions = positions_of(value.get("logprobs"))
             said = value.get(self._name)
@@ -169,6 +184,23 @@ class _Reader:
                 value.pop("logprobs", None)
         return values
 
+    def _read_stated(self, lm: Any, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Do what `_read` does with the probabilities that replies state."""
+        assert self._stated is not None
+        for i, value in enumerate(values):
+            found, masses = None, self._stated.weighted(value[self._name])
+            if masses.sum() > 0:  # Otherwise DSPy raises.
+                masses = masses / masses.sum()
+                label = list(self._labels)[int(masses.argmax())]
+                found = _normalised(label, masses, math.log(min(LEAST_STATED, masses[masses > 0].min())))
+            if found is not None and self._decision is not None:
+                found = self._decision(found)
+                told = np.exp(found.log_probabilities)
+                value[self._name] = self._stated.evidence(value[self._name], told)
+            if i == 0:
+                self._keep(found, lm, given=True)
+        return values
+
     def _keep(self, found: Reading | None, lm: Any, *, given: bool) -> None:
         """Keep a reading, here and where the same is read from outside."""
         self.readings.append(found)
@@ -186,6 +218,7 @@ def reading(
     requests: LogprobRequests,
     decision: Decision | None = None,
     reads: Callable[[Any], bool] | None = None,
+    stated: StatedProbabilities | None = None,
 ) -> Any:
     """Return a copy of an adapter that reads the log-probabilities of labels from the replies to its own calls.
 
@@ -200,6 +233,7 @@ def reading(
         decision: Gives the answer, whatever label the reply says; it is asked where the adapter could not read the
             reply, too, if the output is the only one. None leaves the answer as it is.
         reads: Tells whether the calls of a module are read; None for all with such an output.
+        stated: Of an output whose replies state probabilities: these are read, and nothing further is asked for.
 
     Returns:
         The copy. Its `readings` hold a `Reading`, or None, for each call that asked.
@@ -216,6 +250,7 @@ def reading(
         _requests=requests,
         _decision=decision,
         _reads=reads,
+        _stated=stated,
         _outer=outer,
     )
     return reader
@@ -246,8 +281,12 @@ def _reading_of(
     masses, alternatives = masses_in_reply(positions, labels, label, name=name)
     if len(alternatives) < 2 or not masses.any():
         return None
-    least = np.full(len(labels), min(alternatives.values()))
-    known = np.log(masses, out=least, where=masses > 0)
+    return _normalised(label, masses, min(alternatives.values()))
+
+
+def _normalised(label: str | None, masses: NDArray[np.float64], least: float) -> Reading:
+    """Return the reading of probabilities ``[L]``; the logs of those of 0 are at most `least`."""
+    known = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()), unseen)
 

@@ -169,7 +169,9 @@ def is_refusal(lm: Any, error: Exception) -> bool:
     """
     if isinstance(error, AdapterParseError):  # It repeats the reply, which may hold any word.
         return False
-    if not str(lm.model).endswith(getattr(error, "model", None) or ""):  # Errors may name it without the provider.
+    if not str(lm.model).endswith(
+        getattr(error, "model", None) or ""
+    ):  # Errors may name it without the provider.
         return False
     return isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
 

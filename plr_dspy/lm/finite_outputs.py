@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
+from dspy.adapters.types.decision import Choice, Noul
 from dspy.adapters.utils import annotation_allows_none, get_annotation_name
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
@@ -33,8 +34,14 @@ def labels_of(annotation: Any) -> dict[str, Any] | None:
     return {one_block(str(getattr(value, "value", value))): value for value in values}
 
 
+def decided(value: Any) -> Any:
+    """Return the label that a decision (`dspy.experimental.Choice`, `Noul`) holds; other values as they are."""
+    return value.value if isinstance(value, (Choice, Noul)) else value
+
+
 def label_text(labels: Mapping[str, Any], value: Any) -> str | None:
     """Return what demos call a value, given all labels as `labels_of` does; None for what is none of them."""
+    value = decided(value)
     return next((text for text, each in labels.items() if type(each) is type(value) and each == value), None)
 
 

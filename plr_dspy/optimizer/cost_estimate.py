@@ -18,6 +18,7 @@ from plr_dspy.lm.prices import cost_of
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.report.text import dollars, prompt_count
 
 TOKENIZER = "gpt-4o"
@@ -207,7 +208,7 @@ def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> f
 
 def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[tuple[str, list[dict[str, Any]]]]:
     """The models and messages of all predictors on these examples; none where they cannot be told before a call."""
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    renderer = PromptRenderer()
     program = ProgramFactory(job.program).build(job.slots.demos(job.slots.typical))
     predictors = program.predictors()
     prompts = []
@@ -217,8 +218,7 @@ def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[tuple[str, list
             lm = predictor.lm or dspy.settings.lm
             if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
                 return []
-            messages = adapter.format(predictor.signature, predictor.demos, dict(inputs))
-            prompts.append((str(lm.model), messages))
+            prompts.append((str(lm.model), renderer.prompt(predictor, predictor.demos, inputs)))
     return prompts
 
 

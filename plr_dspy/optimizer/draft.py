@@ -13,11 +13,11 @@ import dspy
 
 from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.compilation.plan import NOTHING_TO_DO
-from plr_dspy.lm.finite_outputs import labels_of
 from plr_dspy.optimizer.attempts import Attempt
 from plr_dspy.optimizer.job import Job, Optimizer, checked_copy, warn_of_few_examples
 from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.label_scores import label_outputs
 from plr_dspy.programs.pools import OWN, PoolSlots
 from plr_dspy.programs.saving import demo_obstacle
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
@@ -63,14 +63,11 @@ class Draft:
     @property
     def labels_say_all(self) -> bool:
         """Whether all that the predictors answer are labels which the examples have: a right answer adds nothing."""
-        outputs = {
-            name: field.annotation
-            for _, predictor in named_predictors(self.program)
-            for name, field in predictor.signature.output_fields.items()
-        }
-        are_labels = all(labels_of(annotation) is not None for annotation in outputs.values())
-        return are_labels and all(
-            outputs.keys() <= example.keys() for example in map(dict, self.part.values())
+        predictors = [predictor for _, predictor in named_predictors(self.program)]
+        outputs = {name for predictor in predictors for name in predictor.signature.output_fields}
+        labels = {output.name for predictor in predictors for output in label_outputs("", predictor)}
+        return labels == outputs and all(
+            outputs <= example.keys() for example in map(dict, self.part.values())
         )
 
     def stand_ins(self, number: int) -> list[Attempt]:

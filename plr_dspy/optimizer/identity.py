@@ -141,7 +141,7 @@ def _modules(program: dspy.Module) -> dict[str, Any]:
         if isinstance(module, dspy.Predict):
             values[f"the signature of {name}"] = module.signature
             values[f"{DEMOS_OF}{name}"] = list(module.demos)
-            values[f"the settings of {name}"] = [module.config, module.lm]
+            values[f"the settings of {name}"] = [module.config, module.fields, module.lm]
         else:
             values |= _attributes(name, module, but=dspy.Module)
     return values

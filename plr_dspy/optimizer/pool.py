@@ -15,7 +15,7 @@ from plr_dspy.optimizer.cost_estimate import TOKENIZER, offline_litellm
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.digest.description import digest
 from plr_dspy.programs.pools import OWN, PooledDemo
-from plr_dspy.programs.slots import PromptRenderer
+from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.programs.splits import label_keys, mixed, value_key
 
 KINDS = ("both", "labeled", "bootstrapped")
@@ -86,6 +86,7 @@ def pools_of(program: dspy.Module, sources: Sources) -> dict[str, list[PooledDem
         count = partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
         for name, predictor in named_predictors(program):
             nothing = renderer.render(predictor, [])
+            tokens_before = count(messages=renderer.messages(predictor, []))
             seen, pool = {nothing}, []
             own = [(demo, OWN) for demo in predictor.demos]
             for demo, origin in [*own, *sources.named(name)]:
@@ -93,7 +94,7 @@ def pools_of(program: dspy.Module, sources: Sources) -> dict[str, list[PooledDem
                 if text == nothing or (text in seen and origin != OWN):
                     continue
                 seen.add(text)
-                tokens = count(messages=renderer.messages(predictor, [demo])) - count(messages=[])
+                tokens = count(messages=renderer.messages(predictor, [demo])) - tokens_before
                 pool.append(PooledDemo(demo, origin, int(tokens)))
             pools[name] = pool
     return pools

@@ -23,6 +23,7 @@ from plr_dspy.label_probabilities.servers import NoProbabilities
 from plr_dspy.optimizer.job import Job
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, MetricWork
+from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.label_calls import LabelWork
 from plr_dspy.programs.label_scores import Array, label_output, label_scores
 from plr_dspy.report.schema import Signal
@@ -66,10 +67,10 @@ def work_of(
             return work, Signal("logprobs", "", list(work.output.labels))
         reason = work
     if calibrating:
-        raise ValueError(
-            f"calibrate=True is not possible: {reason}. Leave it out, or calibrate the program that comes out with "
-            "BatchCalibration"
-        )
+        names = [name for name, _ in named_predictors(job.program)]
+        possible = any(not isinstance(label_output(job.program, only=name), str) for name in names)
+        after = ", or calibrate the program that comes out with BatchCalibration" * possible
+        raise ValueError(f"calibrate=True is not possible: {reason}. Leave it out{after}")
     if signal == "logprobs":
         raise ValueError(
             f"signal='logprobs' is not possible: {reason}. Pass signal='auto', which takes scores in this case"

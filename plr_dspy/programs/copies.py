@@ -109,7 +109,12 @@ def named_modules(program: BaseModule) -> Iterator[tuple[str, BaseModule]]:
 def language_models(program: dspy.Module) -> list[Any]:
     """The LMs that hang on the program's modules, in attributes, in containers and objects there."""
     found, _ = _reachable(program)
-    return [value for value in found.values() if isinstance(value, dspy.BaseLM)]
+    return [value for value in found.values() if is_language_model(value)]
+
+
+def is_language_model(value: Any) -> bool:
+    """Tell whether predictors can call it: an LM, or a client that answers decision requests itself."""
+    return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
 
 
 def _shared_parts(program: dspy.Module) -> dict[int, Any]:
@@ -162,7 +167,9 @@ def _parts(value: Any) -> Iterable[Any]:
     does something when it is thrown away.
     """
     kind = type(value)
-    if issubclass(kind, (type, dspy.BaseLM, dspy.Example, threading.Thread)) or hasattr(kind, "__del__"):
+    if issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__"):
+        return []
+    if is_language_model(value):
         return []
     if issubclass(kind, MethodType):
         return [value.__self__]

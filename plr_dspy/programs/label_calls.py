@@ -99,6 +99,7 @@ class LabelWork(MetricWork):
             labels,
             requests=self._requests,
             decision=decide if self._calibrating and (self._own or not is_original) else None,
+            stated=self.output.stated,
         )
         try:
             with dspy.context(adapter=adapter):

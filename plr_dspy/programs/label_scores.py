@@ -9,14 +9,23 @@ from typing import Any, NoReturn
 
 import dspy
 import numpy as np
+from dspy.adapters.types.decision import Score
 from dspy.utils.callback import BaseCallback
 from numpy.typing import NDArray
 
+from plr_dspy.label_probabilities.stated import StatedProbabilities
 from plr_dspy.lm.finite_outputs import labels_of, without_none
 from plr_dspy.programs.calls import Metric, as_score, metric_caller, own_copy
 from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.prompts import decision_adapter
 
 Array = NDArray[np.float64]
+
+LABEL_TYPES = "a Literal, an enum or a bool"
+"""What outputs with few possible values are, as messages say it; a Choice or a Noul is one, too."""
+
+REANCHOR = "dspy.experimental.ReAnchor"
+"""What fits decisions that have no labels to calibrate; reasons that name it say what to do."""
 
 LONGEST_CALL = 0.05
 """Seconds: a metric that takes longer asks a model or a service in a way that nobody else sees."""
@@ -30,11 +39,31 @@ class LabelOutput:
         predictor: Name of the predictor that gives it.
         name: Of the field.
         labels: Its values, by what demos call them.
+        stated: How replies state the probabilities of its labels; None where log-probabilities tell them.
+        kind: The type of what predictions hold, where that is a decision with a label; None for the label itself.
     """
 
     predictor: str
     name: str
     labels: Mapping[str, Any]
+    stated: StatedProbabilities | None = None
+    kind: Any = None
+
+
+def label_outputs(name: str, predictor: dspy.Predict) -> list[LabelOutput]:
+    """Find all outputs of a predictor that have few possible values."""
+    decisions, found = decision_adapter(predictor), []
+    state = None if decisions is None else decisions.state
+    for field_name, field in predictor.signature.output_fields.items():
+        kind = None if state is None else state.types.get(field_name)
+        annotation = without_none(field.annotation) if kind is None else kind.model_fields["value"].annotation
+        if (labels := labels_of(annotation)) is None:
+            continue
+        stated = None if state is None or kind is None else StatedProbabilities.of(state, field_name)
+        found.append(
+            LabelOutput(name, field_name, labels, stated, kind if field.annotation is kind else None)
+        )
+    return found
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
@@ -44,23 +73,36 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
         program: Its predictors have the output.
         only: Name of the predictor that is looked at; None for all.
     """
-    found = [
-        LabelOutput(predictor, name, labels)
-        for predictor, module in named_predictors(program)
-        if only in (None, predictor)
-        for name, field in module.signature.output_fields.items()
-        if (labels := labels_of(without_none(field.annotation))) is not None
-    ]
+    looked_at = [(name, each) for name, each in named_predictors(program) if only in (None, name)]
+    found = [output for name, predictor in looked_at for output in label_outputs(name, predictor)]
     if not found:
-        return "no output is a Literal, an enum or a bool"
+        graded = [
+            name
+            for _, predictor in looked_at
+            for name, field in predictor.signature.output_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Score)
+        ]
+        if graded:
+            return (
+                f"the output {graded[0]!r} is a Score, whose value lies between its levels (make it a Choice of the "
+                f"levels, or let {REANCHOR} fit its cuts)"
+            )
+        return f"no output is {LABEL_TYPES}"
     predictors = len({output.predictor for output in found})
     if predictors > 1:
-        return f"{predictors} predictors have an output that is a Literal, an enum or a bool"
+        return f"{predictors} predictors have an output that is {LABEL_TYPES}"
     if len(found) > 1:
-        return f"{len(found)} outputs are a Literal, an enum or a bool"
+        return f"{len(found)} outputs are {LABEL_TYPES}"
     (output,) = found
     if len(output.labels) < 2 or "" in output.labels:
         return f"the output {output.name!r} does not have two labels with a text"
+    predictor = dict(looked_at)[output.predictor]
+    if (decisions := decision_adapter(predictor)) is not None and decisions.system_one:
+        client = type(predictor.lm or dspy.settings.lm).__name__
+        return (
+            f"the client {client} answers decision requests itself, past every adapter ({REANCHOR} can fit the weights "
+            "of its labels)"
+        )
     return output
 
 
@@ -83,6 +125,8 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     """
     refusal = _Refusal()
     values = list(output.labels.values())
+    if output.kind is not None:  # Without a confidence, so that a metric that looks at it is seen to.
+        values = [output.kind.model_construct(value=value) for value in values]
     scores = np.zeros((len(examples), len(values)))
     durations: list[float] = []
     try:

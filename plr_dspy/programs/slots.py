@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import random
 from abc import ABC, abstractmethod
@@ -16,6 +15,7 @@ import dspy
 from plr_dspy.orderings.arrangement_space import SearchSpace
 from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.programs.splits import answer_classes
 
 logger = logging.getLogger(__name__)
@@ -45,31 +45,6 @@ class Slot:
     def space(self) -> OrderingSpace:
         """The orders that can be told apart."""
         return OrderingSpace(self.kinds)
-
-
-class PromptRenderer:
-    """Renders demos as the program's own adapter would, for the LM that a predictor would call."""
-
-    def __init__(self) -> None:
-        self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
-
-    def render(self, predictor: dspy.Predict, demos: Sequence[Any]) -> str:
-        """The part of the prompt that the demos decide, as one string."""
-        return json.dumps(self.messages(predictor, demos), default=repr, sort_keys=True)
-
-    def messages(self, predictor: dspy.Predict, demos: Sequence[Any]) -> list[dict[str, Any]]:
-        """The messages that the demos become."""
-        messages: list[dict[str, Any]] = self.adapter.format_demos(self._signature(predictor), list(demos))
-        return messages
-
-    def _signature(self, predictor: dspy.Predict) -> Any:
-        """The signature the adapter formats: native features take fields out of it for some LMs."""
-        lm = predictor.lm or dspy.settings.lm
-        signature = predictor.signature
-        if lm is None or not hasattr(self.adapter, "_call_preprocess"):
-            return signature
-        tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
-        return self.adapter._call_preprocess(lm, dict(predictor.config), signature, tools)
 
 
 class PromptSlots(ABC):

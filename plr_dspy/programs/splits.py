@@ -13,6 +13,8 @@ import dspy
 import orjson
 from dspy.predict.predict import serialize_object
 
+from plr_dspy.lm.finite_outputs import decided
+
 logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
@@ -218,7 +220,7 @@ def answer_classes(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> l
         rows: Their fields.
         names: Which of these are answers.
     """
-    columns = [[value_key(fields.get(name)) for fields in rows] for name in names]
+    columns = [[value_key(decided(fields.get(name))) for fields in rows] for name in names]
     telling = [column for column in columns if 3 * len(set(column)) <= 2 * len(rows)]
     answers = list(zip(*telling, strict=True)) or [()] * len(rows)
     numbers = {answer: i for i, answer in enumerate(dict.fromkeys(answers))}

@@ -16,7 +16,7 @@ from typing import Any
 import dspy
 import numpy as np
 
-from plr_dspy.programs.copies import language_models, named_predictors
+from plr_dspy.programs.copies import is_language_model, language_models, named_predictors
 from plr_dspy.programs.inputs import forward_of
 from plr_dspy.programs.saving import json_obstacle
 
@@ -142,7 +142,7 @@ def check_language_model(student: dspy.Module) -> None:
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
     if lm is None and not language_models(student):
         raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
-    if lm is not None and not isinstance(lm, dspy.BaseLM):
+    if lm is not None and not is_language_model(lm):
         named = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
         raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={named})")
     if adapter is not None and not isinstance(adapter, dspy.Adapter):

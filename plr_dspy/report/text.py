@@ -240,7 +240,10 @@ def calibration(report: Report) -> list[str]:
         to = f"to these shares of labels: {', '.join(f'{label!r} {share:.2f}' for label, share in shares)}"
     lines.append(f"calibrated {to}")
     if effect.applied:
-        return [*lines, "the returned program is calibrated: it needs log-probabilities at each use"]
+        return [
+            *lines,
+            "the returned program is calibrated: it needs the probabilities of labels at each use",
+        ]
     if report.settings.get("calibrate") not in (None, False):
         return [*lines, f"the returned program is the {name} as it was"] if original_stays(report) else lines
     unread = _share_unread(report)

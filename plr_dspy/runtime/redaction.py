@@ -54,12 +54,12 @@ class Redactor:
 
 
 def _secrets(model: Any) -> Iterator[str]:
-    """Of an LM's arguments, its headers, and the engines that it holds."""
+    """Of an LM's attributes and arguments, its headers, and the engines that it holds."""
     arguments = dict(getattr(model, "kwargs", {}))
     for headers in (arguments.get("headers"), arguments.get("extra_headers")):
         if isinstance(headers, Mapping):
             arguments.update(headers)
-    for owner in (getattr(model, "_engine_spec", None), getattr(model, "_async_engine_spec", None)):
+    for owner in (model, getattr(model, "_engine_spec", None), getattr(model, "_async_engine_spec", None)):
         arguments.update(getattr(owner, "__dict__", {}))
     for name, value in arguments.items():
         if name == "api_key_env" and isinstance(value, str):

@@ -128,7 +128,9 @@ class TestOrdersUnderCalibration:
         assert effect.chosen_calibrated > effect.original_calibrated
         assert effect.after.calibration_error < effect.before.calibration_error
         assert effect.after.brier_score < effect.before.brier_score
-        assert "the returned program is calibrated: it needs log-probabilities at each use" in str(report)
+        assert "the returned program is calibrated: it needs the probabilities of labels at each use" in str(
+            report
+        )
 
     @pytest.mark.parametrize("seed", range(3))
     def test_replies_that_are_no_label_count_as_they_were_scored(self, seed):

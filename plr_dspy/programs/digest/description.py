@@ -187,7 +187,7 @@ def _class(kind: type) -> list[Any]:
     """Take a class apart into its name, and what it and its bases define that is no library's."""
     if isinstance(kind, type(dspy.Signature)):
         signature: Any = kind
-        fields = {k: [repr(f.annotation), f.json_schema_extra] for k, f in signature.fields.items()}
+        fields = {k: [repr(f.rebuild_annotation()), f.json_schema_extra] for k, f in signature.fields.items()}
         return [signature.instructions, fields, list(fields)]
     defined: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -203,8 +203,10 @@ def _object(value: Any) -> list[Any]:
         given = value.kwargs if isinstance(value, dspy.BaseLM) else value.default_kwargs
         arguments = {name: part for name, part in given.items() if not LM_ACCESS.search(name)}
         return [_name(kind), value.model, getattr(value, "model_type", None), arguments]
+    if getattr(kind, "supports_decision_requests", None) is True:  # A client, which keeps what it was asked.
+        return [_name(kind), getattr(value, "model", None)]
     if isinstance(value, dspy.Predict):
-        return [_name(kind), value.signature, list(value.demos), value.config, value.lm]
+        return [_name(kind), value.signature, list(value.demos), value.config, value.fields, value.lm]
     if isinstance(value, BaseModel):
         return [_name(kind), dict(value)]
     if hasattr(value, "__wrapped__"):  # A functools.lru_cache is one.
