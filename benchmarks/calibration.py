@@ -25,7 +25,9 @@ from plr_dspy.statistics.calibration import (
     batch_offsets,
     brier_score,
     calibrated,
+    cross_validated,
     expected_calibration_error,
+    likely_shares,
 )
 from plr_dspy.statistics.comparisons import mean_interval
 
@@ -117,8 +119,13 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
     known, answers, held = table[:num_inputs], right[:num_inputs], table[num_inputs:]
     counts = np.bincount(answers, minlength=num_labels) + 1.0
     linear = fit_linear(known, answers, seed=seed)
+    right_is, rows = np.eye(num_labels)[answers], np.arange(num_inputs)
+    ways = [(right_is[rows, known.argmax(axis=1)].mean(), np.zeros(num_labels))]
+    for shares in likely_shares(counts - 1.0):
+        ways.append((cross_validated(known, right_is, shares).mean(), batch_offsets(known, prior=shares)))
     told = {
         "as it is": held,
+        "labels decide": held + max(ways, key=lambda way: way[0])[1],
         "batch": held + batch_offsets(known),
         "batch, shares of the examples": held + batch_offsets(known, prior=counts / counts.sum()),
         "linear": held * linear.scales + linear.offsets,
