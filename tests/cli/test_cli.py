@@ -105,7 +105,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     )
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
-    assert "the program is calibrated" in capsys.readouterr().out
+    assert "the returned program is calibrated" in capsys.readouterr().out
     assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 0
 
 
