@@ -292,7 +292,7 @@ def print_claims(args: argparse.Namespace, seeds: Sequence[int]) -> None:
         print(f"| {kind} | {number} | {size} | {budget:,} | {shares} |", flush=True)
 
 
-def claim(world: ArrangementWorld, budget: int, seed: int, signal: str) -> tuple[bool, bool, float]:
+def claim(world: ArrangementWorld, budget: int, seed: int, signal: str = "score") -> tuple[bool, bool, float]:
     """Whether the program without demos is replaced, whether that is called better, and what the true score gains."""
     outcome, nothing = default_outcome(world, budget, seed, signal), world.space.identity
     replaced = outcome.ordering != nothing

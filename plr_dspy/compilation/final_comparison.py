@@ -212,8 +212,8 @@ def comparison(
     *,
     num_candidates: int,
     gain: Gain,
-    expected_original: tuple[float, float, float],
-    expected_chosen: tuple[float, float, float],
+    expected_original: tuple[float, float, float] | None = None,
+    expected_chosen: tuple[float, float, float] | None = None,
 ) -> Comparison:
     """Compare two orderings by their scores on the same examples.
 

@@ -288,8 +288,8 @@ def _claim(report: Report, comparison: Comparison) -> list[str]:
     expected, probability = comparison.expected_gain, comparison.probability
     low, high = (score(end, comparison, sign=True) for end in comparison.gain_interval)
     claim = (
-        f"chosen: expected {score(expected, comparison, sign=True)} "
-        f"[{low}, {high}] on new examples, p = {probability:.2f}"
+        f"chosen: expected {score(expected, comparison, sign=True)} on new examples, interval [{low}, {high}], "
+        f"p = {probability:.2f}"
     )
     if probability >= SURE:
         return [f"{claim}: better"]

@@ -106,7 +106,8 @@ class TestCompile:
         reorder = optimizer(update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
         reorder.compile(student(), trainset=EXAMPLES)
         settings = Report.load(tmp_path / "report.json").settings["update"]
-        assert settings == {"name": "prior", "pull": "tensor(0.5000)", "weighted": True}
+        assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
+        assert settings == {"name": "prior", "weighted": True}
 
     @pytest.mark.parametrize("update", ["ema", "mle", "mixture"])
     def test_paper_mode(self, engine, update):

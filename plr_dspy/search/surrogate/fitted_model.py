@@ -184,7 +184,7 @@ class FittedModel:
                 gains += gain_of_calibration(
                     found.after - found.before, changed[~np.isnan(changed)], len(self.orderings)
                 )
-            columns = zip(self.orderings, *gains.summary(), strict=True)
+            columns = zip(self.orderings, *gains.summary(), gains.deviations, strict=True)
         return {
             # Rounded to what arithmetic gives again on another day.
             ordering: Gain(round(float(gain), 9), round(float(probability), 6), round(float(deviation), 9))

@@ -75,15 +75,18 @@ class Gains:
         """The gains in another unit of scores."""
         return Gains(self.shares, unit * self.means, unit**2 * self.variances, self.possible)
 
-    def summary(self) -> tuple[Array, Array, Array]:
-        """The expected gains, the probability that they are above 0, and their standard deviations, ``[m]`` each."""
+    def summary(self) -> tuple[Array, Array]:
+        """The expected gains, and the probability that they are above 0, ``[m]`` each."""
         deviations = np.sqrt(np.where(self.possible, np.maximum(self.variances, 1e-18), 1.0))
         chances = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
-        expected = self.shares @ self.means
-        variances = self.shares @ (
-            np.where(self.possible, self.variances, 0.0) + (self.means - expected) ** 2
-        )
-        return expected, self.shares @ chances, np.sqrt(variances)
+        return self.shares @ self.means, self.shares @ chances
+
+    @property
+    def deviations(self) -> Array:
+        """Standard deviations of the gains, over all scales, ``[m]``."""
+        squares = np.where(self.possible, self.variances, 0.0) + self.means**2
+        variances = self.shares @ squares - (self.shares @ self.means) ** 2
+        return np.sqrt(np.maximum(variances, 0.0))
 
 
 def gain_of_calibration(expected: float, differences: Array, number: int) -> Gains:
