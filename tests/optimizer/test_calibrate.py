@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import dspy
 import numpy as np
 import pytest
-from fakes import FIELD, chat_response, logprobs_of
+from fakes import FIELD, chat_response, digest, logprobs_of
 from test_signal import (
     DEMOS,
     EXAMPLES,
@@ -233,6 +233,96 @@ class TestOrdersUnderCalibration:
         even = calibrated(calibrate={"negative": 0.5, "positive": 0.5})
         assert even.offsets[0] > 0.65
         assert even.shares == (0.5, 0.5)
+
+
+def labelled_world(seed):
+    """Examples, and a model that leans to "positive" or does not, where labels are even or 85 % "positive"."""
+    lean, rare = ((0.0, 0.5), (2.0, 0.5), (0.0, 0.15), (2.0, 0.15))[seed % 4]
+
+    def right(text):
+        return int(digest(f"label {seed} {text}") >= rare)
+
+    def probabilities(demos, text):
+        z = (1 if right(text) else -1) * (0.4 + sharpness(demos)) + lean + 0.4 * normal(f"{seed} {demos}")
+        z += 0.9 * normal(f"{seed} {text}") + 0.2 * normal(f"{seed} {demos} {text}")
+        return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
+
+    texts = [f"text {i}" for i in range(100)]
+    return (
+        [dspy.Example(text=t, label=LABELS[right(t)]).with_inputs("text") for t in texts],
+        probabilities,
+        right,
+    )
+
+
+def true_accuracy(program, probabilities, right):
+    """Of a program that is calibrated or not, on texts that nobody has seen."""
+    inner = program.program if isinstance(program, CalibratedProgram) else program
+    offsets = program.calibration.offsets if isinstance(program, CalibratedProgram) else (0.0, 0.0)
+    shown = [demo["text"] for demo in inner.demos]
+    return np.mean([np.argmax(np.log(probabilities(shown, t)) + offsets) == right(t) for t in FRESH])
+
+
+class TestTheStudentAsItIs:
+    def test_reports_say_what_other_examples_give(self):
+        """Of the student, of the returned program, and of the gain; labels even and uneven."""
+        held, gains = [], []
+        for seed in range(12):
+            trainset, probabilities, right = labelled_world(seed)
+            program, report = go(
+                engine_of(probabilities), calibrate=True, max_metric_calls=200, trainset=trainset, seed=seed
+            )
+            before, after = (true_accuracy(each, probabilities, right) for each in (student(), program))
+            comparison = report.comparison
+            for (_, low, high), true in (
+                (comparison.expected_original, before),
+                (comparison.expected_chosen, after),
+                ((0.0, *comparison.gain_interval), after - before),
+            ):
+                held.append(low - 1e-9 <= true <= high + 1e-9)
+            gains.append(after - before)
+        assert np.mean(held) >= 0.9
+        assert min(gains) > -0.05
+        assert np.mean(gains) > 0.02
+
+    def test_replies_that_cannot_be_read_are_its_own(self):
+        """It says no label to a third of the texts; a calibrated program has one for them all."""
+        program, report = go(Mumbling(probabilities=leaning_and_sharp), calibrate=True, max_metric_calls=200)
+        shown, fresh = [demo["text"] for demo in DEMOS], [(int(text.split()[-1]), text) for text in FRESH]
+        right = [number % 3 and np.argmax(leaning_and_sharp(shown, t)) == number % 2 for number, t in fresh]
+        value, low, high = report.comparison.expected_original
+        assert value == pytest.approx(np.mean(right), abs=0.12)
+        assert low <= np.mean(right) <= high
+        assert report.comparison.expected_chosen[0] > value + 0.1
+        assert isinstance(program, CalibratedProgram)
+
+    @pytest.mark.parametrize("calibrated", [False, True])
+    def test_a_student_that_stays_returns_as_it_was(self, calibrated):
+        def always_right(demos, text):
+            p = 0.95 if int(text.split()[-1]) % 2 else 0.05
+            return [1 - p, p]
+
+        before = student()
+        if calibrated:
+            found = Calibration("batch", tuple(LABELS), (0.3, -0.3), (1.0, 1.0), 64)
+            before = CalibratedProgram(before, found)
+        program, report = go(engine_of(always_right), program=before, calibrate=True)
+        assert type(program) is type(before)
+        assert "the original order stays" in str(report)
+        assert "the returned program is the original order as it was" in str(report)
+        if calibrated:
+            assert program.calibration == before.calibration
+            before, program = before.program, program.program
+        assert program.dump_state() == before.dump_state()
+
+    def test_shares_and_the_most_frequent_label_are_told(self, caplog):
+        trainset, probabilities, _ = labelled_world(3)
+        program, report = go(engine_of(probabilities), calibrate=True, trainset=trainset)
+        positive = np.mean([each.label == "positive" for each in trainset])
+        assert f"always answering 'positive' {positive:.2f}" in str(report)
+        assert f"{100 * positive:.0f} % of the examples have the label 'positive'" in caplog.text
+        shares = program.calibration.shares
+        assert f"calibrated to these shares of labels: 'negative' {shares[0]:.2f}" in str(report)
 
 
 @pytest.fixture(scope="module")
