@@ -69,11 +69,10 @@ def row(seed: int, landscape: Landscape, num_pool: int, mode: str, budget: int |
     num_selection = max(1, round(0.2 * num_pool))
     pool = Pool(landscape, num_pool - num_selection, num_selection)
     found = compiled(pool, mode, budget, seed)
-    chosen, original = found.ordering[0], pool.space.identity[0]
+    chosen, original = found.ordering[0], pool.space.identity[0]  # The original is the program as it is.
     claimed = found.comparison is not None and found.comparison.probability >= SURE
-    calibrating = mode == "calibrated"
-    gain = pool.held_out(chosen, calibrating=calibrating) - pool.held_out(original, calibrating=calibrating)
-    return [claimed, chosen != original, gain, found.program_calls["total"]]
+    gain = pool.held_out(chosen, found.offsets) - pool.held_out(original)
+    return [claimed, bool(found.chosen), gain, found.program_calls["total"]]
 
 
 def nothing_to_find(

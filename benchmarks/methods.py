@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from landscapes import Landscape, LandscapePayer
-from scipy.special import log_softmax
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.assembly import new_objective, new_search
@@ -27,7 +26,7 @@ from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.features import FAMILIES
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
-from plr_dspy.statistics.calibration import batch_offsets, calibrated
+from plr_dspy.statistics.calibration import shares_to_try
 
 
 @dataclass(frozen=True)
@@ -42,16 +41,13 @@ class Pool:
     def space(self) -> OrderingSpace:
         return OrderingSpace.of_sizes(self.landscape.num_demos)
 
-    def held_out(self, order: tuple[int, ...], *, calibrating: bool = False) -> float:
-        """Mean score on the held-out examples; of answers calibrated on the others, where asked for."""
+    def held_out(self, order: tuple[int, ...], offsets: Sequence[float] = ()) -> float:
+        """Mean score on the held-out examples; with offsets of labels, of the answers that these calibrate."""
         size = self.num_train + self.num_selection
-        if not calibrating:
+        if not offsets:
             return float(self.landscape.answers(order)[size:].mean())
-        known, scores = (
-            log_softmax(self.landscape.log_probabilities(order), axis=1),
-            self.landscape.label_scores,
-        )
-        answers = calibrated(known, batch_offsets(known[:size])).argmax(axis=1)
+        scores = self.landscape.label_scores
+        answers = (self.landscape.log_probabilities(order) + np.array(offsets)).argmax(axis=1)
         return float(scores[np.arange(len(scores)), answers][size:].mean())
 
     def plan(self, auto: str, budget: int | None = None, **overrides: Any) -> Plan:
@@ -119,8 +115,8 @@ def planned_outcome(
 ) -> Outcome:
     """What the search of a plan finds, by scores, by log-probabilities as well, or for calibrated answers."""
     payer, scores = LandscapePayer(pool.landscape), pool.landscape.label_scores
-    even = np.full(scores.shape[1], 1.0 / scores.shape[1])
-    responses = LabelResponses(scores, payer.log_probabilities, shares=even, calibrating=calibrating)
+    shares = shares_to_try(scores)
+    responses = LabelResponses(scores, payer.log_probabilities, shares=shares, calibrating=calibrating)
     search = new_search(
         plan,
         pool.space,

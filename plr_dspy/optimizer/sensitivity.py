@@ -15,7 +15,7 @@ from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.random_orders import random_plan, random_search
 from plr_dspy.optimizer.base import Common, Reorderer
 from plr_dspy.optimizer.job import Job, Setup, by_metric, prepare
-from plr_dspy.optimizer.signal import label_shares, label_work
+from plr_dspy.optimizer.signal import label_work
 from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, Work
 from plr_dspy.programs.inputs import check_examples
@@ -25,7 +25,7 @@ from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.scoring.cells import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.surrogate.model import LEAST_SHARE
-from plr_dspy.statistics.calibration import batch_offsets, calibrated
+from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.spread import Array, spread
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _calibrated(
     if not isinstance(work, LabelWork):
         return None
     tables, num_told = [], 0
-    for shares in label_shares(True, work):
+    for shares in likely_shares(right_counts(work.scores)):
         moved, num_told = table.copy(), 0
         for row, order in zip(moved, orders, strict=True):
             cells = [scorer.cell(order, example) for example in examples]
@@ -215,9 +215,8 @@ def _calibrated(
             answers = calibrated(known, offsets, unseen=unseen).argmax(axis=1)
             row[told] = work.scores[[examples[i] for i in told], answers]
         tables.append(moved)
-    gains = (tables[-1] - tables[0]).mean(axis=0)
-    better = gains.mean() > gains.std() / np.sqrt(len(gains))
-    return tables[-1 if better else 0] if num_told > LEAST_SHARE * table.size else None
+    best = max(tables, key=lambda each: each.mean())
+    return best if num_told > LEAST_SHARE * table.size else None
 
 
 def _score_table(

@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from plr_dspy.calibration.outputs import prior_shares, warn_of_labels
 from plr_dspy.compilation.assembly import new_objective
 from plr_dspy.compilation.plan import Plan
@@ -31,7 +29,7 @@ from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
-from plr_dspy.statistics.calibration import likely_shares
+from plr_dspy.statistics.calibration import right_counts, shares_to_try
 
 MOST_TRIES = 8
 """Calls that may bring no log-probabilities: replies may be no label, and a program may answer some examples without an
@@ -89,7 +87,7 @@ def label_work(
     scores = label_scores(metric, examples, output)
     if isinstance(scores, str):
         return scores
-    warn_of_labels(job.program, output, label_counts(scores))
+    warn_of_labels(job.program, output, right_counts(scores))
     return LabelWork(
         metric,
         examples,
@@ -192,7 +190,7 @@ def _telling_cell(
 def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
     """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to.
 
-    The last one, of NaN, is to leave answers as they are. The scores of the answers decide, as in `BatchCalibration`.
+    See `shares_to_try`.
 
     Args:
         calibrate: As in `PLReorder`; not False.
@@ -203,12 +201,4 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
     """
     if isinstance(calibrate, Mapping):
         return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
-    shares = likely_shares(label_counts(work.scores))
-    return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
-
-
-def label_counts(scores: Array) -> Array:
-    """Examples that each label is right for, ``[L]``, by the scores ``[E, L]``; several of an example share it."""
-    best = scores == scores.max(axis=1, keepdims=True)
-    counts: Array = (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
-    return counts
+    return shares_to_try(work.scores)

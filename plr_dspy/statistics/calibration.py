@@ -99,6 +99,26 @@ def likely_shares(counts: ArrayLike) -> Array:
     return np.stack([(seen + 1.0) / (seen + 1.0).sum(), even])
 
 
+def right_counts(scores: ArrayLike) -> Array:
+    """Examples that each label is right for, ``[L]``, by what labels score, ``[E, L]``; several of one share it."""
+    given = np.asarray(scores, dtype=np.float64)
+    best = given == given.max(axis=1, keepdims=True)
+    counts: Array = (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
+    return counts
+
+
+def shares_to_try(scores: ArrayLike) -> Array:
+    """The shares of labels that a search calibrates to by way of trial, ``[S, L]``.
+
+    The last ones, of NaN, stand for answers that stay as they are; the scores decide, as in `BatchCalibration`.
+
+    Args:
+        scores: What each label scores on each example, ``[E, L]``.
+    """
+    shares = likely_shares(right_counts(scores))
+    return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
+
+
 def is_far_from_even(shares: ArrayLike) -> bool:
     """Whether shares of labels, ``[L]``, are far from the same share each."""
     seen = np.asarray(shares, dtype=np.float64)
