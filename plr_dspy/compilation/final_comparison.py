@@ -200,9 +200,15 @@ def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILIT
 
     Args:
         results: Of the finalists, the original first.
-        min_probability: Of being better than the original: those with less are not chosen.
+        min_probability: Of being better than the original as it is, and than the original calibrated where answers are
+            calibrated: those with less of either are not chosen.
     """
-    sure = [i for i, result in enumerate(results) if not i or result.gain.probability >= min_probability]
+    gains = [result.gain for result in results]
+    sure = [
+        i
+        for i, gain in enumerate(gains)
+        if not i or min(gain.probability, gain.probability_calibrated) >= min_probability
+    ]
     return max(sure, key=lambda i: (results[i].gain.expected + results[i].beyond, -i))
 
 

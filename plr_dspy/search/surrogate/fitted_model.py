@@ -33,11 +33,14 @@ class Gain:
         expected: Its mean score less the other's.
         probability: That this is above 0.
         deviation: Standard deviation of the gain, as far as it is not known.
+        probability_calibrated: Where answers are calibrated, the probability that it scores more than the other when
+            this one is calibrated, too: else the gain is that of calibration. 1 for the other itself, and elsewhere.
     """
 
     expected: float
     probability: float
     deviation: float = 0.0
+    probability_calibrated: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -178,17 +181,22 @@ class FittedModel:
             gains = self._surrogate.gains(number)
             if self._responses is not None:
                 gains += self._responses.gains(number)
+            calibrated = np.ones(len(self.orderings))
             if self.calibrating and (found := self.calibration(reference)) is not None:
                 assert self._table is not None
+                calibrated = gains.summary()[1].round(6)
+                calibrated[number] = 1.0
                 changed = (self.table - self._table)[number]
                 gains += gain_of_calibration(
                     found.after - found.before, changed[~np.isnan(changed)], len(self.orderings)
                 )
-            columns = zip(self.orderings, *gains.summary(), gains.deviations, strict=True)
+            columns = zip(self.orderings, *gains.summary(), gains.deviations, calibrated, strict=True)
         return {
             # Rounded to what arithmetic gives again on another day.
-            ordering: Gain(round(float(gain), 9), round(float(probability), 6), round(float(deviation), 9))
-            for ordering, gain, probability, deviation in columns
+            ordering: Gain(
+                round(float(gain), 9), round(float(chance), 6), round(float(deviation), 9), float(alone)
+            )
+            for ordering, gain, chance, deviation, alone in columns
         }
 
     def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:

@@ -20,8 +20,8 @@ PRIOR_SPREAD = 0.005
 PRIOR_NOTHING = 0.5
 """Prior probability of the first: that all orderings score the same on new examples."""
 
-PRIOR_CALIBRATION, PRIOR_NO_CALIBRATION = 0.15, 0.2
-"""Of what calibrating an ordering does to its score: prior standard deviation, and prior probability of nothing."""
+PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)
+"""What the standard deviation of what calibration does to a score may be, each as likely."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ def gain_of_calibration(expected: float, differences: Array, number: int) -> Gai
     count = len(differences)
     spread = float(((differences - differences.mean()) ** 2).sum()) if count else 0.0
     noise = (spread + 0.25) / (count + 1) / max(1, count)
-    prior = np.array([0.0, PRIOR_CALIBRATION**2])
+    prior = np.square(PRIOR_CALIBRATION)
     logs = -0.5 * np.log(prior + noise) - 0.5 * expected**2 / (prior + noise)
-    shares = np.array([PRIOR_NO_CALIBRATION, 1.0 - PRIOR_NO_CALIBRATION]) * np.exp(logs - logs.max())
+    shares = np.exp(logs - logs.max())
     kept = prior / (prior + noise)
     columns = np.ones((1, number))
     return Gains(
