@@ -288,6 +288,29 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
                 f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
                 f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
             )
+        known = right_labels(list(usable.values()), output)
+        if self.method == "batch" and self.prior is None and (known < 0).any():
+            named = [each.get(output.name) for each in usable.values()]
+            strange = next(
+                (value for value, number in zip(named, known, strict=True) if value and number < 0), None
+            )
+            if strange is not None or (known >= 0).any():
+                left = (
+                    "they are left out" if (known >= 0).sum() > 1 else "all are taken to be equally frequent"
+                )
+                logger.warning(
+                    "%d of %d examples have none of the labels %s at %r%s: %s",
+                    (known < 0).sum(),
+                    len(known),
+                    list(output.labels),
+                    output.name,
+                    "" if strange is None else f" (one has {strange!r})",
+                    left,
+                )
+            if (known >= 0).sum() > 1:
+                pairs = zip(usable.items(), known, strict=True)
+                usable = {key: example for (key, example), number in pairs if number >= 0}
+                known = known[known >= 0]
         count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * num_labels
         if self.method == "batch" and count < wanted:
             logger.warning(
@@ -298,7 +321,6 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
                 wanted,
                 " and a larger num_inputs" if self.num_inputs < wanted else "",
             )
-        known = right_labels(list(usable.values()), output)
         counts = np.bincount(known[known >= 0], minlength=num_labels).astype(np.float64)
         return random.Random(seed).sample(list(usable.values()), count), counts
 

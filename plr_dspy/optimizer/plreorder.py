@@ -191,7 +191,8 @@ class PLReorder(Reorderer):
         rule = update_rule(self.update)  # which may have been set since
         names: list[str] = [field.name for field in fields(rule)] if is_dataclass(rule) else []
         parameters = {name: getattr(rule, name) for name in names}
-        return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
+        own = {} if self._own is None else {"calibration of student": as_plain_data(self._own.calibration)}
+        return {**super().arguments(), **own, "update": {"name": rule.name, **as_plain_data(parameters)}}
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out a compile."""

@@ -224,7 +224,9 @@ def calibration(report: Report) -> list[str]:
         return []
     name, chosen, labels = original_name(report), "", report.signal.labels if report.signal else []
     if not original_stays(report):
-        told = f"{effect.chosen:.2f} as it is, {effect.chosen_calibrated:.2f} calibrated"
+        told = f"{effect.chosen_calibrated:.2f} calibrated"
+        if not effect.applied:
+            told = f"{effect.chosen:.2f} as it is, {told}"
         chosen = f"; the chosen {noun(report)} {told}"
     always = ""
     if effect.always and len(labels) == len(effect.always):
@@ -234,16 +236,15 @@ def calibration(report: Report) -> list[str]:
         f"expected on examples like these {effect.num_examples}: {name} {effect.original:.2f} as it is, "
         f"{effect.original_calibrated:.2f} calibrated{chosen}{always}"
     ]
-    to = "to no shares of labels: the likeliest label as it is scores better"
+    to = "answers are not calibrated: the likeliest label as it is scores better"
     if effect.shares and len(labels) == len(effect.shares):
         shares = zip(labels, effect.shares, strict=True)
-        to = f"to these shares of labels: {', '.join(f'{label!r} {share:.2f}' for label, share in shares)}"
-    lines.append(f"calibrated {to}")
+        told = ", ".join(f"{label!r} {share:.2f}" for label, share in shares)
+        to = f"calibrated to these shares of labels: {told}"
+    lines.append(to)
     if effect.applied:
-        return [
-            *lines,
-            "the returned program is calibrated: it needs the probabilities of labels at each use",
-        ]
+        what = "is calibrated" if effect.shares else "answers its likeliest label"
+        return [*lines, f"the returned program {what}: it needs the probabilities of labels at each use"]
     if report.settings.get("calibrate") not in (None, False):
         return [*lines, f"the returned program is the {name} as it was"] if original_stays(report) else lines
     unread = _share_unread(report)

@@ -143,6 +143,8 @@ class FittedModel:
         """
         known = self.calibration(ordering)
         score = dict(self.estimates())[ordering] if known is None else known.before
+        if known is not None and self.calibrating:
+            score = self._corrected(ordering)[0]
         least, most = self._limits()
         return min(max(least, score), most)
 
@@ -163,6 +165,24 @@ class FittedModel:
         least, most = self._limits()
         return round(max(least, score - margin), 6), round(min(most, score + margin), 6)
 
+    def _corrected(self, ordering: Ordering) -> tuple[float, float, Array]:
+        """What an ordering scores as it is, and what calibration adds: as is expected, corrected by its own calls.
+
+        So they hold whatever its answers as they are go by: replies that cannot be read, or a calibration of its own.
+
+        Returns:
+            The score, the difference, and by how much the difference was missed on each of its calls, ``[n]``.
+        """
+        assert self._responses is not None and self._table is not None
+        number = self.orderings.index(ordering)
+        told, counted = self._table[number], self.table[number]
+        own = np.flatnonzero(~np.isnan(told))
+        before, after = self._responses.expected_of(number)
+        own_before, own_after = self._responses.expected_of(number, own)
+        missed = (counted - told)[own] - (own_after - own_before)
+        score = float(before.mean() + (told[own] - own_before).mean())
+        return score, float((after - before).mean() + missed.mean()), missed
+
     def _limits(self) -> tuple[float, float]:
         """The lowest and the highest of the scores that were given, as they are and as they count."""
         told = self.table if self._table is None else np.stack([self.table, self._table])
@@ -182,14 +202,11 @@ class FittedModel:
             if self._responses is not None:
                 gains += self._responses.gains(number)
             calibrated = np.ones(len(self.orderings))
-            if self.calibrating and (found := self.calibration(reference)) is not None:
-                assert self._table is not None
+            if self.calibrating:
                 calibrated = gains.summary()[1].round(6)
                 calibrated[number] = 1.0
-                changed = (self.table - self._table)[number]
-                gains += gain_of_calibration(
-                    found.after - found.before, changed[~np.isnan(changed)], len(self.orderings)
-                )
+                _, change, missed = self._corrected(reference)
+                gains += gain_of_calibration(change, missed, len(self.orderings))
             columns = zip(self.orderings, *gains.summary(), gains.deviations, calibrated, strict=True)
         return {
             # Rounded to what arithmetic gives again on another day.
@@ -245,7 +262,7 @@ class FittedModel:
             return None
         number = self.orderings.index(ordering)
         examples, raw, told, scores = self._responses.told(number)
-        before, after = self._responses.expected_means(number)
+        before, after = (float(scores.mean()) for scores in self._responses.expected_of(number))
         own = self._table[number]
         silent = ~np.isnan(own)
         silent[examples] = False

@@ -94,8 +94,7 @@ def gain_of_calibration(expected: float, differences: Array, number: int) -> Gai
 
     Args:
         expected: The difference that is expected.
-        differences: Scores of its calibrated answers less those of its answers as they are, on the examples that it
-            was called on, ``[n]``; they say how sure it is.
+        differences: By how much the difference was missed on each of its calls, ``[n]``; they say how sure it is.
         number: Of the orderings.
     """
     count = len(differences)

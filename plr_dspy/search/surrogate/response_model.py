@@ -223,17 +223,22 @@ class ResponseModel:
         examples, raw, told = self._label_offsets.told(number, self.offsets[number])
         return examples, raw, told, self._scores[examples]
 
-    def expected_means(self, number: int) -> tuple[float, float]:
-        """Mean scores that are expected of an ordering over all examples, as it is and calibrated.
+    def expected_of(self, number: int, examples: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+        """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each.
 
         Its own cells count as far as they tell its effects, and no further: an ordering that was chosen for its cells
         is not as good as these.
+
+        Args:
+            number: Of the ordering.
+            examples: Their numbers; None for all, or as many as means are of.
         """
+        on = self._shown if examples is None else examples
         row = slice(number, number + 1)
-        means, variances = self._expect.contrasts(self.leanings[row], self.slopes[row], self._shown)
+        means, variances = self._expect.contrasts(self.leanings[row], self.slopes[row], on)
         before, after = (
-            float((self._expect.answers(each, variances)[0] * self._scores[self._shown]).sum(axis=1).mean())
-            for each in (means, self._expect.calibrated(means, variances))
+            np.asarray((self._expect.answers(each, variances)[0] * self._scores[on]).sum(axis=1))
+            for each in (means, self._expect.moved(means, self.offsets[row]))
         )
         return before, after
 
