@@ -234,6 +234,24 @@ class TestLabelsDecide:
         engine = Classifier(leaning(LABELS, 6.0))
         assert calibrate(engine, trainset=trainset).calibration is None
 
+    @pytest.mark.parametrize(
+        ("spoilt", "said"),
+        [
+            (lambda i, label: label if i % 10 else None, "of 150 examples have none of the labels"),
+            (lambda i, label: label if i % 10 else "unsure", "(one has 'unsure'): they are left out"),
+            (lambda i, label: label.title(), "(one has 'Positive'): all are taken to be equally frequent"),
+        ],
+    )
+    def test_labels_that_cannot_be_used_are_told(self, spoilt, said, caplog):
+        trainset, probabilities, right = world(0, 0.15, 0.0)
+        trainset = [
+            each.copy(label=spoilt(i, each.label)).with_inputs("text") for i, each in enumerate(trainset)
+        ]
+        program = calibrate(Classifier(probabilities), trainset=trainset)
+        assert said in caplog.text
+        before, after = held_out(program, probabilities, right)
+        assert after > before - 0.02 or "all are taken" in said
+
     def test_uneven_answers_without_labels_are_told(self, caplog):
         trainset, probabilities, _ = world(0, 0.05, 0.0)
         bare = [each.without("label").with_inputs("text") for each in trainset]

@@ -296,6 +296,26 @@ class TestTheStudentAsItIs:
         assert report.comparison.expected_chosen[0] > value + 0.1
         assert isinstance(program, CalibratedProgram)
 
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_calibration_that_it_came_with_is_its_own(self, seed, tmp_path):
+        """Its answers are far better than those of the program that it wraps: little is left to gain."""
+        trainset, probabilities, right = labelled_world(1)
+        raw = [np.log(probabilities([demo["text"] for demo in DEMOS], text)) for text in FRESH]
+        lean = float(np.mean([b - a for a, b in raw]))
+        own = CalibratedProgram(
+            student(), Calibration("batch", tuple(LABELS), (lean / 2, -lean / 2), (1.0, 1.0), 64)
+        )
+        options = {"calibrate": True, "max_metric_calls": 200, "trainset": trainset, "seed": seed}
+        program, report = go(engine_of(probabilities), program=own, log_dir=tmp_path, **options)
+        before, after = (true_accuracy(each, probabilities, right) for each in (own, program))
+        assert before > true_accuracy(student(), probabilities, right) + 0.05
+        value, low, high = report.comparison.expected_original
+        assert value == pytest.approx(before, abs=0.12)
+        assert low <= before <= high
+        assert report.comparison.probability < 0.9 or after > before - 0.01
+        with pytest.raises(ValueError, match="calibration of student"):
+            go(engine_of(probabilities), program=student(), log_dir=tmp_path, **options)
+
     @pytest.mark.parametrize("calibrated", [False, True])
     def test_a_student_that_stays_returns_as_it_was(self, calibrated):
         def always_right(demos, text):
