@@ -56,8 +56,8 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
     """Calibrates the probabilities of a classifier's labels, and lets these decide.
 
     Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
-    any labelled example, and taken away: see docs/calibration.md. If all examples have labels, these decide to which
-    shares of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
+    any labelled example, and taken away: see docs/calibration.md. If examples have labels, these decide to which shares
+    of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
     bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp); or an output whose
     probabilities replies state (`dspy.experimental.Choice`, `Noul`).
 
@@ -71,8 +71,8 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         prior: Share of inputs that each label is right for, by label, which answers are calibrated to whatever comes
             of it. With None, "batch" looks at the labels of the trainset: answers are calibrated to their shares, if
             these are clearly uneven, or to the same share each, whichever scores best by cross-validation, and stay as
-            they are where neither scores better. Where an example has no label, and for "contextual", None is the same
-            share each. "linear" learns shares from its examples, and takes none.
+            they are where neither scores better; examples without a label are left out. Where none has one, and for
+            "contextual", None is the same share each. "linear" learns shares from its examples, and takes none.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         allow_uncalibrated: Whether the calibrated program answers as the student does, with a warning, where its LM
             gives no log-probabilities; otherwise that is an error.
