@@ -51,8 +51,7 @@ class Calibrated:
         offsets: Of the labels, ``[L]``.
         before, after: Mean scores over all examples that are expected without calibration and with it. Replies that say
             nothing of labels have the share and the scores that they had in the ordering's own cells, but for those
-            with calibration where answers are not calibrated. Without calibration, so do replies that were not scored
-            as their likeliest label, such as those that could not be read.
+            with calibration where answers are not calibrated.
         log_probabilities, calibrated: Of labels, as its cells told them and calibrated, ``[n, L]``.
         scores: What the labels score there, ``[n, L]``.
     """
@@ -269,7 +268,6 @@ class FittedModel:
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
         if self.calibrating:  # Otherwise it is not known which of them calibration would read.
             after = _mixed(after, own, silent)
-        silent[examples] = own[examples] != scores[np.arange(len(examples)), raw.argmax(axis=1)]
         before = _mixed(before, own, silent)
         offsets = tuple(np.round(self._responses.offsets[number], 6).tolist())
         return Calibrated(offsets, before, after, raw, told, scores)
