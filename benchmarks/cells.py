@@ -20,6 +20,7 @@ import dspy
 from throughput import metric, shuffled_orders
 
 from plr_dspy.programs.evaluator import program_scorer
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.ledger import Ledger
 
@@ -51,16 +52,17 @@ def measure(num_cells: int, num_threads: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cells.jsonl"
         ledger = Ledger(path)
+        ledger.number_examples(list(map(digest, examples)))
         scorer = program_scorer(
             student, slots, metric=metric, examples=examples, num_threads=num_threads, ledger=ledger
         )
         before, start = peak_bytes(), time.perf_counter()
         for first in range(0, len(orders), ORDERS_A_ROUND):
-            scorer.score(orders[first : first + ORDERS_A_ROUND], range(NUM_EXAMPLES))
+            scorer.table(orders[first : first + ORDERS_A_ROUND], range(NUM_EXAMPLES))
         seconds, after = time.perf_counter() - start, peak_bytes()
         ledger.close()
         start = time.perf_counter()
-        assert len(Ledger(path).cells) == num_cells
+        assert Ledger(path).num_resumed == num_cells
         return {
             "cells": num_cells,
             "milliseconds": 1000 * seconds / num_cells,

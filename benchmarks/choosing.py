@@ -9,9 +9,9 @@ import numpy as np
 from recorded import RecordedLandscape
 
 from plr_dspy import OrderingSpace
-from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.splits import mixed
-from plr_dspy.search.surrogate.features import FAMILIES
+from plr_dspy.search.space import Ordering
+from plr_dspy.search.surrogate.arrangement_features import FAMILIES
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.surrogate.model import OrderingModel
 

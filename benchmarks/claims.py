@@ -37,8 +37,8 @@ from landscapes import (
 from methods import Pool, planned_outcome, top_k_outcome
 from recorded import RecordedLandscape, Renamed
 
-from plr_dspy.compilation.outcome import Outcome
-from plr_dspy.report.text import SURE
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.statistics.comparisons import mean_interval
 
 WORLDS = {
@@ -63,16 +63,19 @@ def compiled(pool: Pool, mode: str, budget: int | None, seed: int) -> Outcome:
     return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
 
 
+def claimed(found: Outcome) -> bool:
+    """Whether the chosen order is called better than the original."""
+    return found.comparison is not None and found.comparison.probability >= MIN_WIN_PROBABILITY
+
+
 def row(seed: int, landscape: Landscape, num_pool: int, mode: str, budget: int | None) -> list[float]:
     """Whether it was claimed to be better, whether it was changed, the held-out gain, and the calls."""
     torch.set_num_threads(1)
-    num_selection = max(1, round(0.2 * num_pool))
-    pool = Pool(landscape, num_pool - num_selection, num_selection)
+    pool = Pool.of(landscape, num_pool)
     found = compiled(pool, mode, budget, seed)
     chosen, original = found.ordering[0], pool.space.identity[0]  # The original is the program as it is.
-    claimed = found.comparison is not None and found.comparison.probability >= SURE
     gain = pool.held_out(chosen, found.offsets) - pool.held_out(original)
-    return [claimed, bool(found.chosen), gain, found.program_calls["total"]]
+    return [claimed(found), bool(found.chosen), gain, found.program_calls["total"]]
 
 
 def nothing_to_find(

@@ -24,15 +24,14 @@ from typing import Any
 import dspy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from quickstart import BUNDLED, Data, load_data
-
+from paper.held_out import HeldOut
+from paper.model import LOCAL, ServedModel
+from paper.tasks import CLASSIFICATION
 from plr_dspy import PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
-from plr_dspy.experiments.names import CLASSIFICATION, LOCAL
-from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.served_model import ServedModel
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+from quickstart import BUNDLED, Data, load_data
 
 Maker = Callable[..., Reorderer]
 EXTRA = "PLReorder paper"

@@ -63,7 +63,7 @@ def landscape_rows(
         size = recorded.num_examples // 2
         best = recorded.best(range(size, recorded.num_examples))
         original = np.random.default_rng(seed).permutation(recorded.num_demos).tolist()
-        pool = Pool(Renamed(recorded, original), round(0.8 * size), size - round(0.8 * size))
+        pool = Pool.of(Renamed(recorded, original), size)
     else:
         size, best = arguments.pool, float("nan")
         landscape: Landscape
@@ -71,7 +71,7 @@ def landscape_rows(
             landscape = OwnEffectsLandscape(num_demos, seed, size + 1_000, common=0.3, own=0.8)
         else:
             landscape = SyntheticLandscape(kind, num_demos, seed, num_examples=size + 1_000)
-        pool = Pool(landscape, round(0.8 * size), size - round(0.8 * size))
+        pool = Pool.of(landscape, size)
     held_out = pool.held_out(tuple(range(pool.landscape.num_demos)))
     rows = {}
     for name, method in methods_for(arguments, pool.num_train).items():

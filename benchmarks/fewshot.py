@@ -41,13 +41,12 @@ from dspy.utils.callback import BaseCallback
 from kept import folder_of, kept
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from quickstart import BUNDLED, Data, load_data, mean
-
+from paper.held_out import HeldOut
+from paper.model import LOCAL, ServedModel
+from paper.tasks import CLASSIFICATION
 from plr_dspy import BatchCalibration, PLFewShot, PLReorder
-from plr_dspy.experiments.names import CLASSIFICATION, LOCAL
-from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.served_model import ServedModel
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+from quickstart import BUNDLED, Data, load_data, mean
 
 SEARCH, HALF, LABELLED = "random search", "half of it", "labelled"
 MINIBATCH = 25

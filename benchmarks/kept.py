@@ -9,6 +9,7 @@ import argparse
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 
 import dspy
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import paper
 import plr_dspy
-from plr_dspy.experiments.names import LOCAL
-from plr_dspy.local.weights import find_weights
-from plr_dspy.programs.digest.description import digest
+from paper.model import LOCAL
+from plr_dspy.local.server import find_weights
+from plr_dspy.programs.identity import digest
 from plr_dspy.runtime.files import write_atomically
 
 NOT_DECIDING = {"api_base", "data_dir", "draws", "out", "seeds", "sides", "tasks", "threads"}
@@ -44,13 +47,14 @@ def folder_of(
         examples: Those that programs are made with, and those that score them.
     """
     decided_by = {name: value for name, value in vars(args).items() if name not in NOT_DECIDING}
+    code = [*Path(plr_dspy.__file__).parent.rglob("*.py"), *Path(paper.__file__).parent.rglob("*.py")]
     decided_by |= {
         "task": task,
         "seed": seed,
         "side": side,
         "examples": [digest(part) for part in examples],
         "weights": _digest_of_files(find_weights()) if args.model == LOCAL else None,
-        "code": _digest_of_files(Path(script), *sorted(Path(plr_dspy.__file__).parent.rglob("*.py"))),
+        "code": _digest_of_files(Path(script), *sorted(code)),
         "dspy": dspy.__version__,
     }
     text = json.dumps(decided_by, indent=2, sort_keys=True)

@@ -17,9 +17,10 @@ from typing import Protocol
 import numpy as np
 from scipy.special import log_softmax
 
-from plr_dspy.orderings.space import Ordering
+from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.space import Ordering
 
 KINDS = ("item", "item by position", "adjacency", "labels", "mixed")
 """Of effects; the last has all of the others."""
@@ -337,10 +338,16 @@ class NoisyLogitsLandscape:
 
 
 class LandscapePayer:
-    """Answers the calls of a `CellScorer` from a landscape."""
+    """Answers the calls of a `CellScorer` from a landscape.
 
-    def __init__(self, landscape: Landscape) -> None:
+    Args:
+        landscape: Knows the answers.
+        max_calls: Limit of program calls; None for none.
+    """
+
+    def __init__(self, landscape: Landscape, max_calls: int | None = None) -> None:
         self.ledger = Ledger()
+        self.budget = Budget(self.ledger, max_calls=max_calls)
         self._landscape = landscape
 
     def log_probabilities(self, ordering: Ordering, example: int) -> Sequence[float] | None:
@@ -351,11 +358,11 @@ class LandscapePayer:
     def fingerprint(self, ordering: Ordering) -> str:
         return repr(ordering)
 
-    def pay(
-        self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering], *, deadline: float | None
-    ) -> None:
-        for fingerprint, example in keys:
-            order = orderings[fingerprint][0]
-            right, logprobs = self._landscape.answers(order), self._landscape.log_probabilities(order)
-            cell = Cell(float(right[example]), label_logprobs=tuple(map(float, logprobs[example])))
-            self.ledger.add((fingerprint, example), cell, {})
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+        told = {
+            name: (self._landscape.answers(order), self._landscape.log_probabilities(order))
+            for name, (order,) in orderings.items()
+        }
+        for name, example in keys:
+            right, logprobs = (values[example] for values in told[name])
+            self.ledger.add((name, example), Cell(float(right), label_logprobs=tuple(logprobs.tolist())), {})

@@ -28,18 +28,18 @@ import numpy as np
 from kept import folder_of, kept
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from quickstart import Data, load_data, mean
 
-from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLReorder
+from paper.held_out import HeldOut
+from paper.model import LOCAL, ServedModel
+from paper.tasks import CLASSIFICATION
+from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import StaticOrder, TopKOrder
-from plr_dspy.calibration.program import finite_output_of
-from plr_dspy.calibration.readings import readings
-from plr_dspy.experiments.names import CLASSIFICATION
-from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
+from plr_dspy.labels.batch_calibration import read_replies
+from plr_dspy.labels.calibrated_program import calibrated_output
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.statistics.calibration import batch_offsets, calibrated
+from plr_dspy.statistics.calibration import calibrated
 from plr_dspy.statistics.comparisons import mean_interval
+from quickstart import Data, load_data, mean
 
 Side = Callable[..., tuple[dspy.Module, int]]
 """Compiles a program on a trainset, with a metric, a number of calls, a seed and threads; gives it and its calls."""
@@ -90,7 +90,7 @@ def top_k_calibrated(
 ) -> tuple[dspy.Module, int]:
     """The best of random orders by calibrated answers, each calibrated on the inputs that it is scored on."""
     rng = random.Random(seed)
-    output = finite_output_of(program, None)
+    output = calibrated_output(program, None)
     demos = program.predictors()[0].demos
     pool = [example for example in trainset if not any(example.toDict() == dict(demo) for demo in demos)]
     examples = rng.sample(pool, min(len(pool), (calls or 250) // ORDERS))
@@ -100,19 +100,12 @@ def top_k_calibrated(
         order = list(demos) if not number else rng.sample(list(demos), len(demos))
         ordered = program.deepcopy()
         ordered.predictors()[0].demos = order
-        told = readings(
-            ordered, examples, output, num_threads=num_threads, max_errors=1, display_progress=False
-        )
-        seen = [i for i, each in enumerate(told) if each is not None]
-        table = np.array([told[i].log_probabilities for i in seen])
-        unseen = np.array([np.isin(np.arange(table.shape[1]), told[i].unseen) for i in seen])
-        offsets = batch_offsets(table, unseen=unseen)
-        correct = calibrated(table, offsets, unseen=unseen).argmax(axis=1) == right[seen]
+        told = read_replies(ordered, examples, output, num_threads=num_threads, max_errors=1)
+        kept = told.calibrated_to()
+        moved = calibrated(told.log_probabilities, kept.offsets, unseen=told.unseen)
+        correct = moved.argmax(axis=1) == right[told.inputs]
         if correct.sum() / len(examples) > best:
             best = correct.sum() / len(examples)
-            kept = Calibration(
-                "batch", tuple(output.labels), tuple(offsets), (1.0,) * len(offsets), len(examples)
-            )
             found = CalibratedProgram(ordered, kept)
     return found, ORDERS * len(examples)
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from landscapes import Landscape, LandscapePayer
+from typing_extensions import Self
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.assembly import new_objective, new_search
-from plr_dspy.compilation.budget import make_plan
-from plr_dspy.compilation.engine import Compilation
-from plr_dspy.compilation.outcome import Outcome
-from plr_dspy.compilation.plan import Plan
-from plr_dspy.orderings.updates import UpdateRule
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.scoring.checkpoint import Checkpoint
-from plr_dspy.scoring.objectives import CommonExamples
-from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.scoring.staged_objective import RacingExamples
-from plr_dspy.search.search import Search
-from plr_dspy.search.surrogate.features import FAMILIES
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.paper import PaperCompilation
+from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.plan import Plan, make_plan
+from plr_dspy.plackett_luce.updates import UpdateRule
+from plr_dspy.scoring.rounds import StagedScores
+from plr_dspy.scoring.scorer import CellScorer, Payer
+from plr_dspy.search.search import RandomSearch, Search
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
@@ -37,13 +32,24 @@ class Pool:
     num_train: int
     num_selection: int
 
+    @classmethod
+    def of(cls, landscape: Landscape, num_known: int) -> Self:
+        """A landscape of which a search knows so many examples, a fifth of them for the final comparison."""
+        num_selection = max(1, round(0.2 * num_known))
+        return cls(landscape, num_known - num_selection, num_selection)
+
+    @property
+    def num_known(self) -> int:
+        """Examples that a search has."""
+        return self.num_train + self.num_selection
+
     @property
     def space(self) -> OrderingSpace:
         return OrderingSpace.of_sizes(self.landscape.num_demos)
 
     def held_out(self, order: tuple[int, ...], offsets: Sequence[float] = ()) -> float:
         """Mean score on the held-out examples; with offsets of labels, of the answers that these calibrate."""
-        size = self.num_train + self.num_selection
+        size = self.num_known
         if not offsets:
             return float(self.landscape.answers(order)[size:].mean())
         scores = self.landscape.label_scores
@@ -65,44 +71,29 @@ Method = Callable[[Pool, int], tuple[tuple[int, ...], int]]
 """A pool and a seed to the chosen order and the program calls."""
 
 
-def compiled(
-    pool: Pool,
-    plan: Plan,
-    search: Search,
-    objective: Callable[[CellScorer], CommonExamples | RacingExamples] | None = None,
-) -> tuple[tuple[int, ...], int]:
-    """Run what `PLReorder` runs."""
-    found = outcome(pool, plan, search, objective)
-    return found.ordering[0], found.program_calls["total"]
-
-
 def outcome(
-    pool: Pool,
-    plan: Plan,
-    search: Search,
-    objective: Callable[[CellScorer], CommonExamples | RacingExamples] | None = None,
-    payer: LandscapePayer | None = None,
+    pool: Pool, plan: Plan, search: Search, *, payer: Payer | None = None, shifted: bool = False
 ) -> Outcome:
-    """All that `PLReorder` finds."""
-    payer = payer or LandscapePayer(pool.landscape)
-    scorer = CellScorer(payer, max_metric_calls=plan.call_limit)
-    with Checkpoint(None, dict) as checkpoint, ProgressBar(0, display=False) as bar:
-        return Compilation(
-            search,
-            objective(scorer) if objective else new_objective(plan, scorer, num_train=pool.num_train),
-            scorer,
-            plan=plan,
-            num_train=pool.num_train,
-            stoppers=[],
-            max_seconds=None,
-            checkpoint=checkpoint,
-            bar=bar,
-        ).run()
+    """All that `PLReorder` finds with a search.
 
-
-def planned(pool: Pool, plan: Plan, update: str, seed: int) -> tuple[tuple[int, ...], int]:
-    found = planned_outcome(pool, plan, update, seed)
-    return found.ordering[0], found.program_calls["total"]
+    Args:
+        pool: Answers the calls.
+        plan, search: What to run.
+        payer: Makes the calls; None for a new one.
+        shifted: As in `StagedScores`; for searches that learn from log-probabilities.
+    """
+    scorer = CellScorer(payer or LandscapePayer(pool.landscape, plan.max_metric_calls))
+    original = pool.space.identity
+    staged = StagedScores(
+        scorer,
+        num_train=pool.num_train if plan.racing else plan.num_train_examples,
+        num_first=plan.num_first_examples if plan.racing else plan.num_train_examples,
+        num_more=plan.num_more_examples,
+        favoured=original if plan.racing else None,
+        shifted=shifted,
+    )
+    kind = Compilation if plan.racing else PaperCompilation
+    return kind(search, scorer, staged, plan=plan, num_train=pool.num_train, original=original).run()
 
 
 def planned_outcome(
@@ -111,28 +102,51 @@ def planned_outcome(
     update: str | UpdateRule,
     seed: int,
     signal: str = "score",
+    *,
     calibrating: bool = False,
+    **options: Any,
 ) -> Outcome:
-    """What the search of a plan finds, by scores, by log-probabilities as well, or for calibrated answers."""
-    payer, scores = LandscapePayer(pool.landscape), pool.landscape.label_scores
-    shares = shares_to_try(scores)
-    responses = LabelResponses(scores, payer.log_probabilities, shares=shares, calibrating=calibrating)
-    search = new_search(
-        plan,
-        pool.space,
-        update=update,
-        seed=seed,
-        classes=pool.landscape.classes and [pool.landscape.classes],
-        example_classes=pool.landscape.example_classes,
-        responses=responses if signal == "logprobs" else None,
+    """What the search of a plan finds, by scores, by log-probabilities as well, or for calibrated answers.
+
+    Args:
+        pool, plan: As in `outcome`.
+        update, seed, **options: Of the search.
+        signal: As in `PLReorder`.
+        calibrating: Whether answers are calibrated.
+    """
+    landscape = pool.landscape
+    shape = {"update": update, "num_samples": plan.num_samples, "elite_fraction": plan.elite_fraction}
+    if not plan.racing:
+        return outcome(pool, plan, CrossEntropySearch(pool.space, seed=seed, **shape))
+    payer = LandscapePayer(landscape, plan.max_metric_calls)
+    scores = landscape.label_scores[: pool.num_known]
+    responses = LabelResponses(
+        scores, payer.log_probabilities, shares=shares_to_try(scores), calibrating=calibrating
     )
-    objective = partial(new_objective, plan, num_train=pool.num_train, shifted=signal == "logprobs")
-    return outcome(pool, plan, search, objective, payer)
+    classes, example_classes = landscape.classes, landscape.example_classes
+    known = {
+        "classes": classes and [classes],
+        "example_classes": example_classes and example_classes[: pool.num_known],
+        "responses": responses if signal == "logprobs" else None,
+    }
+    search = ThompsonSearch(
+        pool.space,
+        num_examples=plan.num_train_examples,
+        num_initial=plan.num_initial,
+        seed=seed,
+        **{**shape, **known, **options},
+    )
+    return outcome(pool, plan, search, payer=payer, shifted=signal == "logprobs")
+
+
+def choice(found: Outcome) -> tuple[tuple[int, ...], int]:
+    """The order that a compile chose, and its program calls."""
+    return found.ordering[0], found.program_calls["total"]
 
 
 def paper(update: str) -> Method:
     """PLR Algorithm 1 with the paper's values; cells are memoised, so it pays for distinct ones only."""
-    return lambda pool, seed: planned(pool, pool.plan("paper"), update, seed)
+    return lambda pool, seed: choice(planned_outcome(pool, pool.plan("paper"), update, seed))
 
 
 def paper_within(budget: int, update: str = "mle") -> Method:
@@ -146,7 +160,7 @@ def paper_within(budget: int, update: str = "mle") -> Method:
             except ValueError:
                 continue
             if size == 2 or plan.final_calls + 2 * size * pool.num_train <= budget:
-                return planned(pool, plan, update, seed)
+                return choice(planned_outcome(pool, plan, update, seed))
         return tuple(range(pool.landscape.num_demos)), 0
 
     return method
@@ -158,11 +172,7 @@ def top_k(budget: int | None = None) -> Method:
     Without a budget the paper's 225 orders and 10 finalists.
     """
 
-    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-        found = top_k_outcome(pool, seed, budget)
-        return found.ordering[0], found.program_calls["total"]
-
-    return method
+    return lambda pool, seed: choice(top_k_outcome(pool, seed, budget))
 
 
 def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
@@ -179,7 +189,8 @@ def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
         num_best_seen=num_best,
         with_mode=False,
     )
-    search = CrossEntropySearch(pool.space, num_samples=plan.num_samples, archive=True, seed=seed)
+    number = plan.num_samples
+    search = RandomSearch(pool.space, num_orderings=number, num_samples=number, seed=seed)
     return outcome(pool, plan, search)
 
 
@@ -190,89 +201,45 @@ def halving(budget: int, num_orders: int = 225, keep: float = 0.4) -> Method:
         rng = np.random.default_rng(seed)
         drawn = (tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(num_orders))
         alive = list(dict.fromkeys(drawn))
-        scorer = CellScorer(LandscapePayer(pool.landscape), max_metric_calls=budget)
+        scorer = CellScorer(LandscapePayer(pool.landscape, budget))
         rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / keep)))
         examples = 0
         for rung in range(rungs):
-            left = budget - scorer.program_calls
-            more = max(1, left // (rungs - rung) // len(alive))
-            examples = min(examples + more, pool.num_train + pool.num_selection)
+            more = max(1, (budget - scorer.budget.calls) // (rungs - rung) // len(alive))
+            examples = min(examples + more, pool.num_known)
             orderings = [(order,) for order in alive]
-            if scorer.program_calls + scorer.cost(orderings, range(examples)) > budget:
+            if not scorer.fits(dict.fromkeys(orderings, range(examples))):
                 break
-            trials = scorer.score(orderings, range(examples))
-            best = sorted(range(len(alive)), key=lambda i: -trials[i].score)
+            _, rows = scorer.table(orderings, range(examples))
+            best = sorted(range(len(alive)), key=lambda i: -sum(rows[i]))
             alive = [alive[i] for i in best[: max(1, int(np.ceil(keep * len(alive))))]]
-        return alive[0], scorer.program_calls
+        return alive[0], scorer.budget.calls
 
     return method
 
 
 def default(budget: int, signal: str = "score") -> Method:
     """`PLReorder` with ``max_metric_calls`` and ``signal``."""
-
-    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-        found = planned_outcome(pool, pool.plan("light", budget, signal=signal), "mle", seed, signal)
-        return found.ordering[0], found.program_calls["total"]
-
-    return method
-
-
-class SameExamples(RacingExamples):
-    """All orderings begin at the first example."""
-
-    def _standing(self, orderings: Any) -> Any:
-        return [(ordering, asked, 0) for ordering, asked, _ in super()._standing(orderings)]
+    return lambda pool, seed: choice(
+        planned_outcome(pool, pool.plan("light", budget, signal=signal), "mle", seed, signal)
+    )
 
 
 def ablation(budget: int) -> dict[str, Method]:
     """The default search with one part taken out."""
 
-    def without(
-        *,
-        model: bool = True,
-        race: bool = True,
-        objective: type[RacingExamples] = RacingExamples,
-        classes: bool = True,
-        leaning: bool = True,
-        **settings: Any,
-    ) -> Method:
+    def without(*, race: bool = True, **options: Any) -> Method:
         def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
             plan = pool.plan("light", budget)
             if not race:
                 plan = replace(plan, race_calls=0, num_entrants=plan.num_best_seen)
-            shape: dict[str, Any] = {"num_samples": plan.num_samples, "seed": seed}
-            if model:
-                search: Search = ThompsonSearch(
-                    pool.space,
-                    num_examples=plan.num_train_examples,
-                    num_initial=plan.num_initial,
-                    elite_fraction=plan.elite_fraction,
-                    classes=[pool.landscape.classes] if classes else None,
-                    example_classes=pool.landscape.example_classes if leaning else None,
-                    **shape,
-                    **settings,
-                )
-            else:
-                search = CrossEntropySearch(pool.space, archive=True, **shape)
-            num_first, num_more = plan.num_first_examples, plan.num_more_examples
-
-            def racing(scorer: CellScorer) -> RacingExamples:
-                return objective(scorer, num_train=pool.num_train, num_first=num_first, num_more=num_more)
-
-            return compiled(pool, plan, search, racing)
+            return choice(planned_outcome(pool, plan, "mle", seed, **options))
 
         return method
 
-    places = [name for name in FAMILIES if "adjacency" not in name]
     return {
         "default": without(),
-        "no model (cross-entropy)": without(model=False),
-        "no second looks": without(propose_known=False),
         "no race": without(race=False),
-        "all on the same examples": without(objective=SameExamples),
-        "no classes of demos": without(classes=False),
-        "no leaning": without(leaning=False),
-        "no adjacency": without(families=places),
-        "one score an item": without(families=["rank"]),
+        "no classes of demos": without(classes=None),
+        "no leaning": without(example_classes=None),
     }

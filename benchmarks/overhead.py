@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA
-from plr_dspy.orderings.space import Ordering
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.search.space import Ordering, Trial
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
+from pathlib import Path
 
 import dspy
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from paper.held_out import HeldOut
+from paper.tasks import TASKS
 from plr_dspy import PlainTextAdapter, PLFewShot, PLReorder
 from plr_dspy.data import load_reviews
-from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.tasks.tasks import TASKS
 from plr_dspy.local import local_lm
 
 TASK = TASKS["mr"]

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from methods import Pool, planned_outcome
 from recorded import RecordedLandscape, Renamed
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from paper.figures import draw_ranking
+from paper.results import Ranking
+from paper.tables import kendall
 from plr_dspy import MixtureEM
-from plr_dspy.experiments.analysis.figures import draw_ranking
-from plr_dspy.experiments.runs.ranking import Ranking
 from plr_dspy.statistics.comparisons import mean_interval
 
 BUDGET = 1_000
@@ -37,7 +41,7 @@ def ranked(path: Path, seed: int, search_name: str) -> Ranking:
     recorded = RecordedLandscape(path, seed)
     size = recorded.num_examples // 2
     original = np.random.default_rng(seed).permutation(recorded.num_demos).tolist()
-    pool = Pool(Renamed(recorded, original), round(0.8 * size), size - round(0.8 * size))
+    pool = Pool.of(Renamed(recorded, original), size)
     (distribution,) = planned_outcome(pool, pool.plan(auto, budget), update, seed).distributions
     orders = [order for (order,) in pool.space.enumerate()]
     return Ranking(
@@ -56,20 +60,23 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="where to write the picture")
     args = parser.parse_args()
     print("| task | search | Kendall's tau | splits with tau above 0 |\n|---|---|---|---|")
-    pictures = {}
+    pictures = []
     for path in args.recorded:
         for name in SEARCHES:
             rankings = [ranked(path, seed, name) for seed in range(args.splits)]
-            taus = [tau for r in rankings if not math.isnan(tau := r.kendall[0])]
+            taus = [tau for r in rankings if not math.isnan(tau := kendall(r)[0])]
             low, high = mean_interval(taus)
             share = np.mean([tau > 0 for tau in taus])
             print(
                 f"| {path.stem} | {name} | {np.mean(taus):+.2f} [{low:+.2f}, {high:+.2f}] | {100 * share:.0f} % |"
             )
             if name == next(iter(SEARCHES)):
-                pictures[path.stem, len(rankings[0].orders[0]), 0] = rankings[0]
+                num_demos = len(rankings[0].orders[0])
+                pictures.append(
+                    {"task": path.stem, "num_demos": num_demos, "seed": 0, "ranking": rankings[0]}
+                )
     if args.plot:
-        draw_ranking(pictures, args.plot)
+        draw_ranking(pd.DataFrame(pictures), args.plot)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def score(num_orders: int, seed: int, threads: int, latency: float) -> int:
         scorer = program_scorer(
             student, ProgramSlots(student), metric=metric, examples=examples, num_threads=threads
         )
-        scorer.score(shuffled_orders(NUM_DEMOS, num_orders, seed=seed), range(NUM_EXAMPLES))
-    return scorer.program_calls
+        scorer.table(shuffled_orders(NUM_DEMOS, num_orders, seed=seed), range(NUM_EXAMPLES))
+    return scorer.budget.calls
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from recorded import RecordedLandscape, Renamed
 from replay import ReplayEngine, replayed_examples, replayed_program, shown_order
 
 from plr_dspy import PLReorder
-from plr_dspy.report.text import SURE
+from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.statistics.comparisons import mean_interval
 
 FIRST_SEED = 50_000
@@ -74,7 +74,7 @@ def compile_split(seed: int, path: Path, budget: int) -> list[list[float]]:
         assert engine.calls == calls <= budget and report.signal.used == signal
         assert engine.told == (calls if signal == "logprobs" else 0)
         after = landscape.answers(shown_order(compiled))[size:].mean()
-        claimed = report.comparison.probability >= SURE
+        claimed = report.comparison.probability >= MIN_WIN_PROBABILITY
         rows.append([after, best - after, after - before, claimed, engine.calls, calls, seconds])
     return rows
 

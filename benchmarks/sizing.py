@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,10 @@ from statistics import fmean
 
 import dspy
 
-from plr_dspy.experiments.names import METHODS, applies
-from plr_dspy.experiments.runs.methods import OUR_SHARE, paper_calls
-from plr_dspy.experiments.tasks.loading import load
-from plr_dspy.experiments.tasks.tasks import TASKS, Task
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from paper.data import load
+from paper.protocol import METHODS, OUR_SHARE, applies, paper_calls
+from paper.tasks import TASKS, Task
 from plr_dspy.local import LocalServer
 
 POOL, TRAIN, SELECTION = 1_000, 800, 200

@@ -72,7 +72,7 @@ def against_evaluate(num_orders: int, num_threads: int, rounds: int) -> None:
                 student, slots, metric=metric, examples=devset, num_threads=num_threads, ledger=ledger
             )
             start = time.perf_counter()
-            scorer.score(orders, range(len(devset)))
+            scorer.table(orders, range(len(devset)))
             ours = time.perf_counter() - start
             ledger.close()
         evaluate = dspy.Evaluate(

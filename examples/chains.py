@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import dspy
 
+from paper.tasks import TASKS
 from plr_dspy import PlainTextAdapter, PLReorder
 from plr_dspy.data import load_reviews
-from plr_dspy.experiments.tasks.tasks import TASKS
 from plr_dspy.local import local_lm
 
 Examples = list[dspy.Example]

@@ -20,12 +20,11 @@ from pathlib import Path
 import dspy
 from tqdm import tqdm
 
+from paper.data import DataError, load
+from paper.held_out import HeldOut
+from paper.tasks import CLASSIFICATION, TASKS, Task
 from plr_dspy import CrossEntropySearch, PLReorder
 from plr_dspy.data import load_reviews
-from plr_dspy.experiments.names import CLASSIFICATION
-from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.tasks.loading import DataError, load
-from plr_dspy.experiments.tasks.tasks import TASKS, Task
 from plr_dspy.local import local_lm
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 

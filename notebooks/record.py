@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import dspy
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from paper.held_out import HeldOut
+from paper.model import LOCAL, ServedModel
+from paper.tasks import TASKS
 from plr_dspy.data import load_reviews
-from plr_dspy.experiments.runs.held_out import HeldOut
-from plr_dspy.experiments.runs.served_model import LOCAL, ServedModel
-from plr_dspy.experiments.tasks.tasks import TASKS
 
 NUM_DEMOS, NUM_EXAMPLES = 5, 100
 

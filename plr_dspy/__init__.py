@@ -13,47 +13,41 @@ from plr_dspy._version import __version__
 from plr_dspy.optimizer.log_lines import show_log_lines
 
 if TYPE_CHECKING:
-    from plr_dspy.calibration.optimizer import BatchCalibration
-    from plr_dspy.calibration.program import CalibratedProgram, Calibration
-    from plr_dspy.lm.completion import completion_lm
-    from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine
+    from plr_dspy.labels.batch_calibration import BatchCalibration
+    from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
+    from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine, completion_lm
     from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
     from plr_dspy.loading import load_program
     from plr_dspy.optimizer.cost_estimate import Estimate
     from plr_dspy.optimizer.fewshot import PLFewShot
     from plr_dspy.optimizer.plreorder import PLReorder
     from plr_dspy.optimizer.sensitivity import order_sensitivity
-    from plr_dspy.orderings.plackett_luce import PlackettLuce
-    from plr_dspy.orderings.space import OrderingSpace
-    from plr_dspy.orderings.trials import Trial
-    from plr_dspy.orderings.updates import MaximumLikelihood, MixtureEM, RankEMA
+    from plr_dspy.plackett_luce.distribution import PlackettLuce
+    from plr_dspy.plackett_luce.updates import MaximumLikelihood, MixtureEM, RankEMA
+    from plr_dspy.report.data import Report
     from plr_dspy.report.order_sensitivity import OrderSensitivity
-    from plr_dspy.report.report import Report
     from plr_dspy.search.cross_entropy import CrossEntropySearch
-    from plr_dspy.search.enumeration import ExhaustiveSearch
+    from plr_dspy.search.space import OrderingSpace, Trial
     from plr_dspy.search.thompson import ThompsonSearch
 else:  # torch, scipy and DSPy take seconds to import
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".calibration.optimizer": ["BatchCalibration"],
-            ".calibration.program": ["CalibratedProgram", "Calibration"],
-            ".lm.completion": ["completion_lm"],
-            ".lm.engines": ["AsyncCompletionEngine", "CompletionEngine"],
+            ".labels.batch_calibration": ["BatchCalibration"],
+            ".labels.calibrated_program": ["CalibratedProgram", "Calibration"],
+            ".lm.engines": ["AsyncCompletionEngine", "CompletionEngine", "completion_lm"],
             ".lm.plain_text_adapter": ["PlainTextAdapter"],
             ".loading": ["load_program"],
             ".optimizer.cost_estimate": ["Estimate"],
             ".optimizer.fewshot": ["PLFewShot"],
             ".optimizer.plreorder": ["PLReorder"],
             ".optimizer.sensitivity": ["order_sensitivity"],
-            ".orderings.plackett_luce": ["PlackettLuce"],
-            ".orderings.space": ["OrderingSpace"],
-            ".orderings.trials": ["Trial"],
-            ".orderings.updates": ["MaximumLikelihood", "MixtureEM", "RankEMA"],
+            ".plackett_luce.distribution": ["PlackettLuce"],
+            ".plackett_luce.updates": ["MaximumLikelihood", "MixtureEM", "RankEMA"],
             ".report.order_sensitivity": ["OrderSensitivity"],
-            ".report.report": ["Report"],
+            ".report.data": ["Report"],
             ".search.cross_entropy": ["CrossEntropySearch"],
-            ".search.enumeration": ["ExhaustiveSearch"],
+            ".search.space": ["OrderingSpace", "Trial"],
             ".search.thompson": ["ThompsonSearch"],
         },
     )
@@ -66,7 +60,6 @@ __all__ = [
     "CompletionEngine",
     "CrossEntropySearch",
     "Estimate",
-    "ExhaustiveSearch",
     "MaximumLikelihood",
     "MixtureEM",
     "OrderSensitivity",

@@ -9,9 +9,9 @@ from dspy.primitives.module import set_attribute_by_name
 from dspy.utils import magicattr
 
 from plr_dspy.baselines.per_input import PerInputOrder
-from plr_dspy.calibration.program import CalibratedProgram
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.saving import saved_state
 
 
 def load_program(

@@ -35,7 +35,7 @@ LOCAL_MODEL = {
     "test_calibration_local",
     "test_cli",
     "test_end_to_end",
-    "test_experiment_run",
+    "test_paper_run",
     "test_label_local",
     "test_local",
     "test_notebooks",

@@ -132,6 +132,13 @@ def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
     ]
 
 
+def student(demos: Any = 6, signature: str = "question -> answer", **config: Any) -> dspy.Predict:
+    """A predictor that shows demos: these, or the first so many of `questions`."""
+    program = dspy.Predict(signature, **config)
+    program.demos = questions(demos) if isinstance(demos, int) else list(demos)
+    return program
+
+
 def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine]:
     """An LM that knows the examples' answers and can be fine-tuned, and its engine."""
     engine = OrderSensitiveEngine({example.question: example.answer for example in examples})
@@ -168,6 +175,12 @@ class FineTuning(Provider):
 
 def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bool:
     return bool(example.answer == prediction.answer)
+
+
+def scored(scorer: Any, orderings: Any, examples: Any) -> list[float]:
+    """Mean score of each ordering on the examples that ran for any of them."""
+    _, rows = scorer.table(orderings, examples)
+    return [sum(row) / len(row) for row in rows]
 
 
 def printed_whatever_the_hashes(code: str) -> str:

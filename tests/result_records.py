@@ -1,6 +1,6 @@
 """Results of runs for tests."""
 
-from plr_dspy.experiments.runs.results import Result
+from paper.results import RESULT
 
 
 def record(task="mr", num_demos=8, seed=1, method="Static", scores=(1.0, 0.0), **fields):
@@ -27,9 +27,18 @@ def record(task="mr", num_demos=8, seed=1, method="Static", scores=(1.0, 0.0), *
 
 def result(*args, **fields):
     """One run as it is read from a results file."""
-    return Result.from_dict(record(*args, **fields))
+    return RESULT.validate_python(record(*args, **fields))
 
 
 def right(count, of=20):
     """Scores of which so many are 1, the first ones."""
     return [1.0] * count + [0.0] * (of - count)
+
+
+def runs(method, counts, task="mr", num_demos=8, **fields):
+    """One run a seed: how many of 20 examples were right; none where that is None."""
+    return [
+        result(task, num_demos, seed, method, right(count), **fields)
+        for seed, count in enumerate(counts, start=1)
+        if count is not None
+    ]

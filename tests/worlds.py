@@ -1,29 +1,32 @@
 """Scores of orderings that are known without a program or a model."""
 
+import math
 import zlib
 
 import numpy as np
 
 from plr_dspy import OrderingSpace
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.space import Trial
 
 ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
 
 class TablePayer:
-    """Pays cells from a table of scores, NaN for calls that fail; a call takes a second of its clock."""
+    """Pays cells from a table of scores, NaN for calls that fail; after `most` calls the time is up."""
 
     def __init__(self, table):
         self.ledger, self.table, self.paid = Ledger(), table, []
+        self.budget, self.most = Budget(self.ledger), math.inf
 
     def fingerprint(self, ordering):
         return str(ORDERINGS.index(ordering))
 
-    def pay(self, keys, orderings, *, deadline):
+    def pay(self, keys, orderings):
         for fingerprint, example in keys:
-            if deadline is not None and len(self.paid) >= deadline:
+            if len(self.paid) >= self.most:
                 return
             self.paid.append((int(fingerprint), example))
             score = float(self.table[int(fingerprint), example])
@@ -79,3 +82,13 @@ class World:
 def random_orderings(space, count, seed=0):
     rng = np.random.default_rng(seed)
     return [space.canonical([rng.permutation(size).tolist() for size in space.sizes]) for _ in range(count)]
+
+
+def play(search, score, *, rounds=6):
+    """Ask, score and tell; returns the batches asked for, the last of them empty where the search ends."""
+    batches = []
+    while len(batches) < rounds and [] not in batches:
+        batches.append(search.ask())
+        if batches[-1]:
+            search.tell(score(batches[-1]))
+    return batches

@@ -5,20 +5,16 @@ from typing import TYPE_CHECKING
 from plr_dspy._exports import lazy_exports
 
 if TYPE_CHECKING:
-    from plr_dspy.baselines.entropy import GlobalE, LocalE
-    from plr_dspy.baselines.pdo import PDO
+    from plr_dspy.baselines.label_methods import PDO, GlobalE, LocalE
     from plr_dspy.baselines.per_input import DEmO, PerInputOrder
-    from plr_dspy.baselines.static_order import StaticOrder
-    from plr_dspy.baselines.top_k import TopKOrder
+    from plr_dspy.baselines.random_search import StaticOrder, TopKOrder
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".entropy": ["GlobalE", "LocalE"],
-            ".pdo": ["PDO"],
+            ".label_methods": ["PDO", "GlobalE", "LocalE"],
             ".per_input": ["DEmO", "PerInputOrder"],
-            ".static_order": ["StaticOrder"],
-            ".top_k": ["TopKOrder"],
+            ".random_search": ["StaticOrder", "TopKOrder"],
         },
     )
 

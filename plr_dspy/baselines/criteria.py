@@ -77,6 +77,7 @@ def influence(distribution: ArrayLike, content_free: ArrayLike) -> float:
 
 
 def _checked(table: ArrayLike) -> Array:
+    """The table, if it is one."""
     table = np.asarray(table, dtype=np.float64)
     if table.ndim != 2 or not table.size or not np.all(table >= 0) or not np.allclose(table.sum(axis=1), 1.0):
         raise ValueError(

@@ -1,57 +1,78 @@
-"""Methods that choose an order by its label probabilities alone: what LocalE, GlobalE and PDO share."""
+"""Methods that choose by label probabilities alone: all orders are asked, and a criterion names the best."""
 
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dspy
+import numpy as np
+from scipy.special import ndtr
 
-from plr_dspy.baselines.objective import Criterion, LabelObjective
-from plr_dspy.baselines.probing import FixedInputs, ProbingWork, WrittenInputs
-from plr_dspy.calibration.program import CalibratedProgram
-from plr_dspy.compilation.budget import MIN_EXAMPLES
-from plr_dspy.compilation.plan import Plan
-from plr_dspy.compilation.random_orders import random_plan, random_search
-from plr_dspy.lm.finite_outputs import finite_output
+from plr_dspy.baselines.criteria import Array
+from plr_dspy.baselines.probing import ProbingWork
+from plr_dspy.compilation.choice import Finalist, Outcome, Result, comparison
+from plr_dspy.compilation.path import calls_by_phase
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output
 from plr_dspy.optimizer.base import Common, Reorderer
-from plr_dspy.optimizer.job import Job, Setup
-from plr_dspy.programs.calls import Metric
+from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.calls import Metric, MetricWork, Work
+from plr_dspy.programs.checks import count
 from plr_dspy.programs.prompts import decision_adapter
-from plr_dspy.programs.validation import whole_number
+from plr_dspy.report.data import Signal
+from plr_dspy.scoring.budget import MARGIN
+from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.scorer import CellScorer, NothingRan
+from plr_dspy.search.search import RandomSearch
+from plr_dspy.search.space import Ordering
+from plr_dspy.search.surrogate.fitted_model import Gain
+from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.statistics.comparisons import paired_interval
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+logger = logging.getLogger(__name__)
+
+Criterion = Callable[[Array], float]
+"""Of a table ``[E, L]`` of label probabilities; larger is better (`plr_dspy.baselines.criteria`)."""
+
 COMPARED_SHARE = 0.2
 """Of a budget for the comparison with the original order, at most."""
 
+OTHERS = ", or use PLReorder or TopKOrder, which need none"
+"""What else can be done where a program has no such output."""
+
 
 class LabelReorderer(Reorderer):
-    """What the methods that look at label probabilities share.
+    """What the methods that look at label probabilities share: each has a criterion and probing inputs.
 
     Args:
         metric: Does not choose the order: it says in the report how the order chosen does beside the original
             one, on the selection split.
         num_candidates: Random orders, the original one among them.
-        **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
-            log_dir, accept_changes, track_stats, display_progress.
+        **common: As in `PLReorder`.
     """
 
     scored_on = "probing inputs"
     judges = False
     least_calls: ClassVar[int] = 1
     """Program calls for each order, at least."""
+    makes_inputs = ""
+    """The name of a method that makes inputs of its own, which must be text; empty where none are made."""
+    temperature: float | None = None
+    """At which the LM writes the probing inputs; None where it writes none."""
 
     def __init__(self, metric: Metric, *, num_candidates: int, **common: Unpack[Common]) -> None:
         super().__init__(metric, **common)
-        number = whole_number("num_candidates", num_candidates, least=2)
-        if number is None:
-            raise TypeError("num_candidates must be a whole number; got None")
-        self.num_candidates = number
+        self.num_candidates = count("num_candidates", num_candidates, least=2)
 
     @abstractmethod
     def criterion(self, job: Job) -> Criterion:
@@ -61,18 +82,18 @@ class LabelReorderer(Reorderer):
     def most_calls(self, *, num_train: int, num_orders: int) -> int:
         """Program calls for each order, at most."""
 
-    @abstractmethod
-    def probing(self, job: Job) -> FixedInputs | WrittenInputs:
-        """Make the probing inputs, as many as the plan has examples."""
+    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
+        """The probing inputs, at most as many as the plan has examples; none where the LM writes them."""
+        return []
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the program has one predictor with one finite output."""
+        """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
+        predictors = program.predictors()
         if isinstance(program, CalibratedProgram):
             raise ValueError(
                 f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
                 "student.program, and calibrate what comes of it"
             )
-        predictors = program.predictors()
         if len(predictors) != 1:
             raise ValueError(
                 f"{self.name} needs a program with one predictor; this one has {len(predictors)}: use PLReorder or "
@@ -86,14 +107,16 @@ class LabelReorderer(Reorderer):
                 f"place: {cure}, or use PLReorder or TopKOrder"
             )
         self.output(program)
+        for example in trainset if self.makes_inputs else ():
+            check_text_inputs(self.makes_inputs, dict(example.inputs().items()))
 
-    def output(self, program: dspy.Module) -> tuple[str, dict[str, Any]]:
-        """Name and labels of the finite output."""
-        return finite_output(program.predictors()[0].signature, purpose=self.name)
+    def output(self, program: dspy.Module) -> LabelOutput:
+        """The finite output."""
+        return needed_output(program, self.name, cure=OTHERS)
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Each order on as many probing inputs as the budget pays for; then the winner beside the original."""
-        num_orders = min(self.num_candidates, num_distinct)
+        num_orders, budget = min(self.num_candidates, num_distinct), self.max_metric_calls
         most = self.most_calls(num_train=num_train, num_orders=num_orders)
 
         def affordable(budget: int) -> tuple[int, int]:
@@ -101,7 +124,6 @@ class LabelReorderer(Reorderer):
             compared = min(num_selection, max(MIN_EXAMPLES, int(COMPARED_SHARE * budget) // 2))
             return min(most, (budget - 2 * compared) // num_orders), compared
 
-        budget = self.max_metric_calls
         num_calls, num_compared = (most, num_selection) if budget is None else affordable(budget)
         if budget is not None and num_calls < self.least_calls:
             enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= self.least_calls)
@@ -117,23 +139,173 @@ class LabelReorderer(Reorderer):
             num_best=1,
             num_compared=num_compared,
             max_metric_calls=budget,
-            by_criterion=True,
         )
 
-    def setup(self, job: Job) -> Setup:
-        """Make a search for random orders, the original one first, by a criterion of their label probabilities."""
-        inputs = self.probing(job)
-        return Setup(
-            random_search(job.plan, job.slots.space, seed=job.seed),
-            objective=partial(
-                LabelObjective,
-                inputs=inputs,
-                criterion=self.criterion(job),
-                num_labels=len(self.output(job.program)[1]),
-            ),
-            work=ProbingWork(inputs, purpose=self.name, metric=self.metric, examples=job.splits.selection),
-            names=[
-                "the writing of a probing input" if i < inputs.num_written else f"probing input {i}"
-                for i in range(inputs.most)
-            ],
+    def work(self, job: Job) -> tuple[Work, Signal | None]:
+        """Return what makes a call: on a probing input, or on an example of the selection split."""
+        work = ProbingWork(
+            [dspy.Example(fields).with_inputs(*fields) for fields in self.inputs(job)],
+            self.output(job.program),
+            purpose=self.name,
+            scored=MetricWork(self.metric, job.splits.selection),
+            temperature=self.temperature,
+            most=max(0, job.plan.num_train_examples - 1) if self.temperature else 0,
         )
+        return work, None
+
+    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> RandomSearch:
+        """Make a search for random orders, the original one first."""
+        return RandomSearch(
+            job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
+        )
+
+    def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
+        names, keys = super()._examples(job, work)
+        first = len(job.splits.train)
+        return [*work.names, *names[first:]], [*work.names, *keys[first:]]
+
+    def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
+        """Make the compile of a job."""
+        return LabelCompilation(
+            job, work, scorer, search=self.search(job, job.plan), criterion=self.criterion(job)
+        )
+
+
+class LabelCompilation:
+    """One compile: all orders are asked for label probabilities, and the best one is compared with the original.
+
+    Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst. Where
+    no label is among the likeliest tokens, the probabilities are taken for equal.
+
+    Args:
+        job: What is compiled.
+        work: What its calls do.
+        scorer: Makes the calls.
+        search: Proposes orders.
+        criterion: What makes one number of an order's label probabilities.
+
+    Attributes:
+        means: Mean distribution ``[L]`` over the inputs, of each order asked.
+    """
+
+    def __init__(
+        self, job: Job, work: ProbingWork, scorer: CellScorer, *, search: RandomSearch, criterion: Criterion
+    ) -> None:
+        self.means: dict[Ordering, Array] = {}
+        self.scorer, self.plan, self.search = scorer, job.plan, search
+        self._criterion = criterion
+        self._original = self._best = job.original
+        self._work = work
+        first = work.num_probing
+        self._selection = range(first, first + job.plan.num_selection_examples)
+
+    def run(self) -> Outcome:
+        """Ask all orders, and compare the best; the original order wins ties."""
+        if self.search.space.num_distinct < 2:
+            logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
+            return self._outcome("all choices give the same prompt")
+        self.scorer.phase = "search"
+        plan = self.plan
+        self.scorer.budget.allow(1.0 - min(0.5, MARGIN * plan.final_calls / max(1, plan.program_calls)))
+        orderings = self.search.ask()
+        scores = self._scores(orderings)
+        self.scorer.ledger.settle()
+        stopped = "all orders asked" if len(scores) == len(orderings) else self.scorer.budget.refused
+        if not scores:
+            return self._outcome(f"{stopped}, nothing compared")
+        self._best = max(scores, key=scores.__getitem__)
+        entries = list(dict.fromkeys([self._original, self._best]))
+        try:
+            rows = self._compared(entries)
+        except NothingRan as error:
+            logger.warning("what was chosen could not be compared with the original: %s", error)
+            return self._outcome(f"{stopped}, nothing compared: {error}")
+        if len(rows) < len(entries):
+            return self._outcome(f"{self.scorer.budget.refused or stopped}, nothing compared")
+        gains = [Gain(0.0, 0.0), _gain(rows[0], rows[-1])][: len(rows)]
+        candidates = [
+            Result(Finalist(origin, ordering), math.fsum(row) / len(row), gain)
+            for origin, ordering, row, gain in zip(
+                ("original", "best seen"), entries, rows, gains, strict=False
+            )
+        ]
+        compared = comparison(rows[0], rows[-1], num_candidates=2, gain=gains[-1])
+        outcome = self._outcome(stopped)
+        return replace(outcome, comparison=compared, candidates=candidates, chosen=len(rows) - 1)
+
+    def unfinished(self, error: BaseException) -> Outcome:
+        """What is known where the compile ended in an exception."""
+        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
+        return self._outcome(ended + " in the final comparison" * (self.scorer.phase == "final"))
+
+    def _scores(self, orderings: Sequence[Ordering]) -> dict[Ordering, float]:
+        """The criterion of orders; of the first ones only when the time is up."""
+        work = self._work
+        self._cells(
+            orderings[:1], range(1)
+        )  # Alone: if the LM gives no log-probabilities, no other call is made.
+        if work.first:
+            written = self._cells(orderings, range(1))
+            if len(written) < len(orderings):
+                return {}
+            work.take([row[0].value for row in written.values()])
+        self.scorer.ledger.settle()  # An input that is written later would move the others.
+        rows = self._cells(orderings, work.probing)
+        if not rows:
+            return {}
+        cells = [cell for row in rows.values() for cell in row.values()]
+        ran_for_all = [e for e in work.probing if all(row[e].outcome != FAILED for row in rows.values())]
+        inputs = ran_for_all or work.probing
+        tables = {
+            ordering: [row[example].value for example in inputs]
+            for ordering, row in rows.items()
+            if all(row[example].outcome != FAILED for example in inputs)
+        }
+        if not tables:
+            raise self.scorer.nothing_ran(cells, len(rows))
+        told = next((value for values in tables.values() for value in values if value is not None), None)
+        if told is None:
+            cell = next(cell for cell in cells if cell.outcome != FAILED)
+            raise RuntimeError(
+                f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
+                f"said: {cell.error}: {cell.message}"
+            )
+        uniform, scores = [1.0 / len(told)] * len(told), {}
+        for ordering, values in tables.items():
+            table = np.array([uniform if value is None else value for value in values])
+            self.means[ordering] = table.mean(axis=0)
+            scores[ordering] = float(self._criterion(table))
+        return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
+
+    def _cells(self, orderings: Sequence[Ordering], examples: range) -> dict[Ordering, dict[int, Cell]]:
+        """The cells of the first orders, those that were asked on all examples before time or money was up."""
+        return self.scorer.cells(dict.fromkeys(orderings, examples))
+
+    def _compared(self, orderings: Sequence[Ordering]) -> list[list[float]]:
+        """The scores of orders on as many examples of the selection split as the budget pays for."""
+        self.scorer.phase = "final"
+        self.scorer.budget.allow(1.0)
+        count = len(self._selection)
+        while count and not self.scorer.fits(dict.fromkeys(orderings, self._selection[:count])):
+            count -= 1
+        return self.scorer.table(orderings, self._selection[:count], favoured=0)[1] if count else []
+
+    def _outcome(self, stopped: str) -> Outcome:
+        """The outcome with nothing compared."""
+        return Outcome(
+            ordering=self._best,
+            distributions=self.search.distributions,
+            comparison=None,
+            candidates=[],
+            evidence=None,
+            history=[],
+            program_calls=calls_by_phase(self.scorer, self._original, self._selection),
+            stopped=stopped,
+        )
+
+
+def _gain(original: Sequence[float], chosen: Sequence[float]) -> Gain:
+    """What the scores of an order beside the original one let one expect on new examples."""
+    low, high = paired_interval([b - a for a, b in zip(original, chosen, strict=True)], 2 * ndtr(1.0) - 1)
+    mean, deviation = (low + high) / 2, (high - low) / 2
+    return Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)

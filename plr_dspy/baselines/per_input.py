@@ -5,34 +5,27 @@ Source: Q. Guo et al., "What makes a good order of examples in in-context learni
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dspy
 
 from plr_dspy.baselines import criteria
-from plr_dspy.baselines.label_based import LabelReorderer
-from plr_dspy.baselines.objective import Criterion, LabelObjective
-from plr_dspy.baselines.probing import FixedInputs, WrittenInputs, probed
-from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.baselines.label_based import OTHERS, Criterion, LabelReorderer
+from plr_dspy.baselines.probing import distribution
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.label_probabilities.servers import TokenServers
+from plr_dspy.labels.calibrated_program import Calibration
+from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
+from plr_dspy.labels.work import ReadingWork
 from plr_dspy.optimizer.base import Common
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import Metric, WrongAnswer
-from plr_dspy.programs.content_free import CONTENT_FREE, check_text_inputs
+from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.checks import count
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.validation import whole_number
-from plr_dspy.scoring.objectives import SearchObjective
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-logger = logging.getLogger(__name__)
-
-_SERVERS = TokenServers("DEmO")
 
 
 @dataclass(frozen=True)
@@ -69,24 +62,20 @@ class PerInputOrder(dspy.Module):
         """The answer in the order that the input has most influence under.
 
         Raises:
-            Exception: of the program, and those of `label_probabilities.adapter`.
+            NoProbabilities: when the LM gives no log-probabilities.
+            Exception: of the program.
         """
         answers = []
-        for order in self.orders:
-            variant = self._in_order(order)
-            if variant is None:
-                continue
-            try:
-                found, prediction = probed(variant, inputs, purpose="DEmO", servers=_SERVERS)
-            except WrongAnswer as error:  # no label is likely in this order
-                logger.debug("no answer in one of the orders: %s", error)
-            else:
-                answers.append((criteria.influence(found, order.content_free), variant, prediction))
-        if not answers:
-            return self.program(**inputs)
-        _, variant, prediction = max(answers, key=lambda answer: answer[0])
-        # Plain completions were asked for the label alone.
-        return variant(**inputs) if any(value is None for value in prediction.values()) else prediction
+        orders = [(each, program) for each in self.orders if (program := self._in_order(each)) is not None]
+        if orders:
+            output = needed_output(self.program, "DEmO", cure=OTHERS)
+            likeliest = Calibration.none(output.labels).applied
+            work = ReadingWork((), output, purpose="DEmO", decision=likeliest)
+        for order, program in orders:
+            found, answer = work.read(program, dspy.Example(inputs).with_inputs(*inputs))
+            if found is not None and answer is not None:  # Else no label is likely in this order.
+                answers.append((criteria.influence(distribution(found), order.content_free), answer))
+        return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
         """What `forward` does, in a thread."""
@@ -104,8 +93,7 @@ class PerInputOrder(dspy.Module):
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the program, and the orders."""
-        orders = [{"permutations": o.permutations, "content_free": o.content_free} for o in self.orders]
-        return {**super().dump_state(json_mode=json_mode), "orders": orders}
+        return {**super().dump_state(json_mode=json_mode), "orders": [asdict(each) for each in self.orders]}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
         """Become what `dump_state` was taken of."""
@@ -121,7 +109,7 @@ class DEmO(LabelReorderer):
     are kept; for each input, the program takes the one under which the input adds most to the probability of the
     label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset; the program it
     returns makes `num_kept` LM calls for each input. It needs a program with one predictor, one finite output
-    (Literal, enum or bool) and text inputs, and an LM that gives log-probabilities (`label_probabilities.adapter`).
+    (Literal, enum or bool) and text inputs, and an LM that gives log-probabilities.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
 
@@ -129,29 +117,22 @@ class DEmO(LabelReorderer):
         metric: Not used: there is no one order to compare with the original one.
         num_candidates: Random orders, the original one among them; of fewer orders, all.
         num_kept: Orders to choose from for each input.
-        **common: As in `PLReorder`: max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed,
-            log_dir, accept_changes, track_stats, display_progress.
+        **common: As in `PLReorder`.
 
     Attributes:
         report, best_program: As in `PLReorder`; the order in the report is the fairest one.
     """
 
-    name = "DEmO"
+    name = makes_inputs = "DEmO"
     least_calls = len(CONTENT_FREE)
 
     def __init__(
         self, metric: Metric, *, num_candidates: int = 100, num_kept: int = 4, **common: Unpack[Common]
     ) -> None:
         super().__init__(metric, num_candidates=num_candidates, **common)
-        self.num_kept = whole_number("num_kept", num_kept) or 4
+        self.num_kept = count("num_kept", num_kept)
 
-    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless content-free inputs can be made."""
-        super().check(program, trainset)
-        for example in trainset:
-            check_text_inputs(self.name, dict(example.inputs().items()))
-
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Each order on the content-free inputs; nothing is compared, as there is no one order."""
         return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
 
@@ -163,22 +144,18 @@ class DEmO(LabelReorderer):
         """One for each content-free input."""
         return len(CONTENT_FREE)
 
-    def probing(self, job: Job) -> FixedInputs | WrittenInputs:
+    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
         """The content-free inputs."""
-        first = [dict(example.inputs().items()) for example in job.splits.train[:1]]
-        return FixedInputs([dict.fromkeys(names, text) for names in first for text in CONTENT_FREE])
+        first = [example.inputs().keys() for example in job.splits.train[:1]]
+        return [dict.fromkeys(names, text) for names in first for text in CONTENT_FREE]
 
-    def finished(
-        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
-    ) -> dspy.Module:
+    def _finished(self, job: Job, work: Any, outcome: Any, compilation: Any, shares: Any) -> dspy.Module:
         """The program that orders its demos for each input."""
-        assert isinstance(objective, LabelObjective)
-        means = sorted(objective.means.items(), key=lambda known: -float(criteria.entropy(known[1])))
+        means = sorted(compilation.means.items(), key=lambda known: -float(criteria.entropy(known[1])))
         kept = [
-            Kept(
-                {name: list(order) for name, order in job.slots.permutations(ordering).items()},
-                [float(p) for p in mean],
-            )
-            for ordering, mean in means[: self.num_kept]
+            Kept({name: list(order) for name, order in job.slots.permutations(each).items()}, mean.tolist())
+            for each, mean in means[: self.num_kept]
         ]
-        return PerInputOrder(ProgramFactory(job.program).build({}), kept)
+        program = PerInputOrder(ProgramFactory(job.program).build({}), kept)
+        program._compiled = True
+        return program

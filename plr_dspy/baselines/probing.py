@@ -1,21 +1,24 @@
-"""Inputs that an ordering is asked for label probabilities of: without labels, without content, or self-written."""
+"""Program calls for the label probabilities of inputs whose labels nobody need know; the LM may write these itself."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dspy
-from dspy import lm15
+import numpy as np
 from dspy.utils.exceptions import AdapterParseError
 
-from plr_dspy.label_probabilities.adapter import LabelProbe, NoLabel
-from plr_dspy.label_probabilities.servers import TokenServers, refusals_told, without_probabilities
+from plr_dspy.labels.calibrated_program import Calibration
+from plr_dspy.labels.outputs import Array, LabelOutput
+from plr_dspy.labels.reader import Reading
+from plr_dspy.labels.requests import LogprobRequests, asking_for_probabilities, without_probabilities
+from plr_dspy.labels.tokens import positions_of
+from plr_dspy.labels.work import ReadingWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
-from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, answer
+from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.cells import Cell
 
@@ -27,129 +30,109 @@ WRITTEN_TOKENS = 128
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
 
-class FixedInputs:
-    """Inputs that are known from the start.
+class NoLabel(Exception):
+    """No label is among the likeliest tokens."""
+
+
+class ProbingWork(ReadingWork):
+    """Finds label probabilities of inputs, and has answers to later examples scored.
 
     Args:
-        inputs: Fields and values of each.
-
-    Attributes:
-        inputs: The same.
-        num_written, most: As in `ProbingInputs`.
-    """
-
-    num_written = 0
-
-    def __init__(self, inputs: Sequence[Mapping[str, Any]]) -> None:
-        self.inputs = [dict(fields) for fields in inputs]
-        self.most = len(self.inputs)
-
-    def read(self, written: Sequence[Any]) -> int:
-        """The number of inputs."""
-        return len(self.inputs)
-
-
-class WrittenInputs:
-    """Inputs that the LM writes itself, one from each ordering's demos (Lu et al., ACL 2022, Section 3.1).
-
-    Args:
-        most: Inputs, at most: those that differ from one another and have come first.
-        temperature: At which they are written.
-
-    Attributes:
-        temperature: The same.
-        inputs: What has been written.
-        num_written, most: As in `ProbingInputs`.
-    """
-
-    num_written = 1
-
-    def __init__(self, most: int, *, temperature: float = 2.0) -> None:
-        self.inputs: list[dict[str, Any]] = []
-        self.most = 1 + most
-        self.temperature = temperature
-
-    def read(self, written: Sequence[Any]) -> int:
-        """Keep what differs; returns its number."""
-        distinct = {value_key(fields): dict(fields) for fields in reversed(written) if fields}
-        self.inputs = list(reversed(distinct.values()))[: self.most - 1]
-        if not self.inputs:
-            raise RuntimeError(
-                f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, or use a "
-                "method that needs none, such as PDO"
-            )
-        logger.info("%d distinct probing inputs were written", len(self.inputs))
-        return len(self.inputs)
-
-
-class ProbingWork:
-    """Writes probing inputs, and finds label probabilities; on later examples, scores answers by a metric.
-
-    Args:
-        inputs: The probing inputs, which are its first examples.
+        inputs: The probing inputs; none where the LM writes them.
+        output: The program's output.
         purpose: What needs the probabilities, for messages.
-        metric, examples: As in `MetricWork`: of the examples that follow.
+        scored: Scores the answers to the examples that follow.
+        temperature: At which the LM writes an input from each order's demos (Lu et al., ACL 2022, Section 3.1), as
+            the first example; None where it writes none.
+        most: Inputs that are written, at most.
+
+    Attributes:
+        first: Number of the first probing input among the examples.
+        num_probing: Examples before those that are scored.
+        names: What messages call these.
+        models: Language models that scoring calls.
     """
 
     def __init__(
         self,
-        inputs: FixedInputs | WrittenInputs,
+        inputs: Sequence[dspy.Example],
+        output: LabelOutput,
         *,
         purpose: str,
-        metric: Metric,
-        examples: Sequence[dspy.Example],
+        scored: MetricWork,
+        temperature: float | None = None,
+        most: int = 0,
     ) -> None:
-        self._inputs = inputs
-        self._purpose = purpose
-        self._scored = MetricWork(metric, examples)
-        self.models = self._scored.models
-        self._servers = TokenServers(purpose)
-        self._gives_probabilities = False  # as far as is known
+        super().__init__(inputs, output, purpose=purpose, decision=Calibration.none(output.labels).applied)
+        self.first = 0 if temperature is None else 1
+        self.num_probing = self.first + (most or len(inputs))
+        numbered = [f"probing input {i}" for i in range(self.first, self.num_probing)]
+        self.names = ["the writing of a probing input"][: self.first] + numbered
+        self.models = scored.models
+        self._scored = scored
+        self._temperature = temperature
 
     @property
-    def sample(self) -> str:
-        """The start of the program's first answer that the metric scored."""
+    def sample(self) -> str:  # type: ignore[override]
+        """The start of the program's first answer that was scored."""
         return self._scored.sample
 
+    @property
+    def probing(self) -> range:
+        """The numbers of the probing inputs."""
+        return range(self.first, self.first + len(self._examples))
+
+    def take(self, written: Sequence[Any]) -> None:
+        """Take the inputs that the LM has written, None for failures: those that differ and came first.
+
+        Raises:
+            RuntimeError: when none can be used.
+        """
+        distinct = {value_key(fields): fields for fields in reversed(written) if fields}
+        kept = list(reversed(distinct.values()))[: self.num_probing - 1]
+        self._examples = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
+        if not kept:
+            raise RuntimeError(
+                f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, or use a "
+                "method that needs none, such as PDO"
+            )
+        logger.info("%d distinct probing inputs were written", len(kept))
+
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """A cell with a distribution over labels, with the fields of an input, or with a score."""
-        if example >= self._inputs.most:
-            return self._scored(program, example - self._inputs.most, usage)
-        if isinstance(self._inputs, WrittenInputs) and example < self._inputs.num_written:
-            purpose = None if self._gives_probabilities else self._purpose
-            text = written_input(program, temperature=self._inputs.temperature, purpose=purpose)
-            self._gives_probabilities = True
+        """Return a cell with a distribution over labels, with the fields of an input, or with a score.
+
+        Raises:
+            NoProbabilities: when the LM gives none.
+            WrongAnswer: when no label is likely, or there is no answer.
+            Exception: of the program.
+        """
+        if example >= self.num_probing:
+            return self._scored(program, example - self.num_probing, usage)
+        if self._temperature is not None and example < self.first:
+            text = written_input(
+                program, temperature=self._temperature, purpose=self._purpose, requests=self.requests
+            )
             return Cell(None, value=text)
-        fields = self._inputs.inputs[example - self._inputs.num_written]
-        found, _ = probed(program, fields, purpose=self._purpose, servers=self._servers)
-        return Cell(None, value=found)
+        found, _ = self.read(program, self._examples[example - self.first])
+        if found is None:
+            labels = list(self._output.labels)
+            raise WrongAnswer(
+                NoLabel(f"none of the labels {labels} is among the likeliest tokens of the reply")
+            )
+        return Cell(None, value=distribution(found).tolist())
 
 
-def probed(
-    program: dspy.Module, fields: Mapping[str, Any], *, purpose: str, servers: TokenServers
-) -> tuple[list[float], Any]:
-    """The distribution ``[L]`` over labels that a program gives to an input, and what it answers with it.
-
-    Raises:
-        WrongAnswer: when no label is likely, or there is no answer.
-        ValueError: when the program does not make one LM call.
-        Exception: of the program.
-    """
-    probe = LabelProbe(dspy.settings.adapter or dspy.ChatAdapter(), purpose=purpose, servers=servers)
-    with dspy.context(adapter=probe, disable_history=True):  # it would hold thousands of lists of tokens
-        try:
-            prediction = answer(program, dspy.Example(**fields).with_inputs(*fields))
-        except NoLabel as error:
-            raise WrongAnswer(error) from error
-    if len(probe.found) != 1:
-        raise ValueError(
-            f"{purpose} needs a program that makes one LM call for each input; this one made {len(probe.found)}: use "
-            "PLReorder or TopKOrder"
-        )
-    return [float(p) for p in probe.found[0]], prediction
+def distribution(found: Reading) -> Array:
+    """Return the probabilities ``[L]`` of labels, 0 for those that are not among the likeliest tokens."""
+    probabilities = np.exp(np.array(found.log_probabilities))
+    probabilities[list(found.unseen)] = 0.0
+    normalised: Array = probabilities / probabilities.sum()
+    return normalised
 
 
-def written_input(program: dspy.Module, *, temperature: float, purpose: str | None = None) -> dict[str, str]:
+def written_input(
+    program: dspy.Module, *, temperature: float, purpose: str, requests: LogprobRequests
+) -> dict[str, str]:
     """A new input in the manner of a program's demos, in their order.
 
     Plain completions go on after the last demo; other models are asked for one more example.
@@ -157,7 +140,8 @@ def written_input(program: dspy.Module, *, temperature: float, purpose: str | No
     Args:
         program: With its demos.
         temperature: At which it is written.
-        purpose: What will need log-probabilities: the LM must give them for this input. None does not ask.
+        purpose: What will need log-probabilities: as long as no call had any, the LM must give them for this input.
+        requests: Knows whether any had.
 
     Raises:
         NoProbabilities: when it gives none.
@@ -166,43 +150,37 @@ def written_input(program: dspy.Module, *, temperature: float, purpose: str | No
     """
     predictor = program.predictors()[0]
     lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
-    signature = predictor.signature
-    plain = PlainTextAdapter()
-    shown = [message["content"] for message in plain.format_demos(signature, predictor.demos)]
+    signature, plain = predictor.signature, PlainTextAdapter()
+    demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
     outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
+    inputs, asks = (
+        {"examples": demos},
+        dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING),
+    )
+    options: dict[str, Any] = {"temperature": temperature}
+    if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
+        adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
+        for name, field in signature.input_fields.items():
+            asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
+        answer = title_of(*next(iter(signature.output_fields.items())))
+        options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer}"]}
+    telling = not requests.given
     try:
-        if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
-            asks = dspy.Signature(outputs)
-            for name, field in signature.input_fields.items():
-                asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
-            prompt = "\n\n".join([*shown, plain.format(asks, [], {})[0]["content"]])
-            text = _complete_prompt(lm, prompt, temperature=temperature, purpose=purpose)
-            answers = "|".join(re.escape(title_of(*output)) for output in signature.output_fields.items())
-            written = plain.parse(asks, re.split(rf"\n(?:{answers})", text, maxsplit=1)[0])
-        else:
-            asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
-            wanted = {"temperature": temperature, **({"logprobs": True} if purpose else {})}
-            with refusals_told(lm, purpose):
-                replies = adapter(lm, wanted, asks, [], {"examples": "\n\n".join(shown)})
-            written = dict(replies[0])
-            if purpose and not getattr(written.get("logprobs"), "content", None):
-                raise without_probabilities(lm, purpose)
+        written = adapter(
+            lm, asking_for_probabilities(lm, options) if telling else options, asks, [], inputs
+        )[0]
     except AdapterParseError as error:
         raise WrongAnswer(error) from error
+    except Exception as error:
+        requests.note_error(lm, error)
+        if not requests.reason:
+            raise
+        raise without_probabilities(lm, purpose) from error
+    if telling:
+        requests.note_reply(lm, given=bool(positions_of(written.get("logprobs"))))
+        if requests.reason:
+            raise without_probabilities(lm, purpose)
     fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
     if not all(fields.values()):
         raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
     return fields
-
-
-def _complete_prompt(lm: dspy.LM, prompt: str, *, temperature: float, purpose: str | None) -> str:
-    """What a model of plain completions writes after a prompt, up to a blank line."""
-    logprobs = 1 if purpose else None
-    config = lm15.Config(
-        max_tokens=WRITTEN_TOKENS, temperature=temperature, stop=("\n\n",), logprobs=logprobs
-    )
-    with refusals_told(lm, purpose):
-        reply = lm(lm15.Request(model=lm.model, messages=(lm15.Message.user(prompt),), config=config))
-    if purpose and not reply.logprobs:
-        raise without_probabilities(lm, purpose)
-    return str(reply.message.text or "")

@@ -1,8 +1,11 @@
-"""Checks of what the command line was given, before anything is imported that takes its time."""
+"""Checks of what the command line was given, before anything is imported that takes its time, and log levels."""
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -38,3 +41,16 @@ def split_reference(reference: str, what: str) -> tuple[str, str]:
     if place.endswith(".py"):
         check_file(Path(place), what)
     return place, name
+
+
+@contextmanager
+def logged(levels: Mapping[str, int]) -> Iterator[None]:
+    """Set the levels of some loggers while this context lasts."""
+    before = {name: logging.getLogger(name).level for name in levels}
+    try:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

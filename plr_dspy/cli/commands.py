@@ -1,6 +1,6 @@
 """The commands of `plr-dspy`: their arguments, their checks, and their exit codes.
 
-What a command runs is imported when its arguments are checked: DSPy, torch and pandas take seconds.
+What a command runs is imported when its arguments are checked: DSPy and torch take seconds.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from plr_dspy._version import __version__
-from plr_dspy.cli.checks import check_count, check_file, check_key, check_parent, split_reference
-from plr_dspy.cli.experiment import add_experiment
-from plr_dspy.cli.log_levels import logged
-from plr_dspy.compilation.budget import BUDGETS, SIGNALS
+from plr_dspy.cli.checks import check_count, check_file, check_key, check_parent, logged, split_reference
+from plr_dspy.compilation.plan import BUDGETS, SIGNALS
 from plr_dspy.runtime.redaction import Redactor
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
@@ -119,12 +116,6 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("path", type=Path, help="a report, or a folder with report.json")
     report.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures instead")
     report.set_defaults(run=_report)
-    add_experiment(commands)
-    serve = commands.add_parser("serve-local", help="serve the local model (SmolLM2-135M) until Ctrl-C")
-    serve.add_argument("--threads", type=int, help="CPU threads (default: one for each core, up to 8)")
-    serve.add_argument("--parallel", type=int, default=1, help="calls served at a time (default: 1)")
-    serve.add_argument("--context-length", type=int, default=4096, help="tokens of one call (default: 4096)")
-    serve.set_defaults(run=_serve)
     return parser
 
 
@@ -136,59 +127,45 @@ def _add_compile(commands: Any) -> None:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("program", help="FILE.py:NAME or MODULE:NAME of a DSPy module, or of what makes one")
-    parser.add_argument(
-        "--metric", required=True, help="FILE.py:NAME or MODULE:NAME of metric(example, prediction)"
-    )
-    parser.add_argument("--train", type=Path, required=True, help="examples, as JSON lines")
-    parser.add_argument(
-        "--val", type=Path, help="examples of the final comparison (default: 20 %% of --train)"
-    )
-    parser.add_argument("--inputs", nargs="+", required=True, help="names of the input fields")
-    parser.add_argument("--demos", type=Path, help="a saved program (JSON), whose demos are loaded first")
-    parser.add_argument("--out", type=Path, required=True, help="the program in its new order (JSON)")
-    parser.add_argument("--report", type=Path, help="the report (JSON)")
-    parser.add_argument("--lm", required=True, help="litellm name, such as openai/gpt-4o-mini; or local")
-    parser.add_argument("--api-base", help="address of the model's server")
-    parser.add_argument("--api-key-env", help="environment variable that holds the key")
-    parser.add_argument("--max-tokens", type=int, help="longest answer")
-    parser.add_argument("--adapter", choices=ADAPTERS, default="chat", help="prompt format (default: chat)")
-    parser.add_argument(
-        "--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)"
-    )
-    parser.add_argument("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
-    parser.add_argument(
+    add = parser.add_argument
+    named = "FILE.py:NAME or MODULE:NAME of "
+    add("program", help=f"{named}a DSPy module, or of what makes one")
+    add("--metric", required=True, help=f"{named}metric(example, prediction)")
+    add("--train", type=Path, required=True, help="examples, as JSON lines")
+    add("--val", type=Path, help="examples of the final comparison (default: 20 %% of --train)")
+    add("--inputs", nargs="+", required=True, help="names of the input fields")
+    add("--demos", type=Path, help="a saved program (JSON), whose demos are loaded first")
+    add("--out", type=Path, required=True, help="the program in its new order (JSON)")
+    add("--report", type=Path, help="the report (JSON)")
+    add("--lm", required=True, help="litellm name, such as openai/gpt-4o-mini; or local")
+    add("--api-base", help="address of the model's server")
+    add("--api-key-env", help="environment variable that holds the key")
+    add("--max-tokens", type=int, help="longest answer")
+    add("--adapter", choices=ADAPTERS, default="chat", help="prompt format (default: chat)")
+    add("--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)")
+    add("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
+    learns = "what the search learns from a call: the metric's score alone, or the log-probabilities of labels as well"
+    add(
         "--signal",
         choices=SIGNALS,
         default="auto",
-        help="what the search learns from a call: the metric's score alone, or the log-probabilities of labels as well "
-        "(default: auto, these where they come with the calls)",
+        help=f"{learns} (default: auto, these where they come with the calls)",
     )
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="score orders by calibrated answers, and save a calibrated program (see docs/calibration.md)",
-    )
-    parser.add_argument(
-        "--select",
-        action="store_true",
-        help="choose the demos as well: which, how many, in what order, from those of the program, and labelled and "
-        "bootstrapped ones of --train (see docs/fewshot.md)",
-    )
-    parser.add_argument("--max-demos", type=int, help="with --select: demos of a predictor (default: 8)")
-    parser.add_argument("--max-demo-tokens", type=int, help="with --select: tokens of all demos together")
-    parser.add_argument("--max-calls", type=int, help="program calls at most, instead of --auto's")
-    parser.add_argument("--max-seconds", type=float, help="no call begins later")
-    parser.add_argument("--max-cost", type=float, help="US dollars that calls may cost, by litellm's prices")
-    parser.add_argument("--threads", type=int, help="calls under way at once")
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--log-dir", type=Path, help="folder that keeps every finished call")
-    parser.add_argument(
-        "--accept-changes",
-        action="store_true",
-        help="go on from --log-dir although code or arguments changed: its scores hold all the same",
-    )
-    parser.add_argument("--estimate", action="store_true", help="say what it would cost, and stop")
+    calibrated = "score orders by calibrated answers, and save a calibrated program (see docs/calibration.md)"
+    add("--calibrate", action="store_true", help=calibrated)
+    select = "choose the demos as well: which, how many, in what order, from those of the program, and labelled and"
+    add("--select", action="store_true", help=f"{select} bootstrapped ones of --train (see docs/fewshot.md)")
+    add("--max-demos", type=int, help="with --select: demos of a predictor (default: 8)")
+    add("--max-demo-tokens", type=int, help="with --select: tokens of all demos together")
+    add("--max-calls", type=int, help="program calls at most, instead of --auto's")
+    add("--max-seconds", type=float, help="no call begins later")
+    add("--max-cost", type=float, help="US dollars that calls may cost, by litellm's prices")
+    add("--threads", type=int, help="calls under way at once")
+    add("--seed", type=int, default=0, help="default: 0")
+    add("--log-dir", type=Path, help="folder that keeps every finished call")
+    accepted = "go on from --log-dir although code or arguments changed: its scores hold all the same"
+    add("--accept-changes", action="store_true", help=accepted)
+    add("--estimate", action="store_true", help="say what it would cost, and stop")
     parser.set_defaults(run=_compile)
 
 
@@ -218,24 +195,11 @@ def _report(args: argparse.Namespace) -> int:
     path = args.path / "report.json" if args.path.is_dir() else args.path
     check_file(path, "report")
     check_parent(args.html)
-    from plr_dspy.report.report import Report
+    from plr_dspy.report.data import Report
 
     report = Report.load(path)
     if args.html is None:
-        print(report)
+        print(report.details())
     else:
         report.to_html(args.html)
-    return 0
-
-
-def _serve(args: argparse.Namespace) -> int:
-    for option in ("threads", "parallel", "context_length"):
-        check_count(getattr(args, option), option)
-    from plr_dspy.local.server import LocalServer
-
-    server = LocalServer(num_threads=args.threads, parallel=args.parallel, context_length=args.context_length)
-    with server, contextlib.suppress(KeyboardInterrupt):  # which may come as soon as a line is read
-        print(f"{server.model} at {server.api_base}; Ctrl-C stops it")
-        print(f'lm = plr_dspy.completion_lm("{server.model}", api_base="{server.api_base}")', flush=True)
-        threading.Event().wait()
     return 0

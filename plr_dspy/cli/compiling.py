@@ -1,25 +1,28 @@
-"""What `plr-dspy compile` runs, once its arguments are checked."""
+"""What `plr-dspy compile` runs, once its arguments are checked, and what these name."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import dspy
 
-from plr_dspy.calibration.program import CalibratedProgram
-from plr_dspy.cli.references import named_object, named_program, read_examples
-from plr_dspy.lm.completion import completion_lm
+from plr_dspy.cli.checks import split_reference
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.loading import load_program
 from plr_dspy.local.server import local_lm
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.programs.saving import json_obstacle
+from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.runtime.files import read_json_lines
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
@@ -65,7 +68,7 @@ def compile_program(args: argparse.Namespace) -> int:
             if optimizer.report is not None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
-                print(optimizer.report)
+                print(optimizer.report.details())
     return 0
 
 
@@ -89,3 +92,53 @@ def _language_model(args: argparse.Namespace) -> Iterator[dspy.LM]:
         if args.api_key_env is not None:
             settings["api_key"] = os.environ[args.api_key_env]
         yield dspy.LM(args.lm, **settings)
+
+
+def named_object(reference: str, what: str) -> Any:
+    """The object that "FILE.py:NAME" or "MODULE:NAME" stands for; a file may import its neighbours, and runs once."""
+    place, name = split_reference(reference, what)
+    folder, module_name = Path.cwd(), place
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        folder, module_name = path.parent, path.stem
+        loaded = sys.modules.get(path.stem)
+        if loaded is not None and getattr(loaded, "__file__", None) != str(path):
+            raise ValueError(f"{what}: another module is called {path.stem!r}; give {path.name} another name")
+    if module_name not in sys.modules:
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ImportError(f"{place} cannot be imported: it raised {type(error).__name__}: {error}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        raise ValueError(f"{what}: {place} has no {name!r}") from error
+
+
+def read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
+    """The examples of a file of JSON lines."""
+    examples = []
+    for number, fields in read_json_lines(path):
+        missing = [name for name in inputs if not isinstance(fields, dict) or name not in fields]
+        if missing:
+            raise ValueError(
+                f"line {number} of {path} must be an object with the inputs {list(inputs)}; it has no {missing}"
+            )
+        examples.append(dspy.Example(fields).with_inputs(*inputs))
+    return examples
+
+
+def named_program(reference: str) -> dspy.Module:
+    """The module that a reference names, or that what it names makes."""
+    named = named_object(reference, "program")
+    try:
+        program = named() if callable(named) and not isinstance(named, dspy.Module) else named
+    except Exception as error:
+        raise TypeError(
+            f"program: expected a DSPy module, or what makes one without arguments; {reference} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(program, dspy.Module):
+        raise TypeError(f"program: expected a DSPy module, or what makes one; {reference} gave {program!r}")
+    return program

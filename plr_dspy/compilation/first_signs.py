@@ -6,10 +6,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from plr_dspy.orderings.trials import Iteration
-from plr_dspy.report.schema import Evidence
+from plr_dspy.report.data import Evidence
+from plr_dspy.report.iteration import Iteration
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ ENOUGH_PAIRS = 250
 
 
 class FirstSigns:
-    """Ends a search that can find nothing, before its budget does; a stopper of `plr_dspy.search.loop.run`.
+    """Ends a search that can find nothing, before its budget does; a stopper of a search.
 
     Args:
-        ledger: Of the calls.
+        scorer: Makes the calls.
         num_train: Examples of the train split, the first ones.
         sample: Says one of the program's answers, for messages.
         by_scores: Whether scores that are all the same say that there is nothing to find.
@@ -41,7 +41,7 @@ class FirstSigns:
 
     def __init__(
         self,
-        ledger: Ledger,
+        scorer: CellScorer,
         *,
         num_train: int,
         sample: Callable[[], str] = str,
@@ -49,7 +49,7 @@ class FirstSigns:
     ) -> None:
         self._by_scores = by_scores
         self.nothing_found = ""
-        self._ledger = ledger
+        self._scorer = scorer
         self._num_train = num_train
         self._sample = sample
         self._warned = False
@@ -80,7 +80,9 @@ class FirstSigns:
     def evidence(self) -> Evidence:
         """What there was to tell orders apart by."""
         met = [[cell.score for cell in cells] for cells in self._by_example().values() if len(cells) > 1]
-        return Evidence(len(met), sum(len(set(scores)) > 1 for scores in met), 0)
+        return Evidence(
+            num_met=len(met), num_differing=sum(len(set(scores)) > 1 for scores in met), num_compared=0
+        )
 
     def _by_example(self) -> dict[int, list[Cell]]:
         by_example: dict[int, list[Cell]] = defaultdict(list)
@@ -90,7 +92,7 @@ class FirstSigns:
 
     def _told(self) -> list[tuple[str, int, Cell]]:
         """The prompt, the example and the cell of each call of the train split that did not fail."""
-        cells = list(self._ledger.cells.items())
+        cells = self._scorer.cells_asked().items()
         return [(p, e, cell) for (p, e), cell in cells if e < self._num_train and cell.outcome != FAILED]
 
     def _check_answers(self) -> None:

@@ -1,4 +1,4 @@
-"""Engines that send plain prompts to the completions endpoint of an OpenAI-compatible server."""
+"""LMs behind the plain completions endpoint of an OpenAI-compatible server, with no chat template in between."""
 
 from __future__ import annotations
 
@@ -11,17 +11,31 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+import dspy
 import httpx
 from dspy import lm15
 from dspy.clients._litellm import get_litellm
 from dspy.clients.engines.base import validate_request
 from dspy.clients.engines.litellm_errors import litellm_errors
+from dspy.utils.exceptions import (
+    LMAuthError,
+    LMBillingError,
+    LMConfigurationError,
+    LMUnsupportedModelError,
+)
 
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
 
-
 _CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")
 _SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
+
+
+class Hopeless(Exception):
+    """Every further call would fail like this one."""
+
+
+HOPELESS = (Hopeless, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
+"""The next call would fail in the same way: stop at once."""
 
 
 @dataclass(eq=False)
@@ -193,6 +207,73 @@ class AsyncCompletionEngine(_CompletionSettings):
 
     async def aclose(self) -> None:
         """Do nothing: no connection outlives a call."""
+
+
+def completion_lm(
+    model: str,
+    *,
+    api_base: str,
+    api_key: str | None = None,
+    api_key_env: str | None = None,
+    provider: str = "text-completion-openai",
+    timeout: float = 120.0,
+    extra_body: dict[str, Any] | None = None,
+    temperature: float | None = 0.0,
+    max_tokens: int | None = 16,
+    cache: bool = True,
+    num_retries: int = 3,
+    **lm_kwargs: Any,
+) -> dspy.LM:
+    """Build a `dspy.LM` that sends plain prompts to a llama.cpp, vLLM or other OpenAI-compatible server.
+
+    DSPy's cache does not know servers: two that serve one model name share cached answers. To load a saved
+    program that holds this LM, pass `allow_unsafe_lm_state=True`.
+
+    Args:
+        model: The model's name at the server; a leading "hosted_vllm/" or "text-completion-openai/" is taken
+            as the provider.
+        api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
+        api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
+        temperature: The sampling temperature.
+        max_tokens: The longest answer, in tokens.
+        cache: Whether DSPy caches the answers.
+        num_retries: How often DSPy repeats an attempt that failed for a passing reason.
+        **lm_kwargs: More arguments of `dspy.LM`.
+
+    Returns:
+        The LM, with a sync and an async engine.
+
+    Raises:
+        ValueError: If `model`, `api_base`, `provider` or `timeout` is not of these.
+    """
+    prefix, _, rest = model.partition("/")
+    if prefix in PROVIDERS:
+        provider, model = prefix, rest
+    if not model:
+        raise ValueError("model: expected the model's name at the server, got an empty name")
+    if extra_body and "metadata" not in lm_kwargs:
+        # DSPy's cache key leaves the engine out: a grammar would share answers with its absence.
+        lm_kwargs["metadata"] = {"extra_body": dict(extra_body)}
+    engine = CompletionEngine(
+        api_base,
+        model=model,
+        api_key=api_key,
+        api_key_env=api_key_env,
+        timeout=timeout,
+        provider=provider,
+        extra_body=extra_body,
+    )
+    return dspy.LM(
+        # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
+        f"{provider}/{model}",
+        engine=engine,
+        async_engine=AsyncCompletionEngine(**vars(engine)),
+        temperature=temperature,
+        max_tokens=max_tokens,
+        cache=cache,
+        num_retries=num_retries,
+        **lm_kwargs,
+    )
 
 
 @functools.cache

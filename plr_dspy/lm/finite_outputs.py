@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from dspy.adapters.types.decision import Choice, Noul
-from dspy.adapters.utils import annotation_allows_none, get_annotation_name
+from dspy.adapters.utils import annotation_allows_none
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -47,36 +47,4 @@ def label_text(labels: Mapping[str, Any], value: Any) -> str | None:
 
 def one_block(text: str) -> str:
     """Return the text stripped, without blank lines, which separate demos."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _BLANK_LINES.sub("\n", text).strip()
-
-
-def finite_output(signature: Any, *, purpose: str) -> tuple[str, dict[str, Any]]:
-    """Find the output field with few possible values, and these by what demos call them.
-
-    Args:
-        signature: The signature of a predictor.
-        purpose: What needs the field, for the message.
-
-    Raises:
-        ValueError: If there is no such field, or more than one, or one that has fewer than two values.
-    """
-    annotations = {name: field.annotation for name, field in signature.output_fields.items()}
-    finite = {
-        name: labels
-        for name, annotation in annotations.items()
-        if (labels := labels_of(without_none(annotation))) is not None
-    }
-    if len(finite) != 1:
-        described = ", ".join(f"{name}: {get_annotation_name(kind)}" for name, kind in annotations.items())
-        raise ValueError(
-            f"{purpose} needs a finite label set: exactly one output field that is a Literal, an enum or a bool; the "
-            f"outputs are {described}. Give {'only ' * bool(finite)}one of them such a type, or use PLReorder or "
-            "TopKOrder, which need none"
-        )
-    ((name, labels),) = finite.items()
-    if "" in labels:
-        raise ValueError(f"{purpose} needs labels with a text; output {name!r} has {list(labels)}")
-    if len(labels) < 2:
-        raise ValueError(f"{purpose} needs at least two labels; output {name!r} has {list(labels)}")
-    return name, labels
+    return _BLANK_LINES.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n")).strip()

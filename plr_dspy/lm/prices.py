@@ -39,62 +39,48 @@ class Price:
         """Dollars for token counts by kind, as a usage record has them."""
         cached = counts.get("cached_tokens") or counts.get("cache_read_input_tokens") or 0
         written = counts.get("cache_creation_tokens") or counts.get("cache_creation_input_tokens") or 0
+        fresh = max(0, counts.get("prompt_tokens", 0) - cached - written)
+        answered = counts.get("completion_tokens", 0)
         return (
-            max(0, counts.get("prompt_tokens", 0) - cached - written) * self.prompt
-            + cached * self.cached
-            + written * self.written
-            + counts.get("completion_tokens", 0) * self.completion
+            fresh * self.prompt + cached * self.cached + written * self.written + answered * self.completion
         )
 
 
 def price_of(model: str) -> Price | None:
     """The price of a model by DSPy's name for it, such as "openai/gpt-4o-mini"; None where none is known."""
-    entry = _entry(model)
+    table = getattr(
+        sys.modules.get("litellm"), "model_cost", None
+    )  # with the prices that users have registered
+    table = table if isinstance(table, dict) else _table_on_disk()
+    provider, _, name = model.partition("/")
+    entry = table.get(model)
+    if not isinstance(entry, dict):
+        entry = table.get(name)
+        if not isinstance(entry, dict):
+            return None
+        named = str(entry.get("litellm_provider"))
+        if named != provider and not (provider in WITH_PARTS and named.startswith(provider)):
+            return None  # it is what another provider serves under this name
     prompt, completion = entry.get("input_cost_per_token"), entry.get("output_cost_per_token")
     if prompt is None or completion is None:
         return None
     cached = entry.get("cache_read_input_token_cost")
-    written = entry.get("cache_creation_input_token_cost")
+    written = entry.get("cache_creation_input_token_cost") or prompt
     return Price(
-        float(prompt),
-        float(completion),
-        float(prompt if cached is None else cached),
-        float(written or prompt),
+        float(prompt), float(completion), float(prompt if cached is None else cached), float(written)
     )
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
     """Dollars for tokens by model and kind; None where no price is known for one of the models."""
-    total = 0.0
-    for model, counts in tokens.items():
-        if (price := price_of(model)) is None:
-            return None
-        total += price.cost(counts)
-    return total
+    prices = {model: price_of(model) for model in tokens}
+    costs = [price.cost(tokens[model]) for model, price in prices.items() if price is not None]
+    return sum(costs, 0.0) if len(costs) == len(tokens) else None
 
 
 def without_price(models: Iterable[dspy.BaseLM]) -> list[str]:
     """The names of those of the models that no price is known for."""
     return sorted({name for lm in models if price_of(name := str(lm.model)) is None})
-
-
-def _entry(model: str) -> Mapping[str, Any]:
-    """What the table says of a model; nothing of one that another provider serves under the same name."""
-    table = _table()
-    provider, _, name = model.partition("/")
-    if isinstance(found := table.get(model), dict):
-        return found
-    found = table.get(name)
-    if not isinstance(found, dict):
-        return {}
-    named = str(found.get("litellm_provider"))
-    return found if named == provider or (provider in WITH_PARTS and named.startswith(provider)) else {}
-
-
-def _table() -> Mapping[str, Any]:
-    """The table of litellm where it is imported, with the prices that users have registered; else its file."""
-    known = getattr(sys.modules.get("litellm"), "model_cost", None)
-    return known if isinstance(known, dict) else _table_on_disk()
 
 
 @lru_cache(maxsize=1)

@@ -41,7 +41,7 @@ def start(settings: dict[str, Any]) -> Any:
     params.cache_prompt = True
     params.cache_ram_mib = 0  # the slots keep the prefixes; the cache behind them grows to gigabytes
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["num_threads"]
-    params.verbosity = 3 if settings["verbose"] else 1
+    params.verbosity = 1
     return xllamacpp.Server(params)
 
 

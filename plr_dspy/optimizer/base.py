@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict
 
 import dspy
+import torch
 from dspy.teleprompt.teleprompt import Teleprompter
 
-from plr_dspy.compilation.budget import most_calls
-from plr_dspy.compilation.engine import Compilation
-from plr_dspy.compilation.outcome import Outcome
-from plr_dspy.optimizer.candidates import candidate_programs
-from plr_dspy.optimizer.cost_estimate import Estimate, estimate
-from plr_dspy.optimizer.detailed_results import detailed_results
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.paper import PaperCompilation
+from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.plan import most_calls
+from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
 from plr_dspy.optimizer.job import Job, Optimizer, prepare
 from plr_dspy.optimizer.log_lines import PACKAGE
 from plr_dspy.optimizer.mlflow import track
-from plr_dspy.optimizer.money import make_purse
 from plr_dspy.optimizer.reporting import build_report
-from plr_dspy.optimizer.session import Session, session
-from plr_dspy.programs.calls import Metric, metric_caller
-from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.digest.description import digest
-from plr_dspy.programs.validation import as_folder, flag, number, whole_number
-from plr_dspy.report.report import Report
+from plr_dspy.programs.calls import Metric, Work, metric_caller
+from plr_dspy.programs.checks import as_folder, check_log_dir, flag, number, whole_number
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.identity import digest, facts
+from plr_dspy.report.data import Report, Signal
 from plr_dspy.report.text import result
-from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.objectives import SearchObjective
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.scoring.budget import Budget
+from plr_dspy.scoring.ledger import Ledger, open_ledger
+from plr_dspy.scoring.rounds import StagedScores
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +56,12 @@ NOT_DECIDING = FOUND | {
     "max_errors",
     "log_dir",
     "accept_changes",
-    "track_stats",
     "display_progress",
 }
 """Attributes that do not decide the result, or that an identity names otherwise."""
+
+ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
+"""Arguments that say when a search ends: where only these changed, it goes on from where it was."""
 
 
 class Common(TypedDict, total=False):
@@ -68,8 +76,24 @@ class Common(TypedDict, total=False):
     seed: int
     log_dir: str | Path | None
     accept_changes: bool
-    track_stats: bool
     display_progress: bool
+
+
+@dataclass(frozen=True)
+class Session:
+    """What stands open while calls are made.
+
+    Attributes:
+        ledger: What has been paid.
+        budget: Of the calls.
+        bar: Shows how far it is.
+        interrupts: Tell of signals.
+    """
+
+    ledger: Ledger
+    budget: Budget
+    bar: ProgressBar
+    interrupts: Interrupts
 
 
 class Reorderer(Teleprompter, Optimizer):
@@ -77,7 +101,7 @@ class Reorderer(Teleprompter, Optimizer):
 
     Args:
         metric, max_metric_calls, max_seconds, max_cost, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, track_stats, display_progress: As in `PLReorder`.
+            accept_changes, display_progress: As in `PLReorder`.
 
     Attributes:
         report: The `Report` of the last compile, also when it was interrupted or ended in an error.
@@ -98,7 +122,6 @@ class Reorderer(Teleprompter, Optimizer):
         seed: int = 0,
         log_dir: str | Path | None = None,
         accept_changes: bool = False,
-        track_stats: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__()
@@ -113,10 +136,10 @@ class Reorderer(Teleprompter, Optimizer):
         self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
         self.log_dir = as_folder("log_dir", log_dir)
         self.accept_changes = flag("accept_changes", accept_changes)
-        self.track_stats = flag("track_stats", track_stats)
         self.display_progress = flag("display_progress", display_progress)
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
+        self._share_before = 0.0  # of the money, for what is called before the search
 
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
@@ -159,54 +182,167 @@ class Reorderer(Teleprompter, Optimizer):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        job = self._prepared(
-            student, trainset=trainset, teacher=teacher, valset=valset, seed=self._seed(seed)
-        )
-        with self._session(job, at_end=self._say_result) as opened:
-            ledger = opened.checkpoint.ledger
-            begun = started if job.earlier else time.monotonic()
-            deadline = None if self.max_seconds is None else begun + self.max_seconds
-            compilation = self._compilation(job, opened, deadline)
+        teacher = self._teacher(teacher)
+        job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
+        with self._opened(job, trainset=trainset, valset=valset, teacher=teacher) as opened:
+            job = self._ready(job, opened, teacher)
+            work, signal = self.work(job)
+            scorer = self._scorer(job, opened, work)
+            compilation: Compilation | None = None
             try:
-                listened = self.listened(job, opened.scorer, deadline=deadline)
-                if listened is not job:
-                    job, compilation = listened, self._compilation(listened, opened, deadline)
+                signal, responses = self._probe(job, work, signal, scorer)
+                compilation = self._compilation(job, work, scorer, responses, opened.bar)
                 outcome = compilation.run()
             except BaseException as error:
-                ledger.close()  # calls that are still under way come too late
-                self._keep(job, compilation.unfinished(error), compilation.objective, ledger, started=started)
+                opened.ledger.stop()  # calls that are still under way come too late
+                if compilation is None:
+                    compilation = self._compilation(job, work, scorer, None, opened.bar)
+                self._keep(job, work, signal, compilation, compilation.unfinished(error), started=started)
                 raise
-            return self._keep(job, outcome, compilation.objective, ledger, started=started)
+            return self._keep(job, work, signal, compilation, outcome, started=started)
 
     def _prepared(
         self,
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
-        teacher: Any,
         valset: list[dspy.Example] | None,
         seed: int,
     ) -> Job:
         """Check the arguments, and lay out the compile; arguments are those of `compile`."""
         return prepare(self, student, trainset=trainset, valset=valset, seed=seed)
 
-    def _compilation(self, job: Job, opened: Session, deadline: float | None) -> Compilation:
-        """Make the compile of a job, which is to end at a deadline by `time.monotonic`."""
-        return Compilation(
-            job.setup.search,
-            job.setup.objective(opened.scorer),
-            opened.scorer,
-            plan=job.plan,
-            num_train=len(job.setup.names),
+    def _teacher(self, teacher: Any) -> dspy.Module | None:
+        """Return the teacher, if the optimizer has any use for one."""
+        return None
+
+    def _ready(self, job: Job, opened: Session, teacher: Any) -> Job:
+        """Return the job as it is when all demos are there."""
+        return job
+
+    def _probe(
+        self, job: Job, work: Work, signal: Signal | None, scorer: CellScorer
+    ) -> tuple[Signal | None, LabelResponses | None]:
+        """Say what the search learns from a call, after a first one where that is needed to tell."""
+        return signal, None
+
+    def _compilation(
+        self,
+        job: Job,
+        work: Work,
+        scorer: CellScorer,
+        responses: LabelResponses | None,
+        bar: ProgressBar,
+    ) -> Compilation:
+        """Make the compile of a job, once it is known what its search learns from."""
+        plan, num_train = job.plan, len(job.splits.train)
+        if responses is not None:
+            plan = self.plan(**job.sizes, signal="logprobs")
+        search = self.search(job, plan, responses)
+        ending = {name: value for name, value in self.arguments().items() if name in ENDING}
+        _, keys = self._examples(job, work)
+        course = {name: value for name, value in job.arguments().items() if name not in ENDING}
+        pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
+        course |= {"learns from": "score" if responses is None else "logprobs", "pool": digest(pool)}
+        course |= {"splits": digest([num_train, keys]), "exhaustive": plan.exhaustive}
+        scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
+        return (Compilation if plan.racing else PaperCompilation)(
+            search,
+            scorer,
+            StagedScores(
+                scorer,
+                num_train=num_train if plan.racing else max(1, plan.num_train_examples),
+                num_first=plan.num_first_examples if plan.racing else max(1, plan.num_train_examples),
+                num_more=plan.num_more_examples,
+                favoured=job.original if plan.racing else None,
+                shifted=responses is not None,
+            ),
+            plan=plan,
+            num_train=num_train,
             original=job.original,
-            sample=lambda: job.setup.work.sample,
+            sample=lambda: work.sample,
             min_probability=self.min_probability,
             stoppers=self.stoppers,
-            max_seconds=None if deadline is None else deadline - time.monotonic(),
-            purse=opened.purse,
-            checkpoint=opened.checkpoint,
-            bar=opened.bar,
+            limits=ending,
+            bar=bar,
         )
+
+    def _scorer(self, job: Job, opened: Session, work: Work) -> CellScorer:
+        """Make what scores orders of the job's demos."""
+        names, keys = self._examples(job, work)
+        opened.ledger.number_examples(keys)
+        evaluator = ProgramEvaluator(
+            job.program,
+            job.slots,
+            work,
+            names=names,
+            ledger=opened.ledger,
+            num_threads=self.num_threads,
+            max_errors=self.max_errors,
+            on_cell=opened.bar.advance,
+            budget=opened.budget,
+            interrupted=opened.interrupts.received,
+        )
+        return CellScorer(evaluator, earlier=[attempt.key for attempt in job.attempts])
+
+    def _examples(self, job: Job, work: Work) -> tuple[list[str], list[str]]:
+        """What messages call the examples that cells name by number, and what the ledger calls them."""
+        return job.splits.names, [digest(each) for each in (*job.splits.train, *job.splits.selection)]
+
+    @contextmanager
+    def _opened(
+        self,
+        job: Job,
+        *,
+        trainset: Sequence[dspy.Example],
+        valset: Sequence[dspy.Example] | None = None,
+        teacher: dspy.Module | None = None,
+    ) -> Iterator[Session]:
+        """Open what a job needs to make calls, and close it at the end.
+
+        Raises:
+            ValueError: when the folder cannot be written to, or belongs to another compile, or when the money is too
+                little.
+            RuntimeError: when another compile is using it.
+        """
+        folder = as_folder("log_dir", self.log_dir)
+        if folder is not None:
+            check_log_dir(folder)
+        identity = partial(self._identity, job, [*trainset, *(valset or [])])
+        with (
+            torch.device("cpu"),  # wherever the caller's own tensors go
+            open_ledger(folder, identity, accept_changes=self.accept_changes) as ledger,
+            ProgressBar(
+                job.plan.program_calls,
+                display=self.display_progress,
+                title=self.name,
+                at_end=self._say_result,
+            ) as bar,
+            Interrupts() as interrupts,
+        ):
+            bar.advance(ledger.num_resumed)
+            limits = {"max_cost": self.max_cost, "max_seconds": self.max_seconds}
+            budget = make_budget(job, ledger, teacher=teacher, share=self._share_before, **limits)
+            yield Session(ledger, budget, bar, interrupts)
+
+    def _identity(self, job: Job, examples: Sequence[dspy.Example]) -> dict[str, Any]:
+        """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
+        settings = job.settings()
+        values: dict[str, Any] = dict(job.program.named_sub_modules())  # those in private attributes, too
+        values |= {
+            "the metric": self.metric,
+            "the settings of its models": [
+                p.lm or dspy.settings.lm for _, p in named_predictors(job.program)
+            ],
+            "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
+        }
+        shown = {name: settings[name] for name in ("models", "adapter")}
+        examples_fact = {"the examples": digest(sorted(map(digest, examples)))}
+        return {**shown, **self._deciding(), **facts(values), **examples_fact}
+
+    def _deciding(self) -> dict[str, Any]:
+        """Collect the arguments that decide what a call scores and tells."""
+        return {}
 
     def estimate(
         self,
@@ -221,8 +357,8 @@ class Reorderer(Teleprompter, Optimizer):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        job = prepare(self, student, trainset=trainset, valset=valset, seed=self._seed(seed))
-        make_purse(job, self.max_cost)
+        job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
+        make_budget(job, max_cost=self.max_cost)
         return estimate(job, max_cost=self.max_cost, max_seconds=self.max_seconds)
 
     def get_params(self) -> dict[str, Any]:
@@ -233,56 +369,78 @@ class Reorderer(Teleprompter, Optimizer):
         """The seed of a compile, which wins over the constructor's."""
         return self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
 
-    def _session(
-        self, job: Job, *, at_end: Callable[[], None] | None = None
-    ) -> AbstractContextManager[Session]:
-        """What stands open while calls are made."""
-        return session(
-            job,
-            num_threads=self.num_threads,
-            max_errors=self.max_errors,
-            log_dir=as_folder("log_dir", self.log_dir),
-            accept_changes=self.accept_changes,
-            display_progress=self.display_progress,
-            max_cost=self.max_cost,
-            at_end=at_end,
-        )
-
     def _keep(
-        self, job: Job, outcome: Outcome, objective: SearchObjective, ledger: Ledger, *, started: float
+        self,
+        job: Job,
+        work: Work,
+        signal: Signal | None,
+        compilation: Compilation,
+        outcome: Outcome,
+        *,
+        started: float,
     ) -> dspy.Module:
         """Set `report` and `best_program`, and write the report to `log_dir`."""
         limits = {
             name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds", "max_cost")
         }
+        job = replace(job, plan=compilation.plan)
         most = most_calls(len(job.splits.train) + len(job.splits.selection))
-        settings = {**job.settings(), **limits, "most_useful_calls": most}
-        seconds = time.monotonic() - started
-        self.report = build_report(job, outcome, ledger, settings=settings, seconds=seconds)
-        factory = ProgramFactory(job.program)
-        compiled = factory.build(job.slots.demos(outcome.ordering))
-        compiled = self.finished(job, compiled, outcome=outcome, objective=objective)
-        compiled.reorder_report = self.report.to_dict()
-        candidates = candidate_programs(job, outcome, factory)
-        if not hasattr(compiled, "candidate_programs"):  # An attribute of the user's own stays.
-            compiled.candidate_programs = candidates
+        self.report = build_report(
+            job,
+            outcome,
+            compilation.scorer,
+            names=self._examples(job, work)[0],
+            signal=signal,
+            settings={**job.settings(), **limits, "most_useful_calls": most},
+            seconds=time.monotonic() - started,
+        )
+        shares = () if outcome.calibration is None else outcome.calibration.shares
+        program = self._finished(job, work, outcome, compilation, shares)
+        program.reorder_report = self.report.to_dict()
+        ranked = sorted(
+            enumerate(outcome.candidates),
+            key=lambda pair: (pair[0] != outcome.chosen, -pair[1].gain.expected, -pair[1].score),
+        )
+        candidates = [
+            {
+                "score": each.score,
+                "program": self._program(job, work, each.finalist.ordering, each.offsets, shares),
+                "origin": each.finalist.origin,
+                "ordering": {n: list(o) for n, o in job.slots.permutations(each.finalist.ordering).items()},
+            }
+            for _, each in ranked
+        ]
+        if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
+            program.candidate_programs = candidates
+        self.best_program = program
         folder = as_folder("log_dir", self.log_dir)
-        if self.track_stats and not hasattr(compiled, "detailed_results"):
-            compiled.detailed_results = detailed_results(
-                candidates,
-                total_metric_calls=self.report.program_calls["total"],
-                log_dir=None if folder is None else str(folder),
-                seed=job.seed,
-            )
-        compiled._compiled = True
-        self.best_program = compiled
         if folder is not None:
             try:
                 self.report.save(folder / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", folder, error)
         track(self.report)
-        return compiled
+        return program
+
+    def _finished(
+        self,
+        job: Job,
+        work: Work,
+        outcome: Outcome,
+        compilation: Compilation,
+        shares: Sequence[float],
+    ) -> dspy.Module:
+        """Return the program in the order chosen."""
+        return self._program(job, work, outcome.ordering, outcome.offsets, shares)
+
+    def _program(
+        self, job: Job, work: Work, ordering: Any, offsets: Sequence[float], shares: Sequence[float]
+    ) -> dspy.Module:
+        """Return the program in an order as it was scored: calibrated by these offsets, where answers were."""
+        program = ProgramFactory(job.program).build(job.slots.demos(ordering))
+        program = self.calibrated(job, work, program, offsets, shares)
+        program._compiled = True
+        return program
 
     def _say_result(self) -> None:
         """Log what came of the compile, in a line."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
+import orjson
+from dspy.predict.predict import serialize_object
 from dspy.teleprompt import BootstrapFewShot
 
-from plr_dspy.optimizer.attempts import Attempt, KeptAttempts, attempt_errors
 from plr_dspy.programs.calls import (
     WRONG_ANSWERS,
     Metric,
@@ -24,11 +24,13 @@ from plr_dspy.programs.calls import (
     takes_trace,
 )
 from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
-from plr_dspy.programs.evaluator import token_counts
-from plr_dspy.programs.failures import Failures
+from plr_dspy.programs.evaluator import Failures, token_counts
 from plr_dspy.programs.splits import shown_by
+from plr_dspy.report.data import ErrorCount
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.scoring.purse import Purse
+from plr_dspy.scoring.budget import COST_LIMIT, Budget
+from plr_dspy.scoring.cells import FAILED, Cell, error_counts
+from plr_dspy.scoring.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,36 @@ WAYS_OUT = (
     "which needs none where the examples have the outputs; a larger max_errors allows more failures"
 )
 """What can be done where too many of a teacher's calls fail."""
+
+
+NO_DEMO = "gave no demo"
+"""Outcome of an attempt that ended without an answer, or failed."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a teacher made of an example.
+
+    Attributes:
+        example: Its number in the trainset.
+        key: Of its cell in the ledger.
+        demos: By predictor; empty where the answer was not right.
+        error, message: Class name and first line of the exception that it ended in; empty where it ended in none.
+    """
+
+    example: int
+    key: tuple[str, str]
+    demos: dict[str, Any]
+    error: str = ""
+    message: str = ""
+
+
+def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
+    """Count the attempts that ended in an exception, by its type."""
+    cells = [
+        (("", each.example), Cell(None, NO_DEMO, each.error, each.message)) for each in attempts if each.error
+    ]
+    return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})
 
 
 class Bootstrapper:
@@ -51,6 +83,9 @@ class Bootstrapper:
         examples: By their numbers: what the teacher is run on, and what one without demos may be shown.
         num_labelled: How many of them it is shown.
         max_errors: As in `PLFewShot`.
+
+    Attributes:
+        failures: Of the attempts so far.
 
     Raises:
         ValueError: when teacher and student are not of the same structure.
@@ -74,7 +109,7 @@ class Bootstrapper:
         if bare and num_labelled and not getattr(teaching, "_compiled", False):
             teaching = _shown(teaching, list(examples.values()), num_labelled)
         self._judge, self._threshold = _with_trace(metric), threshold
-        self._failures = Failures(
+        self.failures = Failures(
             {number: f"trainset[{number}]" for number in examples},
             ran=(),
             scored=False,
@@ -92,13 +127,13 @@ class Bootstrapper:
             raise ValueError(f"teacher must be a program like student: {error}") from error
         self._shown = [(predictor, list(predictor.demos)) for predictor in self._dspy.teacher.predictors()]
 
-    def attempt(self, number: int, example: dspy.Example) -> Attempt:
+    def attempt(self, number: int, example: dspy.Example) -> tuple[Cell, dict[str, dict[str, int]]]:
         """Run the teacher on an example, without its demos that show this example.
 
         A call that fails makes no demo, nor does one whose reply cannot be read.
 
-        Raises:
-            Exception: of the program or the metric, when `max_errors` have failed, or every further call would.
+        Returns:
+            A cell whose value is the demos by predictor, and the tokens of the call.
         """
         # DSPy leaves out demos that equal the example, not saved or bootstrapped ones, and puts none back on a failure.
         for predictor, shown in self._shown:
@@ -112,25 +147,17 @@ class Bootstrapper:
             except Exception as raised:  # of the user's teacher or metric
                 error = raised
         tokens = token_counts(usage.get_total_tokens())
-        if error is not None:
-            return Attempt(number, {}, tokens, type(error).__name__, self._note(error, number))
-        self._failures.note_answer(number, scored=True)
-        demos = {name: made[0] for name, made in self._dspy.name2traces.items() if made and right}
-        return Attempt(number, demos, tokens)
-
-    def _note(self, error: Exception, number: int) -> str:
-        """Note that a call ended in an error, and return the first line of the error's message.
-
-        Raises:
-            Exception: when this ends the compile.
-        """
-        if isinstance(error, WRONG_ANSWERS) and not self._has_answered:
-            self._failures.note_answer(number, scored=False)
-            return self._failures.first_line(WrongAnswer(error))
-        self._failures.note(error, number)
-        if self._failures.fatal is not None:
-            raise self._failures.fatal
-        return self._failures.first_line(error)
+        if error is None:
+            self.failures.note_answer(number, scored=True)
+            demos = {n: made[0] for n, made in self._dspy.name2traces.items() if made and right}
+            return Cell(None, value=_as_json(demos)), tokens
+        wrong = isinstance(error, WRONG_ANSWERS) and not self._has_answered
+        message = self.failures.first_line(WrongAnswer(error) if wrong else error)
+        if wrong:
+            self.failures.note_answer(number, scored=False)
+        else:
+            self.failures.note(error, number)
+        return Cell(None, NO_DEMO if wrong else FAILED, type(error).__name__, message, {}), tokens
 
     def _accepts(self, example: Any, prediction: Any, trace: Any = None) -> bool:
         """Whether an answer makes a demo, as DSPy asks it of a metric."""
@@ -141,57 +168,71 @@ class Bootstrapper:
 
 def bootstrapped(
     bootstrapper: Bootstrapper,
-    examples: dict[int, dspy.Example],
-    kept: KeptAttempts,
+    examples: Mapping[int, dspy.Example],
+    keys: Mapping[int, tuple[str, str]],
     *,
     num_wanted: int,
     max_attempts: int,
-    max_seconds: float | None,
-    purse: Purse,
+    ledger: Ledger,
+    budget: Budget,
+    on_call: Callable[[], None],
 ) -> list[Attempt]:
     """Attempts at examples in their order, until so many have succeeded.
 
     Args:
         bootstrapper: Makes them.
         examples: By their numbers.
-        kept: Keeps them; what it holds is not done again.
+        keys: Of the cells by the numbers of the examples.
         num_wanted: Successes.
         max_attempts: Program calls, at most.
-        max_seconds: After which no further attempt may begin.
-        purse: Pays for the attempts. When they end for want of money, a later compile begins no other.
+        ledger: Keeps them; what it holds is not done again.
+        budget: Pays for them. When they end for want of money, those made are all there will be.
+        on_call: Called after each call.
 
     Raises:
         RuntimeError: when the time is up before the end.
-        Exception: of the program or the metric.
+        Exception: of the program or the metric, when `max_errors` have failed, or every further call would.
     """
-    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
     attempts: list[Attempt] = []
     for number, example in list(examples.items())[:max_attempts]:
         if (found := _successes(attempts)) >= num_wanted:
             break
-        if number in kept.done:
-            purse.add(kept.done[number].tokens)
-        elif kept.ended:
-            break
-        elif time.monotonic() >= deadline:
-            raise RuntimeError(
-                f"max_seconds={max_seconds:g} were over when {found} demos had been bootstrapped: raise it; with "
-                "log_dir, the next compile goes on from there"
-            )
-        elif purse.begin():
+        key = keys[number]
+        if key not in ledger.earlier:
+            if not budget.begin():
+                if budget.refused == COST_LIMIT:
+                    logger.warning(
+                        "bootstrapping ended with its share of max_cost, after %d examples", len(attempts)
+                    )
+                    break
+                raise RuntimeError(
+                    f"max_seconds={budget.max_seconds:g} were over when {found} demos had been bootstrapped: raise it; "
+                    "with log_dir, the next compile goes on from there"
+                )
             try:
-                attempt = bootstrapper.attempt(number, example)
+                cell, tokens = bootstrapper.attempt(number, example)
             except BaseException:
-                purse.give_back()
+                budget.cancel()
                 raise
-            purse.note(attempt.tokens)
-            kept.add(attempt)
-        else:
-            kept.end()
-            break
-        attempts.append(kept.done[number])
+            budget.end(tokens)
+            ledger.add_earlier(key, cell, tokens)
+            on_call()
+            if bootstrapper.failures.fatal is not None:
+                ledger.retry()
+                raise bootstrapper.failures.fatal
+        cell = ledger.earlier[key]
+        demos = {name: dspy.Example(**fields) for name, fields in cell.value.items()}
+        attempts.append(Attempt(number, key, demos, cell.error, cell.message))
+    ledger.settle()
     _say_what_came(attempts)
     return attempts
+
+
+def _as_json(demos: Mapping[str, Any]) -> Any:
+    """Demos as they will be read from the ledger: as those of a saved program are."""
+    plain = {name: serialize_object(dict(demo.items())) for name, demo in demos.items()}
+    option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    return orjson.loads(orjson.dumps(plain, option=option, default=str))
 
 
 def _shown(program: dspy.Module, labelled: Sequence[dspy.Example], most: int) -> dspy.Module:

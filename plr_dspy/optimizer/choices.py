@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.path import Compilation
 from plr_dspy.optimizer.job import Job
-from plr_dspy.orderings.space import Ordering
-from plr_dspy.programs.pools import PoolSlots
-from plr_dspy.programs.validation import count
-from plr_dspy.report.report import Report
-from plr_dspy.report.schema import BestOfNumber, SlotReport
-from plr_dspy.scoring.objectives import SearchObjective
+from plr_dspy.programs.checks import count
+from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.report.data import BestOfNumber, Report, SlotReport
+from plr_dspy.search.space import Ordering
 from plr_dspy.search.surrogate.fitted_model import FittedModel
 
 
@@ -39,22 +38,19 @@ class Choice:
     shares: tuple[float, ...] = ()
 
 
-def best_choices(job: Job, outcome: Outcome, objective: SearchObjective) -> dict[int, Choice]:
+def best_choices(compilation: Compilation, outcome: Outcome) -> dict[int, Choice]:
     """The best arrangement of each number of demos that was scored; the chosen one is that of its own number.
 
     The paper's algorithm chooses by the selection split alone: there, it is the best of the finalists.
 
     Args:
-        job: What was compiled.
+        compilation: Ended; it knows all scores.
         outcome: What it found.
-        objective: Knows all scores.
     """
-    searched = objective.scores()
-    if searched and outcome.fitted is not None:
-        found = _estimated(outcome.fitted, job.original)
-    elif searched:
-        model = job.setup.search.model
-        found = _estimated(model.fit(searched, kept=[job.original, outcome.ordering]), job.original)
+    original, searched = compilation.original, compilation.known_scores()
+    if searched:
+        fitted = outcome.fitted or compilation.search.model.fit(searched, kept=[original, outcome.ordering])
+        found = _estimated(fitted, original)
     else:
         number = outcome.comparison.num_examples if outcome.comparison else 0
         results = sorted(outcome.candidates, key=lambda result: -result.score)
@@ -114,10 +110,8 @@ def with_choices(report: Report, job: Job, choices: Mapping[int, Choice]) -> Rep
     pools = {slot.predictor: slot for slot in slots.slots}
 
     def completed(slot: SlotReport) -> SlotReport:
-        return replace(slot, origins=[pooled.origin for pooled in pools[slot.predictor].pool])
+        return slot.model_copy(update={"origins": [pooled.origin for pooled in pools[slot.predictor].pool]})
 
-    return replace(
-        report,
-        slots=[completed(slot) for slot in report.slots],
-        best_by_number=best,
+    return report.model_copy(
+        update={"slots": [completed(slot) for slot in report.slots], "best_by_number": best}
     )

@@ -14,12 +14,16 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.lm.prices import cost_of
+from plr_dspy.compilation.path import MIN_COMPARED
+from plr_dspy.compilation.plan import MIN_ORDERS
+from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
-from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
 from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.report.text import dollars, prompt_count
+from plr_dspy.scoring.budget import MARGIN, Budget
+from plr_dspy.scoring.ledger import Ledger
 
 TOKENIZER = "gpt-4o"
 """The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
@@ -235,3 +239,61 @@ def offline_litellm() -> Iterator[ModuleType]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def models_in_use(job: Job) -> list[dspy.BaseLM]:
+    """The language models of the predictors, and those that score answers, as far as they can be found."""
+    own = [predictor.lm or dspy.settings.lm for _, predictor in named_predictors(job.program)]
+    return [lm for lm in [*own, *models_of(job.optimizer.metric)] if lm is not None]
+
+
+def make_budget(
+    job: Job,
+    ledger: Ledger | None = None,
+    *,
+    max_cost: float | None = None,
+    max_seconds: float | None = None,
+    teacher: dspy.Module | None = None,
+    share: float = 0.0,
+) -> Budget:
+    """Return the budget of a compile, whose time begins now.
+
+    Args:
+        job: What is paid for.
+        ledger: What has been paid for before.
+        max_cost, max_seconds: Limits in dollars and seconds; None for none.
+        teacher: A program that is called before.
+        share: Of the money, for what is called before.
+
+    Raises:
+        ValueError: when a model has no price, or the money pays for no comparison of a few orders.
+    """
+    limits: dict[str, Any] = {"max_calls": job.plan.max_metric_calls, "max_seconds": max_seconds}
+    if limits["max_calls"] is not None:
+        limits["max_calls"] += len(job.attempts)
+    if max_cost is None:
+        return Budget(ledger, **limits)
+    teaching = [] if teacher is None else language_models(teacher)
+    if unknown := without_price([*models_in_use(job), *teaching]):
+        raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
+    expected = cost_a_call(job, tokens_a_call(job))
+    if expected is not None and not (ledger and ledger.num_resumed):
+        _check_enough(job, max_cost, expected, share)
+    return Budget(ledger, max_cost=max_cost, price=cost_of, expected=expected, **limits)
+
+
+def _check_enough(job: Job, max_cost: float, expected: float, share: float) -> None:
+    """Raise unless the money pays for a few orders and a final comparison, as far as can be told."""
+    plan = job.plan
+    num_first = plan.num_first_examples if plan.racing else plan.num_train_examples
+    num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
+    num_compared = min(MIN_COMPARED, plan.num_selection_examples)
+    calls = num_orders * num_first + plan.num_finalists * num_compared
+    least = (MARGIN * calls + 1) * expected / (1.0 - share) if plan.program_calls else 0.0
+    if max_cost < least:
+        scale = 10.0 ** (math.floor(math.log10(least)) - 1)
+        enough = (math.floor(least / scale) + 1) * scale
+        raise ValueError(
+            f"max_cost={max_cost:g} is too small for {num_orders} orders on {num_first} examples and a final "
+            f"comparison on {num_compared}, some {calls} calls: pass max_cost={enough:.2g} or more"
+        )

@@ -11,15 +11,15 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.calibration.program import CalibratedProgram
 from plr_dspy.compilation.plan import NOTHING_TO_DO
-from plr_dspy.optimizer.attempts import Attempt
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import label_outputs
+from plr_dspy.optimizer.bootstrapping import Attempt
 from plr_dspy.optimizer.job import Job, Optimizer, checked_copy, warn_of_few_examples
 from plr_dspy.optimizer.pool import KINDS, Sources, pool_part, pools_of
+from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.label_scores import label_outputs
-from plr_dspy.programs.pools import OWN, PoolSlots
-from plr_dspy.programs.saving import demo_obstacle
+from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Draft:
                 for name, fields in needed.items()
                 if not fields.keys() <= known.keys()
             }
-            attempts.append(Attempt(index, demos, {}))
+            attempts.append(Attempt(index, ("", str(index)), demos))
         return attempts
 
 
@@ -175,8 +175,8 @@ def make_job(
         plan = optimizer.plan(
             num_train=num_train, num_selection=num_selection, num_distinct=slots.space.num_distinct
         )
-    earlier = tuple(attempts) if made else ()
-    return Job(optimizer, draft.seed, draft.program, slots, splits, plan, slots.original, earlier=earlier)
+    known = tuple(attempts) if made else ()
+    return Job(optimizer, draft.seed, draft.program, slots, splits, plan, slots.original, attempts=known)
 
 
 def check_candidates(candidates: Any) -> str | list[Any]:

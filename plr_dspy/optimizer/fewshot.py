@@ -8,24 +8,21 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.compilation.budget import BUDGETS, make_plan
-from plr_dspy.compilation.outcome import Outcome
-from plr_dspy.compilation.plan import Plan
-from plr_dspy.optimizer.attempts import Attempt, kept_attempts
-from plr_dspy.optimizer.bootstrapping import Bootstrapper, bootstrapped
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.plan import BUDGETS, Plan, make_plan
+from plr_dspy.optimizer.base import Session
+from plr_dspy.optimizer.bootstrapping import Attempt, Bootstrapper, bootstrapped
 from plr_dspy.optimizer.choices import Choice, best_choices, choice_of, with_choices
-from plr_dspy.optimizer.cost_estimate import Estimate, estimate
+from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
 from plr_dspy.optimizer.draft import Draft, Limits, check_candidates, check_teacher, make_draft, make_job
-from plr_dspy.optimizer.identity import bootstrap_identity
 from plr_dspy.optimizer.job import Job
-from plr_dspy.optimizer.money import make_purse
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.orderings.updates import UpdateRule
-from plr_dspy.programs.calls import Metric
-from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.validation import as_folder, count, number, whole_number
+from plr_dspy.plackett_luce.updates import UpdateRule
+from plr_dspy.programs.calls import Metric, Work
+from plr_dspy.programs.checks import count, number, whole_number
+from plr_dspy.programs.identity import digest
 from plr_dspy.report.text import MIN_PROBABILITY
-from plr_dspy.scoring.objectives import SearchObjective
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
@@ -54,7 +51,7 @@ class PLFewShot(PLReorder):
             other. These calls are part of the budget.
         metric_threshold: Least score of an answer that makes a demo; None takes any but 0.
         signal, calibrate, update, max_metric_calls, max_seconds, max_cost, stop_at_score, patience, min_probability,
-            num_threads, max_errors, seed, log_dir, accept_changes, track_stats, display_progress: As in `PLReorder`.
+            num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
             Demos that a teacher makes get a quarter of `max_cost` at most; a reply of the teacher that cannot be read
             makes no demo, and is no failure.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
@@ -98,7 +95,6 @@ class PLFewShot(PLReorder):
         seed: int = 0,
         log_dir: str | Path | None = None,
         accept_changes: bool = False,
-        track_stats: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__(
@@ -119,7 +115,6 @@ class PLFewShot(PLReorder):
             seed=seed,
             log_dir=log_dir,
             accept_changes=accept_changes,
-            track_stats=track_stats,
             display_progress=display_progress,
         )
         self.max_demos = count("max_demos", max_demos)
@@ -129,7 +124,8 @@ class PLFewShot(PLReorder):
         self.max_bootstrapped = count("max_bootstrapped", max_bootstrapped)
         self.metric_threshold = number("metric_threshold", metric_threshold)
         self._spent = 0
-        self._found: tuple[Job, dict[int, Choice]] | None = None
+        self._draft: Draft | None = None
+        self._found: tuple[Job, Work, dict[int, Choice]] | None = None
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out what follows the calls that make demos."""
@@ -164,12 +160,9 @@ class PLFewShot(PLReorder):
         """
         if self._found is None:
             raise ValueError("program_with needs a compile: call compile first")
-        job, choices = self._found
+        job, work, choices = self._found
         choice = choice_of(choices, num_demos)
-        program = ProgramFactory(job.program).build(job.slots.demos(choice.ordering))
-        program = self.calibrated(job, program, choice.offsets, choice.shares)
-        program._compiled = True
-        return program
+        return self._program(job, work, choice.ordering, choice.offsets, choice.shares)
 
     def estimate(
         self,
@@ -186,47 +179,80 @@ class PLFewShot(PLReorder):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        draft = make_draft(
-            self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=self._seed(seed)
-        )
-        calls = self._most_attempts(draft)
-        job = self._job(draft, draft.stand_ins(calls))
-        make_purse(job, self.max_cost, share=BOOTSTRAP_SHARE if calls else 0.0)
+        job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
+        assert self._draft is not None
+        calls = self._most_attempts(self._draft)
+        make_budget(job, max_cost=self.max_cost, share=self._share_before)
         return estimate(job, bootstrap_calls=calls, max_cost=self.max_cost, max_seconds=self.max_seconds)
 
-    def finished(
-        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
+    def _finished(
+        self,
+        job: Job,
+        work: Work,
+        outcome: Outcome,
+        compilation: Compilation,
+        shares: Sequence[float],
     ) -> dspy.Module:
         """Return the program with the demos chosen; complete the report."""
-        choices = best_choices(job, outcome, objective)
-        self._found = (job, choices)
+        choices = best_choices(compilation, outcome)
+        self._found = (job, work, choices)
         assert self.report is not None
         self.report = with_choices(self.report, job, choices)
-        return super().finished(job, compiled, outcome=outcome, objective=objective)
+        return super()._finished(job, work, outcome, compilation, shares)
 
     def _prepared(
         self,
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
-        teacher: Any,
         valset: list[dspy.Example] | None,
         seed: int,
     ) -> Job:
-        """Check the arguments, make the demos that a teacher makes, and lay out the search."""
+        """Check the arguments, and lay out the search as it will be after as many attempts as there may be."""
         self._found = None
-        teacher = check_teacher(teacher)
-        draft = make_draft(
+        self._draft = make_draft(
             self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=seed
         )
-        most = self._most_attempts(draft)
-        job = self._job(draft, draft.stand_ins(most))
-        if not most:
+        most = self._most_attempts(self._draft)
+        self._share_before = BOOTSTRAP_SHARE if most else 0.0
+        return self._job(self._draft, self._draft.stand_ins(most))
+
+    def _teacher(self, teacher: Any) -> dspy.Module | None:
+        return check_teacher(teacher)
+
+    def _ready(self, job: Job, opened: Session, teacher: Any) -> Job:
+        """Make the demos that a teacher makes, and lay out the search among them."""
+        draft = self._draft
+        assert draft is not None
+        if not (most := self._most_attempts(draft)):
             return job
         if self.calibrate is not False or self.signal == "logprobs":
-            self.setup(job)  # which raises where that cannot be, before any call
-        attempts = self._bootstrap(draft, job, teacher, most)
-        return self._job(draft, attempts, made=True)
+            self.work(job)  # which raises where that cannot be, before any call
+        bootstrapper = Bootstrapper(
+            draft.program,
+            teacher,
+            metric=self.metric,
+            threshold=self.metric_threshold,
+            examples=draft.part,
+            num_labelled=self.max_demos,
+            max_errors=self.max_errors,
+        )
+        opened.budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
+        name = f"bootstrapped by {digest([teacher, self.metric_threshold, self.max_demos, draft.seed])}"
+        attempts = bootstrapped(
+            bootstrapper,
+            draft.part,
+            {number: (name, digest(example)) for number, example in draft.part.items()},
+            num_wanted=self.max_bootstrapped,
+            max_attempts=most,
+            ledger=opened.ledger,
+            budget=opened.budget,
+            on_call=opened.bar.advance,
+        )
+        job = self._job(draft, attempts, made=True)
+        if job.plan.max_metric_calls is not None:
+            opened.budget.max_calls = job.plan.max_metric_calls + len(attempts)
+        return job
 
     def _job(self, draft: Draft, attempts: list[Attempt], *, made: bool = False) -> Job:
         """Lay out the search after attempts at bootstrapped demos, or before they are made, after as many at most."""
@@ -239,33 +265,3 @@ class PLFewShot(PLReorder):
         """Examples that a teacher may be run on."""
         wanted = self.candidates == "bootstrapped" or (self.candidates == "both" and not draft.labels_say_all)
         return min(len(draft.part), ATTEMPTS * self.max_bootstrapped) if wanted else 0
-
-    def _bootstrap(self, draft: Draft, job: Job, teacher: dspy.Module | None, most: int) -> list[Attempt]:
-        """Run the teacher.
-
-        Raises:
-            RuntimeError: when the time is up before the end.
-        """
-        purse = make_purse(job, self.max_cost, teacher=teacher, share=BOOTSTRAP_SHARE)
-        purse.allowance = None if self.max_cost is None else BOOTSTRAP_SHARE * self.max_cost
-        bootstrapper = Bootstrapper(
-            draft.program,
-            teacher,
-            metric=self.metric,
-            threshold=self.metric_threshold,
-            examples=draft.part,
-            num_labelled=self.max_demos,
-            max_errors=self.max_errors,
-        )
-        folder = as_folder("log_dir", self.log_dir)
-        identity = bootstrap_identity(job, teacher, draft.part.values())
-        with kept_attempts(folder, identity, draft.part, accept_changes=self.accept_changes) as kept:
-            return bootstrapped(
-                bootstrapper,
-                draft.part,
-                kept,
-                num_wanted=self.max_bootstrapped,
-                max_attempts=most,
-                max_seconds=self.max_seconds,
-                purse=purse,
-            )

@@ -5,36 +5,32 @@ from __future__ import annotations
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
 from typing import Any
 
 import dspy
 
-from plr_dspy.calibration.program import CalibratedProgram
-from plr_dspy.compilation.assembly import new_objective
-from plr_dspy.compilation.outcome import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
-from plr_dspy.optimizer.attempts import Attempt
-from plr_dspy.optimizer.detailed_results import without_results
-from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.optimizer.bootstrapping import Attempt
 from plr_dspy.programs.calls import Metric, MetricWork, Work
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.inputs import check_examples, check_fields
-from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
-from plr_dspy.programs.splits import Splits, check_splits, make_splits
-from plr_dspy.programs.validation import (
+from plr_dspy.programs.checks import (
     check_demos,
+    check_examples,
+    check_fields,
     check_language_model,
     check_student,
 )
-from plr_dspy.report.schema import Signal
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
+from plr_dspy.programs.splits import Splits, check_splits, make_splits
+from plr_dspy.report.data import Signal
 from plr_dspy.report.text import FEW_EXAMPLES, MIN_PROBABILITY
-from plr_dspy.scoring.objectives import SearchObjective
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.search import Search
+from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.search.stopping import Stopper
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +67,16 @@ class Optimizer(ABC):
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
 
     @abstractmethod
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out a compile; arguments and errors are those of `make_plan`."""
 
     @abstractmethod
-    def setup(self, job: Job) -> Setup:
-        """Make what a compile needs; most optimizers return `by_metric` with a search."""
+    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
+        """Make the search of a plan; `responses` are the log-probabilities of labels that it learns from."""
+
+    def work(self, job: Job) -> tuple[Work, Signal | None]:
+        """Return what makes a program call, and what the search learns from it as far as is known before any call."""
+        return MetricWork(self.metric, [*job.splits.train, *job.splits.selection]), None
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the optimizer can order this program's demos.
@@ -86,56 +86,27 @@ class Optimizer(ABC):
         """
         return
 
-    def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
-        """Return the job as it is done after a first call, for optimizers that decide by one.
-
-        Args:
-            job: As it was laid out.
-            scorer: Makes the call.
-            deadline: By `time.monotonic`, when no further call may begin.
-        """
-        return job
-
     def bare(self, student: Any) -> Any:
         """Return what is compiled of a student."""
         return student
 
     def calibrated(
-        self, job: Job, program: dspy.Module, offsets: Sequence[float], shares: Sequence[float]
+        self,
+        job: Job,
+        work: Work,
+        program: dspy.Module,
+        offsets: Sequence[float],
+        shares: Sequence[float],
     ) -> dspy.Module:
         """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were.
 
         Args:
             job: What was compiled.
+            work: What its calls did.
             program: In that order.
             offsets, shares: Of the labels: what calibrates the answers, and what to; empty where nothing does.
         """
         return program.bound() if isinstance(program, CalibratedProgram) else program
-
-    def finished(
-        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
-    ) -> dspy.Module:
-        """Return what a compile returns, from the program in the order chosen."""
-        return self.calibrated(job, compiled, (), ())
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a compile is made of.
-
-    Attributes:
-        search: Proposes orderings.
-        objective: Makes, of the scorer, what scores orderings for the search.
-        work: Makes one program call, on the examples of the search or on those of the selection split.
-        names: What messages call the examples of the search.
-        signal: What the search learns from a call, as far as is known; None where the metric does not choose.
-    """
-
-    search: Search
-    objective: Callable[[CellScorer], SearchObjective]
-    work: Work
-    names: list[str]
-    signal: Signal | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +121,7 @@ class Job:
         splits: The examples that score orders.
         plan: The shape of the compile.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
-        earlier: Program calls that were made before for bootstrapped demos, and of which the plan knows nothing.
+        attempts: At bootstrapped demos; the plan knows nothing of their calls.
     """
 
     optimizer: Optimizer
@@ -160,23 +131,16 @@ class Job:
     splits: Splits
     plan: Plan
     original: Ordering
-    earlier: tuple[Attempt, ...] = ()
-
-    @cached_property
-    def setup(self) -> Setup:
-        """What the compile is made of; one search, which learns."""
-        return self.optimizer.setup(self)
-
-    def laid_out(self, plan: Plan, setup: Setup) -> Job:
-        """Return the job with another plan, and with this setup."""
-        job = replace(self, plan=plan)
-        vars(job)["setup"] = setup
-        return job
+    attempts: tuple[Attempt, ...] = ()
 
     @property
-    def names(self) -> list[str]:
-        """What messages call the examples of the search, then those of the selection split."""
-        return [*self.setup.names, *self.splits.names[len(self.splits.train) :]]
+    def sizes(self) -> dict[str, int]:
+        """What a plan is laid out for."""
+        return {
+            "num_train": len(self.splits.train),
+            "num_selection": len(self.splits.selection),
+            "num_distinct": self.slots.space.num_distinct,
+        }
 
     def arguments(self) -> dict[str, Any]:
         """The user's arguments that decide the result, as plain data."""
@@ -200,25 +164,6 @@ class Job:
             "num_selection": len(self.splits.selection),
             **asdict(self.plan),
         }
-
-
-def by_metric(job: Job, search: Search, *, work: Work | None = None, signal: Signal | None = None) -> Setup:
-    """Return the setup of a search whose orderings the metric scores on the train split.
-
-    Args:
-        job: What is set up.
-        search: Proposes orderings.
-        work: Makes a call; None takes one that learns the metric's score.
-        signal: What the search learns from a call.
-    """
-    splits = job.splits
-    return Setup(
-        search,
-        objective=partial(new_objective, job.plan, num_train=len(splits.train), original=job.original),
-        work=work or MetricWork(job.optimizer.metric, [*splits.train, *splits.selection]),
-        names=splits.names[: len(splits.train)],
-        signal=signal,
-    )
 
 
 def prepare(
@@ -290,11 +235,28 @@ def checked_copy(
 
 def _check_hooks(optimizer: Optimizer) -> None:
     """Raise where a user's subclass keeps something under the name of a method that a compile calls."""
-    for hook in ("arguments", "bare", "plan", "setup", "check", "listened", "calibrated", "finished"):
+    for hook in ("arguments", "bare", "plan", "work", "search", "check", "calibrated"):
         if not callable(getattr(optimizer, hook)):
             raise TypeError(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
             )
+
+
+def without_results(program: dspy.Module) -> dspy.Module:
+    """Take from a program what an earlier optimizer found beside it, and return the program.
+
+    Every copy would hold copies of those programs; and a report is never twice the same, so that no `log_dir` would be
+    found again.
+    """
+    attributes = vars(program)
+    report, found = attributes.pop("reorder_report", None), attributes.get("candidate_programs")
+    are_candidates = isinstance(found, list) and all(
+        isinstance(part, Mapping) and {"score", "program"} <= part.keys() for part in found
+    )
+    none_compared = isinstance(report, Mapping) and not report.get("candidates")
+    if are_candidates and (found or none_compared):  # Other empty lists are of the user's own.
+        del attributes["candidate_programs"]
+    return program
 
 
 def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from plr_dspy.orderings.trials import Iteration
-from plr_dspy.report.html import page
-from plr_dspy.report.report import Report
+from plr_dspy.report.data import Report
+from plr_dspy.report.iteration import Iteration
+from plr_dspy.report.page import page
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -46,17 +47,27 @@ def track(report: Report) -> None:
 
 
 def _log(mlflow: ModuleType, report: Report, run_id: str) -> None:
+    """Log all but the rounds' own runs."""
     scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
     if report.signal is not None:
         scalars["signal_used"] = report.signal.used
     mlflow.log_params({f"{PREFIX}.{name}": value for name, value in scalars.items()})
-    mlflow.MlflowClient().log_batch(run_id, metrics=_metrics(mlflow, report))
+    found: list[tuple[str, float, int]] = [("program_calls", report.program_calls["total"], 0)]
+    if report.cost is not None:
+        found.append(("cost", report.cost, 0))
+    for round_ in report.history:
+        found.append(("best_score", round_.best_score_so_far, round_.program_calls))
+        found.append(("mean_score", round_.mean_score, round_.program_calls))
+    if (c := report.comparison) is not None:
+        found += [("original", c.original, 0), ("chosen", c.chosen, 0), ("gain", c.gain, 0)]
+    if report.calibration is not None:
+        for name in ("original", "original_calibrated", "chosen", "chosen_calibrated"):
+            found.append((f"expected_{name}", getattr(report.calibration, name), 0))
+    metrics = [_metric(mlflow, f"{PREFIX}.{name}", value, step) for name, value, step in found]
+    mlflow.MlflowClient().log_batch(run_id, metrics=metrics)
     mlflow.log_dict(report.to_dict(), "reorder_report.json")
-    try:
-        text = page(report)
-    except ImportError:  # no matplotlib
-        return
-    mlflow.log_text(text, "reorder_report.html")
+    with contextlib.suppress(ImportError):  # no matplotlib
+        mlflow.log_text(page(report), "reorder_report.html")
 
 
 def _log_round(mlflow: ModuleType, round_: Iteration, *, parent: Run) -> None:
@@ -75,32 +86,16 @@ def _log_round(mlflow: ModuleType, round_: Iteration, *, parent: Run) -> None:
         f"{PREFIX}.mean_score": round_.mean_score,
         f"{PREFIX}.program_calls": round_.program_calls,
     }
-    now, status = int(1_000 * time.time()), "FAILED"
+    status = "FAILED"
     try:
-        metrics = [mlflow.entities.Metric(name, float(value), now, 0) for name, value in values.items()]
+        metrics = [_metric(mlflow, name, value, 0) for name, value in values.items()]
         client.log_batch(run.info.run_id, metrics=metrics)
         status = "FINISHED"
     finally:
         client.set_terminated(run.info.run_id, status)
 
 
-def _metrics(mlflow: ModuleType, report: Report) -> list[Metric]:
-    now = int(1_000 * time.time())
-
-    def metric(name: str, value: float, step: int) -> Metric:
-        made: Metric = mlflow.entities.Metric(f"{PREFIX}.{name}", float(value), now, step)
-        return made
-
-    found = [metric("program_calls", report.program_calls["total"], 0)]
-    if report.cost is not None:
-        found.append(metric("cost", report.cost, 0))
-    for round_ in report.history:
-        found.append(metric("best_score", round_.best_score_so_far, round_.program_calls))
-        found.append(metric("mean_score", round_.mean_score, round_.program_calls))
-    if report.comparison is not None:
-        for name in ("original", "chosen", "gain"):
-            found.append(metric(name, getattr(report.comparison, name), 0))
-    if report.calibration is not None:
-        for name in ("original", "original_calibrated", "chosen", "chosen_calibrated"):
-            found.append(metric(f"expected_{name}", getattr(report.calibration, name), 0))
-    return found
+def _metric(mlflow: ModuleType, name: str, value: float, step: int) -> Metric:
+    """Make what MLflow keeps of a number."""
+    made: Metric = mlflow.entities.Metric(name, float(value), int(1_000 * time.time()), step)
+    return made

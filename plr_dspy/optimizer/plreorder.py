@@ -5,30 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dspy
 
-from plr_dspy.calibration.program import CalibratedProgram, Calibration
-from plr_dspy.compilation.assembly import new_search
-from plr_dspy.compilation.budget import BUDGETS, SIGNALS, make_plan
-from plr_dspy.compilation.outcome import Outcome
-from plr_dspy.compilation.plan import Plan
+from plr_dspy.compilation.plan import BUDGETS, MIN_FIRST, SIGNALS, Plan, make_plan
+from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
+from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.base import Reorderer, as_plain_data
-from plr_dspy.optimizer.job import Job, Setup, by_metric
-from plr_dspy.optimizer.signal import label_shares, listened, work_of
-from plr_dspy.orderings.updates import UpdateRule, update_rule
-from plr_dspy.programs.calls import Metric
-from plr_dspy.programs.label_calls import LabelWork
-from plr_dspy.programs.validation import fraction, number, whole_number
+from plr_dspy.optimizer.job import Job
+from plr_dspy.optimizer.signal import label_shares, probe, work_of
+from plr_dspy.plackett_luce.updates import UpdateRule, update_rule
+from plr_dspy.programs.calls import Metric, Work
+from plr_dspy.programs.checks import fraction, number, whole_number
+from plr_dspy.programs.identity import digest
+from plr_dspy.report.data import Signal
 from plr_dspy.report.text import MIN_PROBABILITY
-from plr_dspy.scoring.objectives import SearchObjective
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.cross_entropy import CrossEntropySearch
 from plr_dspy.search.search import Search
-from plr_dspy.search.stopping import Converged, Patience, Stopper, TargetScore
+from plr_dspy.search.stopping import Patience, Stopper, TargetScore
 from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.search.thompson import ThompsonSearch
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +65,6 @@ class PLReorder(Reorderer):
         stop_at_score: The search ends after the round in which an order has this score on the train split,
             as the search estimates it.
         patience: The search ends when so many rounds in a row left the best order what it was.
-        stop_at_mode_probability: The search ends after the round in which the most probable order of
-            every predictor's demos has at least this probability.
         min_probability: Of the orders that are better on new examples with this probability or more, the one with the
             largest expected gain replaces the original one; with none of them the original stays. The default changes
             what is more likely better than not, 0.9 only what is sure, and 0 whatever is expected to gain at all.
@@ -79,14 +76,13 @@ class PLReorder(Reorderer):
             takes DSPy's setting. An example that runs for no order counts once. Answers that cannot be
             parsed are wrong answers, not failures. A metric whose first value is no number ends it at once.
         seed: Of everything random.
-        log_dir: Folder that keeps every finished call (``cells.jsonl``), the state of the search
-            (``state.json``) and the report (``report.json``). A compile with the same program, data
-            and settings, or with a larger budget, goes on from there: no finished call is made again. As long as it
-            holds no score, and no demo of a teacher, any other compile may start there, with its whole budget. None
-            keeps nothing.
-        accept_changes: Go on from a `log_dir` although the program, the metric, a version or an argument is not
-            what it was, because the scores paid for there hold all the same; the examples must be the same ones.
-        track_stats: Leave `DetailedResults` at the compiled program's ``detailed_results``, as `dspy.GEPA` does.
+        log_dir: Folder that keeps every finished call and every round (``cells.jsonl``), and the report
+            (``report.json``). A compile with the same program, metric, models and examples goes on from there: no
+            finished call is made again, and the search begins anew only if arguments changed that decide its course. As
+            long as it holds no score, and no demo of a teacher, any other compile may start there, with its whole
+            budget. None keeps nothing.
+        accept_changes: Go on from a `log_dir` although the program, the metric, a model or an example is not
+            what it was, because the scores paid for there hold all the same.
         display_progress: Draw a progress bar; where you have set up no log handlers, also show a line for each
             round and one at the end, as DSPy does.
 
@@ -114,7 +110,6 @@ class PLReorder(Reorderer):
         max_cost: float | None = None,
         stop_at_score: float | None = None,
         patience: int | None = None,
-        stop_at_mode_probability: float | None = None,
         min_probability: float = MIN_PROBABILITY,
         num_iterations: int | None = None,
         num_samples: int | None = None,
@@ -126,7 +121,6 @@ class PLReorder(Reorderer):
         seed: int = 0,
         log_dir: str | Path | None = None,
         accept_changes: bool = False,
-        track_stats: bool = False,
         display_progress: bool = True,
     ) -> None:
         super().__init__(
@@ -140,7 +134,6 @@ class PLReorder(Reorderer):
             seed=seed,
             log_dir=log_dir,
             accept_changes=accept_changes,
-            track_stats=track_stats,
             display_progress=display_progress,
         )
         if auto not in (*BUDGETS, "paper", None):
@@ -161,7 +154,6 @@ class PLReorder(Reorderer):
         self.auto = auto
         self.stop_at_score = number("stop_at_score", stop_at_score)
         self.patience = whole_number("patience", patience)
-        self.stop_at_mode_probability = fraction("stop_at_mode_probability", stop_at_mode_probability)
         self.min_probability = _probability("min_probability", min_probability)
         self.num_iterations = whole_number("num_iterations", num_iterations)
         self.num_samples = whole_number("num_samples", num_samples)
@@ -182,8 +174,6 @@ class PLReorder(Reorderer):
             stoppers.append(TargetScore(self.stop_at_score))
         if self.patience is not None:
             stoppers.append(Patience(self.patience))
-        if self.stop_at_mode_probability is not None:
-            stoppers.append(Converged(self.stop_at_mode_probability))
         return stoppers
 
     def arguments(self) -> dict[str, Any]:
@@ -191,8 +181,15 @@ class PLReorder(Reorderer):
         rule = update_rule(self.update)  # which may have been set since
         names: list[str] = [field.name for field in fields(rule)] if is_dataclass(rule) else []
         parameters = {name: getattr(rule, name) for name in names}
-        own = {} if self._own is None else {"calibration of student": as_plain_data(self._own.calibration)}
-        return {**super().arguments(), **own, "update": {"name": rule.name, **as_plain_data(parameters)}}
+        return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
+
+    def _deciding(self) -> dict[str, Any]:
+        own = None if self._own is None else digest(self._own.calibration)
+        return {
+            "calibrate": self.calibrate is not False,
+            "the calibration of student": own,
+            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
+        }
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out a compile."""
@@ -209,8 +206,8 @@ class PLReorder(Reorderer):
             signal=signal,
         )
 
-    def setup(self, job: Job) -> Setup:
-        """Make the search that the plan asks for, of orders that the metric scores."""
+    def work(self, job: Job) -> tuple[Work, Signal | None]:
+        """Return what makes a call, and what the search learns from it as far as is known before any call."""
         own = None if self._own is None else self._own.calibration
         work, signal = work_of(
             self.metric,
@@ -221,7 +218,27 @@ class PLReorder(Reorderer):
         )
         if isinstance(work, LabelWork):
             label_shares(self.calibrate, work)
-        return by_metric(job, self._search(job, job.plan), work=work, signal=signal)
+        return work, signal
+
+    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
+        """Make the search of a plan."""
+        shape: dict[str, Any] = {
+            "update": self.update,
+            "num_samples": plan.num_samples,
+            "elite_fraction": plan.elite_fraction,
+            "seed": job.seed,
+        }
+        if not plan.racing:
+            return CrossEntropySearch(job.slots.space, **shape)
+        return ThompsonSearch(
+            job.slots.space,
+            num_examples=plan.num_train_examples,
+            num_initial=plan.num_initial,
+            classes=job.slots.classes,
+            example_classes=job.splits.classes,
+            responses=responses,
+            **shape,
+        )
 
     def bare(self, student: Any) -> Any:
         """Return the program that is ordered: one that is calibrated for its present order is calibrated anew."""
@@ -234,68 +251,45 @@ class PLReorder(Reorderer):
         logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
         return student
 
-    def finished(
-        self, job: Job, compiled: dspy.Module, *, outcome: Outcome, objective: SearchObjective
-    ) -> dspy.Module:
-        """Return the program in the order chosen, calibrated where this was asked for and is better."""
-        shares = () if outcome.calibration is None else outcome.calibration.shares
-        return self.calibrated(job, compiled, outcome.offsets, shares)
-
     def calibrated(
-        self, job: Job, program: dspy.Module, offsets: Sequence[float], shares: Sequence[float]
+        self,
+        job: Job,
+        work: Work,
+        program: dspy.Module,
+        offsets: Sequence[float],
+        shares: Sequence[float],
     ) -> dspy.Module:
         """Return a program in an order as it was scored; without offsets, with the calibration that it came with."""
-        work, own = job.setup.work, self._own
+        own = self._own
         if not offsets and own:
             return CalibratedProgram(
                 program, own.calibration, predictor=own.predictor, allow_uncalibrated=own.allow_uncalibrated
             )
         if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
-            return super().calibrated(job, program, offsets, shares)
-        found = Calibration(
-            "batch" if shares else "none",
-            tuple(work.output.labels),
-            tuple(offsets),
-            (1.0,) * len(offsets),
-            len(job.splits.train) + len(job.splits.selection),
-            tuple(shares),
+            return super().calibrated(job, work, program, offsets, shares)
+        found = Calibration.shifting(
+            work.output.labels,
+            offsets,
+            method="batch" if shares else "none",
+            num_inputs=len(job.splits.train) + len(job.splits.selection),
+            shares=shares,
         )
         return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
 
-    def listened(self, job: Job, scorer: CellScorer, *, deadline: float | None) -> Job:
-        """Return the job of a search that learns from log-probabilities, if the first call has brought some."""
-        signal, splits = job.setup.signal, job.splits
-        if signal is None or signal.used == "score":
-            return job
-        plan = self.plan(
-            num_train=len(splits.train),
-            num_selection=len(splits.selection),
-            num_distinct=job.slots.space.num_distinct,
-            signal=signal.used,
-        )
-        work = job.setup.work
-        assert isinstance(work, LabelWork)
-        return listened(
+    def _probe(
+        self, job: Job, work: Work, signal: Signal | None, scorer: CellScorer
+    ) -> tuple[Signal | None, LabelResponses | None]:
+        """Say whether the first call has brought log-probabilities, where they may come."""
+        if not isinstance(work, LabelWork):
+            return signal, None
+        return probe(
             job,
+            work,
             scorer,
             signal=self.signal,
-            plan=plan,
-            search=partial(self._search, job),
+            num_first=min(job.plan.num_first_examples, MIN_FIRST["logprobs"]),
             shares=label_shares(self.calibrate, work),
             calibrating=self.calibrate is not False,
-            deadline=deadline,
-        )
-
-    def _search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a plan."""
-        return new_search(
-            plan,
-            job.slots.space,
-            update=self.update,
-            seed=job.seed,
-            classes=job.slots.classes,
-            example_classes=job.splits.classes,
-            responses=responses,
         )
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.optimizer.attempts import Attempt
+from plr_dspy.optimizer.bootstrapping import Attempt
 from plr_dspy.optimizer.cost_estimate import TOKENIZER, offline_litellm
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.digest.description import digest
-from plr_dspy.programs.pools import OWN, PooledDemo
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.prompts import PromptRenderer
+from plr_dspy.programs.slots import OWN, PooledDemo
 from plr_dspy.programs.splits import label_keys, mixed, value_key
 
 KINDS = ("both", "labeled", "bootstrapped")

@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dspy
+from dspy.adapters.utils import format_field_value
 
 from plr_dspy._version import __version__
-from plr_dspy.compilation.outcome import Outcome
+from plr_dspy.compilation.choice import Outcome
 from plr_dspy.lm.prices import cost_of, without_price
-from plr_dspy.optimizer.attempts import attempt_errors
-from plr_dspy.optimizer.demo_texts import demo_texts
+from plr_dspy.optimizer.bootstrapping import attempt_errors
+from plr_dspy.optimizer.cost_estimate import models_in_use
 from plr_dspy.optimizer.job import Job
-from plr_dspy.orderings.arrangement_distribution import ArrangementDistribution
-from plr_dspy.orderings.plackett_luce import distribution_state
-from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import language_models, named_predictors
-from plr_dspy.programs.slots import Slot
-from plr_dspy.report.report import Report
-from plr_dspy.report.schema import Candidate, SlotReport
+from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.report.data import Candidate, ProgramState, Report, Signal, SlotReport
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.scoring.ledger import Ledger, Tokens
-from plr_dspy.search.proposal import Distribution
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.space import Ordering
 
-LARGEST_JSON_INTEGER = 2**53
-"""Larger whole numbers lose digits in most JSON readers, so they are written as floats."""
+LONGEST = 500
+"""Characters of a field's text."""
+
+_DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTIFIER>>", re.S)
+"""What DSPy makes of pictures, sounds and files."""
 
 
 def build_report(
-    job: Job, outcome: Outcome, ledger: Ledger, *, settings: dict[str, Any], seconds: float
+    job: Job,
+    outcome: Outcome,
+    scorer: CellScorer,
+    *,
+    names: Sequence[str],
+    signal: Signal | None,
+    settings: dict[str, Any],
+    seconds: float,
 ) -> Report:
-    """The report of a finished compile."""
+    """Make the report of a compile that has ended."""
     num_distinct = job.slots.space.num_distinct
-    calls, tokens = outcome.program_calls, _total([ledger.tokens, *(each.tokens for each in job.earlier)])
-    if earlier := len(job.earlier):
-        calls = {**calls, "bootstrap": earlier, "total": calls["total"] + earlier}
+    calls, tokens, ledger = outcome.program_calls, scorer.ledger.tokens, scorer.ledger
     return Report(
+        original=_program_state(job, job.original, ledger),
+        returned=_program_state(job, outcome.ordering, ledger),
         slots=_slot_reports(job, outcome),
-        distinct_prompts=num_distinct if num_distinct < LARGEST_JSON_INTEGER else _as_float(num_distinct),
+        distinct_prompts=float(min(num_distinct, int(sys.float_info.max))),  # there are no larger floats
         comparison=outcome.comparison,
         candidates=[
             Candidate(
                 origin=result.finalist.origin,
-                ordering={
-                    name: list(permutation)
-                    for name, permutation in job.slots.permutations(result.finalist.ordering).items()
-                },
+                ordering=_numbers(job, result.finalist.ordering),
                 score=result.score,
                 expected_gain=result.gain.expected,
                 probability=result.gain.probability,
@@ -57,7 +61,7 @@ def build_report(
             for result in outcome.candidates
         ],
         evidence=outcome.evidence,
-        signal=job.setup.signal and replace(job.setup.signal, leaning=outcome.leaning),
+        signal=signal and signal.model_copy(update={"leaning": outcome.leaning}),
         calibration=outcome.calibration,
         history=outcome.history,
         program_calls=calls,
@@ -65,8 +69,8 @@ def build_report(
         cost=None if without_price(models_in_use(job)) else cost_of(tokens),
         seconds=seconds,
         errors=[
-            *attempt_errors(job.earlier),
-            *ledger.errors(job.names, original=job.slots.fingerprint(job.original)),
+            *attempt_errors(job.attempts),
+            *ledger.errors(names, original=job.slots.fingerprint(job.original)),
         ],
         stopped=outcome.stopped,
         settings=settings,
@@ -75,23 +79,26 @@ def build_report(
     )
 
 
-def models_in_use(job: Job) -> list[dspy.BaseLM]:
-    """The language models of the predictors, and those that score answers, as far as they can be found."""
-    own = [predictor.lm or dspy.settings.lm for _, predictor in named_predictors(job.program)]
-    return [lm for lm in [*own, *models_of(job.optimizer.metric)] if lm is not None]
+def _numbers(job: Job, ordering: Ordering) -> dict[str, list[int]]:
+    """Demo indices by position, for each slot."""
+    return {name: list(items) for name, items in job.slots.permutations(ordering).items()}
 
 
-def _total(some: Iterable[Tokens]) -> dict[str, dict[str, int]]:
-    """The sum of token counts by model and kind."""
-    total: dict[str, Counter[str]] = defaultdict(Counter)
-    for tokens in some:
-        for model, counts in tokens.items():
-            total[model].update(counts)
-    return {model: dict(counts) for model, counts in total.items()}
+def _program_state(job: Job, ordering: Ordering, ledger: Ledger) -> ProgramState:
+    """Count what the program shows in an ordering, and how the calls that scored it ended."""
+    fingerprint = job.slots.fingerprint(ordering)
+    cells = [cell for (prompt, _), cell in ledger.cells.items() if prompt == fingerprint]
+    return ProgramState(
+        num_demos=sum(map(len, _numbers(job, ordering).values())),
+        demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,
+        num_calls=len(cells),
+        num_failed=sum(bool(cell.error) for cell in cells),
+    )
 
 
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
-    permutations, original = map(job.slots.permutations, (outcome.ordering, job.original))
+    """Make the part of the report for each predictor with demos."""
+    ordering, original = _numbers(job, outcome.ordering), _numbers(job, job.original)
     distributions = iter(outcome.distributions)
     predictors = dict(named_predictors(job.program))
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
@@ -99,35 +106,31 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
         SlotReport(
             predictor=slot.predictor,
             num_demos=len(slot.demos),
-            ordering=list(permutations[slot.predictor]),
+            ordering=ordering[slot.predictor],
             blocks=[list(block) for block in slot.blocks],
-            distributions=[_state(next(distributions)) for _ in slot.blocks],
-            demos=demo_texts(predictors[slot.predictor], slot.demos, redact=redact),
-            classes=_classes(slot),
-            original=list(original[slot.predictor]),
+            distributions=[next(distributions).state_dict() for _ in slot.blocks],
+            demos=_texts(predictors[slot.predictor], slot.demos, redact),
+            original=original[slot.predictor],
         )
         for slot in job.slots.slots
     ]
 
 
-def _state(distribution: Distribution) -> dict[str, Any]:
-    """A distribution as JSON data."""
-    if isinstance(distribution, ArrangementDistribution):
-        return distribution.state_dict()
-    return distribution_state(distribution)
+def _texts(
+    predictor: dspy.Predict, demos: Sequence[Mapping[str, Any]], redact: Callable[[str], str]
+) -> list[dict[str, str]]:
+    """The fields of each demo that the predictor's prompt shows, as it shows them, without secrets."""
+    return [
+        {
+            name: _start(redact(_DATA.sub("[data]", format_field_value(field, demo[name]))))
+            for name, field in predictor.signature.fields.items()
+            if name in demo
+        }
+        for demo in demos
+    ]
 
 
-def _classes(slot: Slot) -> list[int | None]:
-    """The class of each demo; of none, where all have one."""
-    known = {
-        demo: number
-        for block, numbers in zip(slot.blocks, slot.classes, strict=True)
-        for demo, number in zip(block, numbers, strict=True)
-    }
-    several = len(set(known.values())) > 1
-    return [known.get(demo) if several else None for demo in range(len(slot.demos))]
-
-
-def _as_float(number: int) -> float:
-    """The float nearest to it; there are no larger ones than 1.8e308."""
-    return float(min(number, int(sys.float_info.max)))
+def _start(text: str) -> str:
+    """The text in characters that can be written, cut where it is long."""
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"

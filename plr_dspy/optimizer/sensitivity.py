@@ -11,19 +11,20 @@ import dspy
 import numpy as np
 
 from plr_dspy.compilation.first_signs import ENOUGH_SCORES, FirstSigns
-from plr_dspy.compilation.plan import Plan
-from plr_dspy.compilation.random_orders import random_plan, random_search
+from plr_dspy.compilation.plan import Plan, random_plan
+from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.base import Common, Reorderer
-from plr_dspy.optimizer.job import Job, Setup, by_metric, prepare
+from plr_dspy.optimizer.job import Job
 from plr_dspy.optimizer.signal import label_work
-from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, Work
-from plr_dspy.programs.inputs import check_examples
-from plr_dspy.programs.label_calls import LabelWork
-from plr_dspy.programs.validation import check_student, whole_number
+from plr_dspy.programs.checks import check_examples, check_student, whole_number
+from plr_dspy.report.data import Signal
 from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.scoring.cells import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.search import RandomSearch
+from plr_dspy.search.space import Ordering
+from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.surrogate.model import LEAST_SHARE
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.spread import Array, spread
@@ -57,7 +58,7 @@ class RandomSample(Reorderer):
         super().__init__(metric, **common)
         self.num_orders = whole_number("num_orders", num_orders, least=MIN_ORDERS) or NUM_ORDERS
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         num_orders, num_examples = min(self.num_orders, num_distinct), num_train + num_selection
         limit = num_orders * num_examples if self.max_metric_calls is None else self.max_metric_calls
         least = num_orders * min(MIN_EXAMPLES, num_examples)
@@ -76,11 +77,16 @@ class RandomSample(Reorderer):
             max_metric_calls=limit,
         )
 
-    def setup(self, job: Job) -> Setup:
-        """Make a search for random orders, the program's own first."""
+    def work(self, job: Job) -> tuple[Work, Signal | None]:
+        """Return work that reads log-probabilities, where the program and the metric allow for it."""
         work = label_work(self.metric, job)
-        search = random_search(job.plan, job.slots.space, seed=job.seed)
-        return by_metric(job, search, work=work if isinstance(work, LabelWork) else None)
+        return (work, None) if isinstance(work, LabelWork) else super().work(job)
+
+    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> RandomSearch:
+        """Make a search for random orders, the program's own first."""
+        return RandomSearch(
+            job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
+        )
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, and say how far apart they lie."""
@@ -90,13 +96,14 @@ class RandomSample(Reorderer):
             raise ValueError(
                 f"dataset must hold at least two examples; got {len(dataset)}: pass some 30 or more"
             )
-        job = prepare(self, program, trainset=dataset, valset=None, seed=self.seed)
+        job = self._prepared(program, trainset=list(dataset), valset=None, seed=self.seed)
         if job.slots.space.num_distinct < 2:
             raise ValueError(
                 "program has one order of its demos only: nothing to compare; choose 2 demos or more"
             )
-        with self._session(job) as opened:
-            return _measure(opened.scorer, job)
+        with self._opened(job, trainset=dataset) as opened:
+            work, _ = self.work(job)
+            return _measure(self._scorer(job, opened, work), job, work, self.search(job, job.plan).ask())
 
 
 def order_sensitivity(
@@ -153,19 +160,18 @@ def order_sensitivity(
     return sample.measure(program, dataset)
 
 
-def _measure(scorer: CellScorer, job: Job) -> OrderSensitivity:
+def _measure(scorer: CellScorer, job: Job, work: Work, orders: Sequence[Ordering]) -> OrderSensitivity:
     """Score the orders, on fewer examples where failures have cost calls, and take chance out."""
-    orders, num_examples = job.setup.search.ask(), job.plan.num_train_examples
-    left = job.plan.call_limit - scorer.program_calls
-    while num_examples > 2 and scorer.cost(orders, range(num_examples)) > left:
+    num_examples = job.plan.num_train_examples
+    while num_examples > 2 and not scorer.fits(dict.fromkeys(orders, range(num_examples))):
         num_examples -= 1
     first = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
     scorer.table(orders, first)
-    signs = FirstSigns(scorer.ledger, num_train=num_examples, sample=lambda: job.setup.work.sample)
+    signs = FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample)
     if not signs.of_scores():
         first = range(num_examples)
     ran, table, num_unusable = _score_table(scorer, orders, first)
-    moved = _calibrated(scorer, job.setup.work, orders, table, ran)
+    moved = _calibrated(scorer, work, orders, table, ran)
     calibrated = None if moved is None else _sensitivity(moved, 0, scorer=scorer, job=job)
     return replace(_sensitivity(table, num_unusable, scorer=scorer, job=job), calibrated=calibrated)
 
@@ -187,7 +193,7 @@ def _sensitivity(table: Array, num_unusable: int, *, scorer: CellScorer, job: Jo
         num_searched=num_searched,
         expected_gain=found.gain,
         gain_interval=found.gain_interval,
-        program_calls=scorer.program_calls,
+        program_calls=scorer.budget.calls,
     )
 
 
@@ -204,7 +210,7 @@ def _calibrated(
     for shares in likely_shares(right_counts(work.scores)):
         moved, num_told = table.copy(), 0
         for row, order in zip(moved, orders, strict=True):
-            cells = [scorer.cell(order, example) for example in examples]
+            cells = list(scorer.known_cells({order: examples})[order].values())
             told = [i for i, cell in enumerate(cells) if cell.label_logprobs is not None]
             num_told += len(told)
             if len(told) < 2:
@@ -230,7 +236,8 @@ def _score_table(
     """
     ran, rows = scorer.table(orders, examples)
     table = np.array(rows)
-    outcomes = np.array([[scorer.cell(order, example).outcome for example in ran] for order in orders])
+    cells = scorer.known_cells(dict.fromkeys(orders, ran))
+    outcomes = np.array([[cells[order][example].outcome for example in ran] for order in orders])
     ended = outcomes != FAILED
     means = np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0)
     return ran, np.where(ended, table, means), int((outcomes == WRONG).sum())

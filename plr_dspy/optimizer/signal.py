@@ -7,27 +7,21 @@ whatever it learns from.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plr_dspy.calibration.outputs import prior_shares, warn_of_labels
-from plr_dspy.compilation.assembly import new_objective
-from plr_dspy.compilation.plan import Plan
-from plr_dspy.label_probabilities.reader import Decision
-from plr_dspy.label_probabilities.servers import NoProbabilities
+from plr_dspy.labels.outputs import Array, label_output, prior_shares, warn_of_labels
+from plr_dspy.labels.reader import Decision
+from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.labels.scores import label_scores
+from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.job import Job
-from plr_dspy.orderings.space import Ordering
 from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.label_calls import LabelWork
-from plr_dspy.programs.label_scores import Array, label_output, label_scores
-from plr_dspy.report.schema import Signal
+from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.search import Search
+from plr_dspy.search.space import Ordering
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.statistics.calibration import right_counts, shares_to_try
 
@@ -57,23 +51,24 @@ def work_of(
             "to BatchCalibration"
         )
     if signal == "score" or job.slots.space.num_distinct < 2:
-        return MetricWork(metric, examples), Signal("score", "", [])
+        return MetricWork(metric, examples), Signal(used="score", reason="", labels=[])
     reason = "auto='paper' scores orders as the paper does"
     if job.plan.racing:
         work = label_work(metric, job, calibrating=calibrating, own=own)
         if isinstance(work, LabelWork):
-            return work, Signal("logprobs", "", list(work.output.labels))
+            return work, Signal(used="logprobs", reason="", labels=list(work.output.labels))
         reason = work
     if calibrating:
         names = [name for name, _ in named_predictors(job.program)]
         possible = any(not isinstance(label_output(job.program, only=name), str) for name in names)
-        after = ", or calibrate the program that comes out with BatchCalibration" * possible
+        chosen = "(predictor=...)" if len(names) > 1 else ""
+        after = f", or calibrate the program that comes out with BatchCalibration{chosen}" * possible
         raise ValueError(f"calibrate=True is not possible: {reason}. Leave it out{after}")
     if signal == "logprobs":
         raise ValueError(
             f"signal='logprobs' is not possible: {reason}. Pass signal='auto', which takes scores in this case"
         )
-    return MetricWork(metric, examples), Signal("score", reason, [])
+    return MetricWork(metric, examples), Signal(used="score", reason=reason, labels=[])
 
 
 def label_work(
@@ -99,88 +94,77 @@ def label_work(
     )
 
 
-def listened(
+def probe(
     job: Job,
+    work: LabelWork,
     scorer: CellScorer,
     *,
     signal: str,
-    plan: Plan,
-    search: Callable[[Plan, LabelResponses], Search],
+    num_first: int,
     shares: Array,
     calibrating: bool = False,
-    deadline: float | None = None,
-) -> Job:
-    """The job as it is done after the first call has shown whether the endpoint gives log-probabilities.
+) -> tuple[Signal, LabelResponses | None]:
+    """Make the first call, and say whether the endpoint gives log-probabilities.
 
     Args:
-        job: Its work is a `LabelWork`.
-        scorer: Makes the first call, unless it has been paid.
+        job: Its work is `work`.
+        work: Reads log-probabilities, and no longer where there are none.
+        scorer: Makes the call, unless it has been paid.
         signal: As in `PLReorder`.
-        plan: Of a search that learns from log-probabilities.
-        search: Makes that search.
+        num_first: Examples of an order's first score, at least.
         shares: Guesses of the share of examples that each label is right for, as of `label_shares`.
         calibrating: Whether answers are calibrated to it.
-        deadline: By `time.monotonic`, when no further call may begin.
+
+    Returns:
+        What the search learns from, and where it finds it; None where there are no log-probabilities.
 
     Raises:
         NoProbabilities: when they must be the signal, and there are none.
         Exception: of the program or the metric.
     """
-    setup, work = job.setup, job.setup.work
-    assert isinstance(work, LabelWork)
     required = calibrating or signal == "logprobs"
-    num_first = min(job.plan.num_first_examples, plan.num_first_examples, FIRST_CALLS)
-    cell = _telling_cell(job, scorer, work, num_first=num_first, required=required, deadline=deadline)
-    if cell is None:
-        return job
-    if cell.label_logprobs is None:
+    cell = _telling_cell(job, scorer, work, num_first=min(num_first, FIRST_CALLS), required=required)
+    if cell is not None and cell.label_logprobs is None:
         work.reading = False
         without = work.lacking or "the first answers came without any"
         reason = work.reason or ("the first calls failed" if cell.outcome == FAILED else without)
         if required and cell.outcome == FAILED:
             raise scorer.nothing_ran([cell], 1)
-        if calibrating:
+        if required:
+            asked, cure = "signal='logprobs'", "Pass signal='auto'"
+            if calibrating:
+                asked, cure = "calibrate=True", "Leave it out"
             raise NoProbabilities(
-                f"calibrate=True needs the log-probabilities of labels, and there are none: {reason}. Leave it out to "
-                "go on with scores"
+                f"{asked} needs the log-probabilities of labels, and there are none: {reason}. {cure} to go on with "
+                "scores"
             )
-        if signal == "logprobs":
-            raise NoProbabilities(
-                f"signal='logprobs' needs the log-probabilities of labels, and there are none: {reason}. Pass "
-                "signal='auto' to go on with scores"
-            )
-        return job.laid_out(job.plan, replace(setup, signal=Signal("score", reason, [])))
+        return Signal(used="score", reason=reason, labels=[]), None
 
     def log_probabilities(ordering: Ordering, example: int) -> Sequence[float] | None:
-        paid = scorer.is_paid(ordering, example)
-        return scorer.cell(ordering, example).label_logprobs if paid else None
+        cell = scorer.cell(ordering, example)
+        return None if cell is None else cell.label_logprobs
 
     def unseen(ordering: Ordering, example: int) -> Sequence[int]:
-        return scorer.cell(ordering, example).unseen_labels
+        cell = scorer.cell(ordering, example)
+        return () if cell is None else cell.unseen_labels
 
     responses = LabelResponses(work.scores, log_probabilities, unseen, shares, calibrating)
-    num_train = len(job.splits.train)
-    objective = partial(new_objective, plan, num_train=num_train, original=job.original, shifted=True)
-    return job.laid_out(plan, replace(setup, search=search(plan, responses), objective=objective))
+    return Signal(used="logprobs", reason="", labels=list(work.output.labels)), responses
 
 
 def _telling_cell(
-    job: Job, scorer: CellScorer, work: LabelWork, *, num_first: int, required: bool, deadline: float | None
+    job: Job, scorer: CellScorer, work: LabelWork, *, num_first: int, required: bool
 ) -> Cell | None:
-    """The first cell that says whether log-probabilities come, or the last one tried.
-
-    None where an earlier part has spent the money, and lost this call.
-    """
+    """The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid."""
     cell = None
     # A student without demos may never say a label; with demos it does.
     first = [job.slots.space.identity] * num_first
     tried = [*first, *job.slots.longest(MOST_TRIES - num_first, job.seed)]
     for example, shown in enumerate(tried[: len(job.splits.train)]):
-        if not (cells := scorer.cells_each({shown: [example]})):
-            return None
-        cell = cells[0][example]
-        late = deadline is not None and time.monotonic() >= deadline
-        if cell.label_logprobs is not None or work.reason or late:
+        if not scorer.fits({shown: [example]}) or not (cells := scorer.cells({shown: [example]})):
+            break
+        cell = cells[shown][example]
+        if cell.label_logprobs is not None or work.reason:
             break
         if example + 1 >= num_first and not required and cell.outcome != WRONG:
             break
@@ -193,7 +177,7 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
     See `shares_to_try`.
 
     Args:
-        calibrate: As in `PLReorder`; not False.
+        calibrate: As in `PLReorder`.
         work: Knows what labels score.
 
     Raises:

@@ -63,25 +63,26 @@ def takes_trace(metric: Metric) -> bool:
 
 
 def _called(metric: Metric) -> Callable[..., Any]:
-    """What a call of the metric runs: of a judge, its forward method."""
-    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
-    return _forward(metric) if is_judge else metric
-
-
-def _forward(judge: dspy.Module) -> Callable[..., Any]:
-    """The method that a call of a judge runs.
+    """What a call of the metric runs: of a judge, its forward method.
 
     Raises:
-        TypeError: when it has none, or only an async one.
+        TypeError: when a judge has none, or only an async one.
     """
-    own = vars(judge).get("forward")  # as of dspy.syncify
-    forward = own or getattr(type(judge), "forward", None)
+    if not isinstance(metric, dspy.Module) or type(metric).__call__ is not dspy.Module.__call__:
+        return metric
+    forward = forward_of(metric)
     if inspect.iscoroutinefunction(forward):
         raise TypeError(f"metric must not be async: {_ASYNC_CURE}")
     if forward is None:
-        cure = "pass dspy.syncify(metric)" if hasattr(judge, "aforward") else "define one"
-        raise TypeError(f"metric must have a forward method; {type(judge).__name__} has none: {cure}")
-    return own or partial(forward, judge)
+        cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
+        raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
+    return forward
+
+
+def forward_of(module: dspy.Module) -> Callable[..., Any] | None:
+    """The method that a call of a module runs; DSPy warns where it is read as an attribute."""
+    method = getattr(type(module), "forward", None)
+    return vars(module).get("forward") or (method and partial(method, module))  # its own, as of dspy.syncify
 
 
 class MetricTypeError(TypeError):

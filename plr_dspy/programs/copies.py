@@ -6,22 +6,22 @@ import copy
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from types import MethodType
 from typing import Any
 
 import dspy
-from dspy.predict.parameter import Parameter
 from dspy.primitives.base_module import BaseModule
 
-from plr_dspy.programs.digest.objects import PLAIN, attributes
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Types of values that hold no other."""
 
-LARGE = 1_000
-"""Items of a container that DSPy had better not look at one by one."""
+CONTAINERS = (list, tuple, set, frozenset, deque)
 
-CONTAINERS = {"collections", "types"}
-"""Modules of Python whose objects may hold programs in attributes; those of others, such as queues, are shared."""
+COPYABLE = (dict, *CONTAINERS, MethodType, partial)
+"""Types of values that can be copied, whatever they hold."""
 
 
 class ProgramFactory:
@@ -46,8 +46,11 @@ class ProgramFactory:
         Raises:
             TypeError: when the program cannot be copied without sharing its predictors.
         """
-        memo = dict(self._shared)
-        program: dspy.Module = _copy_module(self._program, memo)
+        try:
+            program: dspy.Module = copy.deepcopy(self._program, memo := dict(self._shared))
+        except Exception:  # of an object that leads to a module, and cannot be copied
+            self._shared = _shared_parts(self._program, cautious=True)
+            program = copy.deepcopy(self._program, memo := dict(self._shared))
         copies = {name: memo.get(id(original)) for name, original in self._predictors.items()}
         if any(duplicate is None for duplicate in copies.values()):  # made by a __deepcopy__ of the user's
             copies = dict(named_predictors(program))
@@ -62,48 +65,9 @@ class ProgramFactory:
 
 
 def named_predictors(program: dspy.Module) -> list[tuple[str, dspy.Predict]]:
-    """What DSPy's method of this name returns, without its look at each item of a large list or dict of data."""
-    found: list[tuple[str, dspy.Predict]] = _without_data(program).named_predictors()
+    """The predictors of a program by their names in it, without those in frozen (compiled) sub-modules."""
+    found: list[tuple[str, dspy.Predict]] = program.named_predictors()
     return found
-
-
-def _without_data(module: dspy.Module) -> dspy.Module:
-    """The module as DSPy looks through it for predictors, which are the module's own: large data is left out."""
-    if isinstance(module, Parameter):
-        return module
-    parts = {name: value for name, value in vars(module).items() if not _is_data(value)}
-    parts = {n: _without_data(v) if isinstance(v, dspy.Module) else v for n, v in parts.items()}
-    if all(parts.get(name) is value for name, value in vars(module).items()):
-        return module
-    view: dspy.Module = object.__new__(type(module))
-    vars(view).update(parts)
-    return view
-
-
-def _is_data(value: Any) -> bool:
-    """Whether it is a large container in which DSPy would find no predictor."""
-    if not isinstance(value, (list, tuple, dict)) or len(value) <= LARGE:
-        return False
-    items = value.values() if isinstance(value, dict) else value
-    return not any(issubclass(kind, (BaseModule, Parameter)) for kind in set(map(type, items)))
-
-
-def named_modules(program: BaseModule) -> Iterator[tuple[str, BaseModule]]:
-    """All modules of a program by their place in it, frozen ones too; the program itself comes first."""
-    pending: deque[tuple[str, Any]] = deque([("self", program)])
-    seen = set()
-    while pending:
-        name, value = pending.popleft()
-        if id(value) in seen or type(value) in PLAIN or _is_flat(value):
-            continue
-        seen.add(id(value))
-        if isinstance(value, BaseModule):
-            yield name, value
-            pending += ((f"{name}.{key}", part) for key, part in vars(value).items())
-        elif isinstance(value, (list, tuple)):
-            pending += ((f"{name}[{i}]", part) for i, part in enumerate(value))
-        elif isinstance(value, dict):
-            pending += ((f"{name}[{key}]", part) for key, part in value.items())
 
 
 def language_models(program: dspy.Module) -> list[Any]:
@@ -117,14 +81,31 @@ def is_language_model(value: Any) -> bool:
     return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
 
 
-def _shared_parts(program: dspy.Module) -> dict[int, Any]:
-    """What all copies of a program share, by its id, as `copy.deepcopy` takes it for copied already."""
+def attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object itself, in slots too."""
+    held: dict[str, Any] = {}
+    slots = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
+    names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+    with suppress(Exception):  # of proxies
+        held |= {n: getattr(value, n) for n in names if not n.startswith("__") and hasattr(value, n)}
+        held |= vars(value)
+    return held
+
+
+def _shared_parts(program: dspy.Module, *, cautious: bool = False) -> dict[int, Any]:
+    """What all copies of a program share, by its id, as `copy.deepcopy` takes it for copied already.
+
+    Args:
+        program: The program.
+        cautious: Whether objects that may not be copyable are shared, too, where they lead to a module.
+    """
     found, holders = _reachable(program)
-    copied = {key: value for key, value in found.items() if isinstance(value, BaseModule)}
-    pending = list(copied)
+    pending = [key for key, value in found.items() if isinstance(value, BaseModule)]
+    copied = {key: found[key] for key in pending}
     while pending:
         for holder in holders[pending.pop()]:
-            if holder not in copied:
+            may_be_copied = not cautious or type(found[holder]) in COPYABLE
+            if holder not in copied and may_be_copied:
                 copied[holder] = found[holder]
                 pending.append(holder)
     for predictor in [value for value in copied.values() if isinstance(value, dspy.Predict)]:
@@ -142,22 +123,14 @@ def _reachable(program: dspy.Module) -> tuple[dict[int, Any], dict[int, list[int
     while pending:
         value = pending.pop()
         for part in _parts(value):
-            if type(part) in PLAIN or _is_flat(part):
+            held = part.values() if type(part) is dict else part if type(part) in CONTAINERS else [part]
+            if PLAIN.issuperset(map(type, list(held))):  # quick even for a million of them
                 continue
             holders[id(part)].append(id(value))
             if id(part) not in found:
                 found[id(part)] = part
                 pending.append(part)
     return found, holders
-
-
-def _is_flat(value: Any) -> bool:
-    """Whether it is a container of plain values only; this is quick even for a million of them."""
-    if type(value) is dict:
-        value = value.values()
-    elif type(value) not in (list, tuple, set, frozenset):
-        return False
-    return PLAIN.issuperset(map(type, list(value)))
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -175,45 +148,14 @@ def _parts(value: Any) -> Iterable[Any]:
         return [value.__self__]
     if issubclass(kind, partial):
         return [value.func, *value.args, *value.keywords.values()]
-    parts: list[Any] = []
-    if issubclass(kind, dict):
-        parts += dict.values(value)
-    for container in (list, tuple, set, frozenset, deque):
+    parts: list[Any] = list(dict.values(value)) if issubclass(kind, dict) else []
+    for container in CONTAINERS:
         if issubclass(kind, container):
             parts += container.__iter__(value)
     package = kind.__module__.partition(".")[0]
-    if package not in sys.stdlib_module_names or package in CONTAINERS:
+    if package not in sys.stdlib_module_names or package in (
+        "collections",
+        "types",
+    ):  # others, as queues, are shared
         parts += attributes(value).values()
     return parts
-
-
-def _copy_module(module: BaseModule, memo: dict[int, Any]) -> Any:
-    """Deep copy; like DSPy's own, it goes on attribute by attribute where that fails."""
-    if id(module) in memo:
-        return memo[id(module)]
-    attempt = dict(memo)  # a failed deepcopy leaves half-made objects in its memo
-    try:
-        duplicate = copy.deepcopy(module, attempt)
-    except Exception:
-        duplicate = memo[id(module)] = module.__class__.__new__(module.__class__)
-        state = dspy.Module.__getstate__(module)
-        dspy.Module.__setstate__(duplicate, {name: _copy_value(value, memo) for name, value in state.items()})
-    else:
-        memo.update(attempt)
-    return duplicate
-
-
-def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
-    if isinstance(value, BaseModule):
-        return _copy_module(value, memo)
-    if type(value) in (list, tuple):
-        return type(value)(_copy_value(item, memo) for item in value)
-    if type(value) is dict:
-        return {key: _copy_value(item, memo) for key, item in value.items()}
-    attempt = dict(memo)
-    try:
-        duplicate = copy.deepcopy(value, attempt)
-    except Exception:
-        return value
-    memo.update(attempt)
-    return duplicate

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextvars import copy_context
 from typing import Any
 
 import dspy
 from dspy.utils.exceptions import ContextWindowExceededError
-from dspy.utils.parallelizer import ParallelExecutor
 
-from plr_dspy.orderings.space import Ordering
-from plr_dspy.programs.calls import Metric, MetricWork, Work, WrongAnswer
+from plr_dspy.lm.engines import HOPELESS
+from plr_dspy.programs.calls import Metric, MetricTypeError, MetricWork, Work, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models
-from plr_dspy.programs.failures import Failures, is_milestone
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.purse import Purse
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,12 @@ CACHED = ("cached_tokens", "cache_creation_tokens")
 
 GRACE = 2.0
 """Seconds that an interrupt leaves to the calls under way."""
+
+GOING_ON = (
+    "With log_dir, the same compile goes on from here when you run it again. If you change the program or the metric "
+    "first, pass accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not."
+)
+"""What can be done after an error of the program or the metric."""
 
 
 class ProgramEvaluator:
@@ -46,11 +52,11 @@ class ProgramEvaluator:
         max_errors: So many failures end the run with the exception of the last; None takes DSPy's
             setting. See `Failures`.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
-        purse: Pays for the calls; None for no limit.
+        budget: Lets calls begin; None for no limit.
         interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
 
     Attributes:
-        ledger: The same.
+        ledger, budget: The same.
         failures: Of the cells so far.
     """
 
@@ -65,7 +71,7 @@ class ProgramEvaluator:
         num_threads: int | None = None,
         max_errors: int | None = None,
         on_cell: Callable[[], None] | None = None,
-        purse: Purse | None = None,
+        budget: Budget | None = None,
         interrupted: threading.Event | None = None,
     ) -> None:
         self.ledger = Ledger() if ledger is None else ledger
@@ -82,29 +88,20 @@ class ProgramEvaluator:
         self._names = names
         self._num_threads = num_threads or dspy.settings.num_threads
         self._on_cell = on_cell
-        self._purse = purse or Purse()
+        self.budget = Budget(self.ledger) if budget is None else budget
         self._interrupted = threading.Event() if interrupted is None else interrupted
-        self._num_too_long = 0
         self._lock = threading.Lock()
 
     def fingerprint(self, ordering: Ordering) -> str:
         """Digest of the prompts that the ordering renders to."""
         return self._slots.fingerprint(ordering)
 
-    def pay(
-        self,
-        keys: Sequence[CellKey],
-        orderings: Mapping[str, Ordering],
-        *,
-        deadline: float | None = None,
-    ) -> None:
-        """Pay for cells that have not been paid.
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+        """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
 
         Args:
             keys: The cells.
             orderings: One for each fingerprint among them.
-            deadline: No call begins when `time.monotonic` has come to this; the cells paid are then the
-                first ones.
 
         Raises:
             Exception: of the work, with its own type, at `max_errors` failures, or at
@@ -114,51 +111,45 @@ class ProgramEvaluator:
             fingerprint: self._factory.build(self._slots.demos(ordering))
             for fingerprint, ordering in orderings.items()
         }
-        # Each item is a worker, not a cell: with cells DSPy's executor goes through all of them at each step.
-        # Cells catch their own exceptions, so that these keep their type and all finished work is kept.
-        num_workers = min(self._num_threads, len(keys))
-        executor = ParallelExecutor(
-            num_threads=self._num_threads, max_errors=num_workers + 1, disable_progress_bar=True, timeout=0
-        )
-        pending, begun, ended = deque(keys), threading.Semaphore(0), threading.Semaphore(0)
+        pending, cancelled = deque(keys), threading.Event()
 
-        def work(_: int) -> None:
-            begun.release()
-            try:
-                while not (executor.cancel_jobs.is_set() or self._ended() or _is_past(deadline)):
-                    if not pending or not self._purse.begin():
-                        return
-                    try:
-                        key = pending.popleft()
-                    except IndexError:
-                        self._purse.give_back()
-                        return
-                    self._call(key, programs[key[0]], orderings[key[0]])
-            finally:
-                ended.release()
+        def work() -> None:
+            while not (cancelled.is_set() or self._interrupted.is_set() or self.failures.fatal is not None):
+                if not pending or not self.budget.begin():
+                    return
+                try:
+                    key = pending.popleft()
+                except IndexError:  # another thread took the last one
+                    self.budget.cancel()
+                    return
+                self._call(key, programs[key[0]], orderings[key[0]])
 
-        try:
-            executor.execute(work, range(num_workers))
-        except BaseException as error:
-            executor.cancel_jobs.set()
-            interrupted = self._interrupted.is_set() and not isinstance(error, KeyboardInterrupt)
-            patience_ends = time.monotonic() + GRACE
-            while begun.acquire(blocking=False):  # their calls are paid, and may end in time
-                ended.acquire(timeout=max(0.0, patience_ends - time.monotonic()))
-            if interrupted:  # and cancelled by DSPy
-                raise KeyboardInterrupt from error
-            raise
+        if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
+            work()
+        else:
+            self._side_by_side(work, min(self._num_threads, len(keys)), cancelled)
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         if self.failures.fatal is not None:
             self.ledger.retry()
             raise self.failures.fatal
-        self._purse.check()
-        for failure in executor.exceptions_map.values():  # of `on_cell`
-            raise failure
+        self.budget.check()
 
-    def _ended(self) -> bool:
-        return self.failures.fatal is not None or self._interrupted.is_set()
+    def _side_by_side(self, work: Callable[[], None], num_threads: int, cancelled: threading.Event) -> None:
+        """Work in threads until all are done; an error or interrupt leaves calls under way a moment to end in."""
+        pool = ThreadPoolExecutor(num_threads)
+        workers: list[Future[None]] = []
+        try:
+            for _ in range(num_threads):
+                workers.append(pool.submit(copy_context().run, work))
+            for worker in as_completed(workers):
+                worker.result()
+        except BaseException:
+            cancelled.set()
+            wait(workers, timeout=GRACE)  # their calls are paid
+            raise
+        finally:
+            pool.shutdown(wait=False)
 
     def _call(self, key: CellKey, program: dspy.Module, ordering: Ordering) -> None:
         """Make one program call, and note its cell."""
@@ -170,7 +161,7 @@ class ProgramEvaluator:
                 raise
             except WrongAnswer as wrong:
                 if isinstance(wrong.error, ContextWindowExceededError):
-                    self._warn_too_long(key, ordering)
+                    self._note_too_long(key, ordering)
                 message = self.failures.first_line(wrong)
                 cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
             except BaseException as error:  # of the user's program or metric: never a silent 0
@@ -179,7 +170,7 @@ class ProgramEvaluator:
         if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
         tokens = token_counts(usage.get_total_tokens())
-        self._purse.note(tokens)
+        self.budget.end(tokens)
         if not self.ledger.add(key, cell, tokens):
             return  # the compile has ended without this call
         with self._lock:
@@ -190,25 +181,108 @@ class ProgramEvaluator:
             if self._on_cell is not None:
                 self._on_cell()
 
-    def _warn_too_long(self, key: CellKey, ordering: Ordering) -> None:
-        """Say it the first time, the tenth, and so on: where the demos alone are too long, every call says it."""
+    def _note_too_long(self, key: CellKey, ordering: Ordering) -> None:
+        """Say which demos are too long; where they alone are, every call is."""
+        name, permutations = self._names[key[1]], self._slots.permutations(ordering).items()
+        orders = ", ".join(f"{slot}: {list(order)}" for slot, order in permutations)
         with self._lock:
-            self._num_too_long += 1
-            count = self._num_too_long
-        name = self._names[key[1]]
-        if count == 1:
-            permutations = self._slots.permutations(ordering)
-            logger.warning(
-                "%s exceeds the context window with the demos in the order %s; counted as wrong",
-                name,
-                ", ".join(f"{slot}: {list(order)}" for slot, order in permutations.items()),
+            self.failures.say_at_milestones(
+                "the context window",
+                f"{name} exceeds the context window with the demos in the order {orders}; counted as wrong",
+                f"calls exceeded the context window, the last of {name}",
             )
-        elif is_milestone(count):
-            logger.warning("%d calls exceeded the context window, the last of %s", count, name)
 
 
-def _is_past(deadline: float | None) -> bool:
-    return deadline is not None and time.monotonic() >= deadline
+class Failures:
+    """The failures of a run.
+
+    An example that never runs is one failure, whatever the number of orders that meet it: unless nothing
+    at all has run. A metric that returns no number ends the run at once, unless it has returned one before.
+
+    Args:
+        names: What messages call the examples.
+        ran: Examples that ran before.
+        scored: Whether the metric has returned a number before.
+        max_errors: So many failures are too many.
+        redact: Takes secrets out of messages.
+        ways_out: What else can be done when there are too many.
+
+    Attributes:
+        fatal: The exception that ends the run.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str] | Mapping[int, str],
+        *,
+        ran: Iterable[int],
+        scored: bool,
+        max_errors: int,
+        redact: Callable[[str], str],
+        ways_out: str = "",
+    ) -> None:
+        self.fatal: BaseException | None = None
+        self._names = names
+        self._max_errors = max_errors
+        self._redact = redact
+        self._ways_out = ways_out
+        self._counts: Counter[int] = Counter()
+        self._kinds: Counter[str] = Counter()
+        self._ran = set(ran)
+        self._scored = scored
+
+    def note_answer(self, example: int, *, scored: bool) -> None:
+        """A call on the example ended with an answer, which the metric may have scored."""
+        self._ran.add(example)
+        self._scored = self._scored or scored
+
+    def note(self, failure: BaseException, example: int) -> None:
+        """A call on the example failed; that is logged the first time, the tenth, and so on."""
+        name = self._names[example]
+        what = f"{type(failure).__name__}: {self.first_line(failure)}"
+        self.say_at_milestones(
+            what, f"the call on {name} failed: {what}", f"calls failed, the last of them on {name}: {what}"
+        )
+        self._counts[example] += 1
+        if self.fatal is not None:
+            return
+        dead = not self._ran
+        count = sum(count if dead or e in self._ran else 1 for e, count in self._counts.items())
+        if isinstance(failure, HOPELESS):
+            self.fatal = self._explain(failure, f"{name}: every further call would fail like this")
+        elif isinstance(failure, MetricTypeError) and not self._scored:
+            self.fatal = self._explain(failure, f"{name}: the first value of the metric is no number")
+        elif count >= self._max_errors:
+            reason = f"{name}: the last of {count} failures (max_errors={self._max_errors})"
+            self.fatal = self._explain(failure, reason + self._ways_out)
+
+    def say_at_milestones(self, kind: str, first: str, later: str) -> None:
+        """Log something the first time, and with its number the tenth, the hundredth and so on."""
+        self._kinds[kind] += 1
+        if self._kinds[kind] == 1:
+            logger.warning("%s", first)
+        elif str(self._kinds[kind]).strip("0") == "1":
+            logger.warning("%d %s", self._kinds[kind], later)
+
+    def first_line(self, error: BaseException) -> str:
+        """Of its message, in characters that can be written, without secrets."""
+        try:
+            text = str(error)
+        except Exception as second:
+            text = f"its message cannot be read: {type(second).__name__}"
+        text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
+        return self._redact(text)[:200]
+
+    def _explain(self, error: BaseException, reason: str) -> BaseException:
+        """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
+        if not isinstance(error, Exception):  # SystemExit and the like would end more than the compile
+            text = f"the program or the metric raised {type(error).__name__}: {self.first_line(error)}"
+            wrapped = RuntimeError(text)
+            wrapped.__cause__ = error
+            error = wrapped
+        if hasattr(error, "add_note"):
+            error.add_note(f"plr_dspy ended the compile at {reason}. {GOING_ON}")
+        return error
 
 
 def token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
@@ -243,4 +317,5 @@ def program_scorer(
     """
     options.setdefault("names", [f"example {i}" for i in range(len(examples))])
     evaluator = ProgramEvaluator(program, slots, MetricWork(metric, examples), **options)
-    return CellScorer(evaluator, max_metric_calls=max_metric_calls)
+    evaluator.budget.max_calls = max_metric_calls
+    return CellScorer(evaluator)

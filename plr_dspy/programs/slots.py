@@ -1,4 +1,4 @@
-"""The demos of a program that can be permuted, and the prompts of their orders, each told by its fingerprint."""
+"""What can be ordered or chosen in a program: its demos or pools of demos, and the prompts that orderings render to."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import hashlib
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import dspy
+import numpy as np
 
-from plr_dspy.orderings.arrangement_space import SearchSpace
-from plr_dspy.orderings.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.programs.splits import answer_classes
+from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 
 logger = logging.getLogger(__name__)
+
+OWN = "student"
+"""The origin of demos that the student came with."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +51,75 @@ class Slot:
         return OrderingSpace(self.kinds)
 
 
+@dataclass(frozen=True)
+class PooledDemo:
+    """A demo that an arrangement may show.
+
+    Attributes:
+        demo: An example or a dict.
+        origin: Where it comes from: "student", "trainset[3]", "bootstrapped from trainset[3]", "candidates[0]".
+        tokens: Of its text in the prompt.
+    """
+
+    demo: Any
+    origin: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PoolSlot:
+    """One predictor's pool of demos, which is one block.
+
+    Attributes:
+        predictor: The predictor's name in the program.
+        pool: The demos; the student's own come first.
+        limits: The least and the most demos that the predictor shows.
+        classes: As in `Slot`.
+    """
+
+    predictor: str
+    pool: tuple[PooledDemo, ...]
+    limits: tuple[int, int]
+    classes: tuple[tuple[int, ...], ...]
+
+    @property
+    def demos(self) -> tuple[Any, ...]:
+        """The demos."""
+        return tuple(pooled.demo for pooled in self.pool)
+
+    @property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the demos."""
+        return (tuple(range(len(self.pool))),)
+
+    @property
+    def shortest(self) -> tuple[int, ...]:
+        """The numbers of as few demos as may be shown, those with the fewest tokens."""
+        by_tokens = sorted(range(len(self.pool)), key=lambda number: self.pool[number].tokens)
+        return tuple(by_tokens[: self.limits[0]])
+
+    @property
+    def space(self) -> OrderingSpace:
+        """The arrangements of this pool alone."""
+        least, most = self.limits
+        return OrderingSpace.of_sizes(len(self.pool), min_length=least, max_length=most)
+
+
 class PromptSlots(ABC):
     """The demos that orderings show in a program's prompts.
 
     Args:
-        program: A DSPy program; it is read, never changed.
+        program: A DSPy program; it is read, never changed. Frozen (compiled) sub-modules are left alone, as DSPy does.
 
     Attributes:
         slots: The predictors with demos.
         space: Of the orderings, or arrangements, of all of them.
-        classes: For each block of the space, the class of each of its demos.
         noun: What texts call an ordering.
     """
 
     noun = "order"
     slots: Sequence[Any]
-    space: SearchSpace
-    classes: Sequence[Sequence[int]]
+    space: OrderingSpace
 
     def __init__(self, program: dspy.Module) -> None:
         self._renderer = PromptRenderer()
@@ -72,6 +128,11 @@ class PromptSlots(ABC):
     @abstractmethod
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Demo indices by position, for each slot."""
+
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        """For each block of the space, the class of each of its demos."""
+        return tuple(classes for slot in self.slots for classes in slot.classes)
 
     @property
     def typical(self) -> Ordering:
@@ -97,22 +158,13 @@ class PromptSlots(ABC):
 
 
 class ProgramSlots(PromptSlots):
-    """The slots of a program and the space of their orderings.
-
-    Args:
-        program: A DSPy program; it is read, never changed. Frozen (compiled) sub-modules are
-            left alone, as DSPy does.
-    """
+    """The slots of a program and the space of their orderings; arguments are those of `PromptSlots`."""
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__(program)
-        self.slots: tuple[Slot, ...] = tuple(
-            slot
-            for name, predictor in self._predictors.items()
-            if (slot := _read_slot(name, predictor, self._renderer)).demos
-        )
+        slots = [_read_slot(name, predictor, self._renderer) for name, predictor in self._predictors.items()]
+        self.slots: tuple[Slot, ...] = tuple(slot for slot in slots if slot.demos)
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.kinds))
-        self.classes = tuple(classes for slot in self.slots for classes in slot.classes)
 
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Demo indices by position, for each slot.
@@ -146,24 +198,19 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
         )
     kind = {i: alone.index(alone[i]) for i in shown}
     block_of = {i: i for i in shown}  # each demo's block, named by its first member
-
-    def merge(a: int, b: int) -> None:
-        keep, drop = sorted((block_of[a], block_of[b]))
-        for i, block in block_of.items():
-            if block == drop:
-                block_of[i] = keep
-
     for position, a in enumerate(shown):
         for b in shown[position + 1 :]:
-            if block_of[a] != block_of[b] and kind[a] != kind[b]:
-                pair = [renderer.render(predictor, [demos[a], demos[b]])]
-                pair.append(renderer.render(predictor, [demos[b], demos[a]]))
-                if pair[0] != pair[1]:
-                    merge(a, b)
-    names = sorted(set(block_of.values()))
-    blocks = [tuple(i for i in shown if block_of[i] == block) for block in names]
+            if block_of[a] == block_of[b] or kind[a] == kind[b]:
+                continue
+            pair = [demos[a], demos[b]]
+            if renderer.render(predictor, pair) != renderer.render(predictor, pair[::-1]):
+                first, second = sorted((block_of[a], block_of[b]))
+                block_of = {i: first if block == second else block for i, block in block_of.items()}
+    blocks = [
+        tuple(i for i in shown if block_of[i] == block) for block in dict.fromkeys(sorted(block_of.values()))
+    ]
     blocks = [block for block in blocks if len({kind[i] for i in block}) > 1]
-    classes = answer_classes([dict(demo.items()) for demo in demos], list(predictor.signature.output_fields))
+    classes = _classes(predictor, demos)
     return Slot(
         name,
         demos,
@@ -171,6 +218,112 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
         kinds=tuple(tuple(kind[i] for i in block) for block in blocks),
         classes=tuple(tuple(classes[i] for i in block) for block in blocks),
     )
+
+
+class PoolSlots(PromptSlots):
+    """The pools of a program, and the space of their arrangements.
+
+    Args:
+        program: As in `PromptSlots`.
+        pools: Of some predictors, by their names.
+        min_demos, max_demos: Demos that a predictor shows; one whose pool has fewer shows them all.
+        max_tokens: Of all demos that are shown together; None for no limit.
+
+    Raises:
+        ValueError: when no arrangement keeps to the limits.
+    """
+
+    noun = "arrangement"
+    space: OrderingSpace
+
+    def __init__(
+        self,
+        program: dspy.Module,
+        pools: Mapping[str, Sequence[PooledDemo]],
+        *,
+        min_demos: int,
+        max_demos: int,
+        max_tokens: int | None,
+    ) -> None:
+        super().__init__(program)
+        self._max_tokens = max_tokens
+        slots = []
+        for name, pool in self._within(pools).items():
+            limits = min(min_demos, len(pool)), min(max_demos, len(pool))
+            classes = tuple(_classes(self._predictors[name], [pooled.demo for pooled in pool]))
+            slots += [PoolSlot(name, tuple(pool), limits, (classes,))] if pool else []
+        self.slots: tuple[PoolSlot, ...] = tuple(slots)
+        shortest = tuple(slot.shortest for slot in self.slots)
+        if not self._allows(shortest):
+            raise ValueError(
+                f"max_demo_tokens must be at least {self.tokens(shortest)}, the tokens of the shortest demos with "
+                f"{min_demos=}; got {max_tokens}: raise it, or lower min_demos"
+            )
+        shown = zip(self.original, self.slots, strict=True)
+        fits = all(slot.limits[0] <= len(own) <= slot.limits[1] for own, slot in shown)
+        self.space = OrderingSpace(
+            tuple(tuple(range(len(slot.pool))) for slot in self.slots),
+            tuple(slot.limits for slot in self.slots),
+            self.original if fits and self._allows(self.original) else shortest,
+            self._allows,
+        )
+
+    @cached_property
+    def original(self) -> Ordering:
+        """What the student shows, which need not be within the limits."""
+        return tuple(
+            tuple(i for i, pooled in enumerate(slot.pool) if pooled.origin == OWN) for slot in self.slots
+        )
+
+    @property
+    def typical(self) -> Ordering:
+        """Half as many demos as there may be, from the beginning of each pool."""
+        half = tuple(tuple(range(max(slot.limits[0], -(-slot.limits[1] // 2)))) for slot in self.slots)
+        return self.space.shortened(half) or self.space.identity
+
+    def longest(self, number: int, seed: int) -> list[Ordering]:
+        """So many random arrangements that show as many demos as may be shown."""
+        rng = np.random.default_rng(seed)
+        shapes = [(len(slot.pool), slot.limits[1]) for slot in self.slots]
+        drawn = [tuple(tuple(rng.permutation(n)[:k].tolist()) for n, k in shapes) for _ in range(number)]
+        return [self.space.shortened(arrangement) or self.space.identity for arrangement in drawn]
+
+    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
+        """Numbers of the demos shown by position, for each slot."""
+        return {slot.predictor: items for slot, items in zip(self.slots, ordering, strict=True)}
+
+    def tokens(self, ordering: Ordering) -> int:
+        """Tokens of the demos that an arrangement shows."""
+        return sum(
+            slot.pool[item].tokens for slot, items in zip(self.slots, ordering, strict=True) for item in items
+        )
+
+    def _allows(self, arrangement: Ordering) -> bool:
+        return self._max_tokens is None or self.tokens(arrangement) <= self._max_tokens
+
+    def _within(self, pools: Mapping[str, Sequence[PooledDemo]]) -> dict[str, list[PooledDemo]]:
+        """The pools without demos that alone are over the limit of tokens, but for the student's own.
+
+        Raises:
+            ValueError: when all demos are.
+        """
+        most = self._max_tokens
+        if most is None:
+            return {name: list(pool) for name, pool in pools.items()}
+        least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
+        if least > most:
+            raise ValueError(
+                f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {most}"
+            )
+        return {
+            name: [pooled for pooled in pool if pooled.origin == OWN or pooled.tokens <= most]
+            for name, pool in pools.items()
+        }
+
+
+def _classes(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
+    """Number the answers that demos give."""
+    return answer_classes([dict(demo.items()) for demo in demos], list(predictor.signature.output_fields))
 
 
 def add_labelled_demos(

@@ -53,7 +53,7 @@ def make_splits(
     balanced: bool,
     name: str = "trainset",
 ) -> Splits:
-    """Leave out what the demos show, shuffle, and split where there is no valset.
+    """Leave out what the demos show, shuffle, and split into train (80 %) and selection where there is no valset.
 
     An example that is given several times counts once: its copies would be no further evidence.
 
@@ -66,20 +66,37 @@ def make_splits(
     """
     everything = [*trainset, *valset]
     shown, labels = shown_by(demos, everything), label_keys(everything)
-    usable = [i for i in _first_ones(trainset) if i not in shown]
-    num_usable = len(usable)
+    keys = [value_key(dict(example.inputs().items())) for example in everything]
+    first: dict[tuple[bool, bytes], int] = {}
+    for i, example in enumerate(everything):
+        first.setdefault((i < len(trainset), value_key(dict(example.items()))), i)
+    usable = [i for i in first.values() if i not in shown and i < len(trainset)]
+    num_shared = 0
     if valset:
-        usable = _without_shared(usable, everything, len(trainset))
-        chosen = [i for i in (len(trainset) + j for j in _first_ones(valset)) if i not in shown]
-        train, selection = (mixed(part, labels, rng, balanced=balanced) for part in (usable, chosen))
+        held = set(keys[len(trainset) :])
+        kept = [i for i in usable if keys[i] not in held]
+        num_shared = len(usable) - len(kept)
+        if kept and num_shared:
+            logger.warning(
+                "%d examples are in both trainset and valset: they only choose the final order", num_shared
+            )
+        train = mixed(kept, labels, rng, balanced=balanced)
+        chosen = [i for i in first.values() if i not in shown and i >= len(trainset)]
+        selection = mixed(chosen, labels, rng, balanced=balanced)
     else:
-        train, selection = split(usable, labels, rng, balanced=balanced)
+        order = mixed(usable, labels, rng, balanced=balanced)
+        count = len(order)
+        num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))
+        # Spread evenly over the sequence, so that both parts are as mixed as it is.
+        places = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
+        train = [index for place, index in enumerate(order) if place not in places]
+        selection = [order[place] for place in sorted(places)]
     names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
     return Splits(
         [everything[i] for i in train],
         [everything[i] for i in selection],
         [names[i] for i in (*train, *selection)],
-        num_usable - len(usable),
+        num_shared,
     )
 
 
@@ -102,27 +119,6 @@ def check_splits(splits: Splits, *, num_trainset: int, num_valset: int, name: st
             f"{', or one beside a valset' if num_valset else ''}; "
             f"{left.format(num_trainset, usable, ' or in valset too' if splits.num_shared else '')}"
         )
-
-
-def _first_ones(examples: Sequence[dspy.Example]) -> list[int]:
-    """The indices of the examples that are no copies of earlier ones, with the same inputs and labels."""
-    first: dict[bytes, int] = {}
-    for i, example in enumerate(examples):
-        first.setdefault(value_key(dict(example.items())), i)
-    return list(first.values())
-
-
-def _without_shared(usable: list[int], everything: Sequence[dspy.Example], num_train: int) -> list[int]:
-    """The usable train indices whose inputs no valset example has."""
-    keys = [value_key(dict(example.inputs().items())) for example in everything]
-    held = set(keys[num_train:])
-    kept = [i for i in usable if keys[i] not in held]
-    if 0 < len(kept) < len(usable):
-        logger.warning(
-            "%d examples are in both trainset and valset: they only choose the final order",
-            len(usable) - len(kept),
-        )
-    return kept
 
 
 def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]:
@@ -158,23 +154,6 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]
                 shown |= matches
         shown |= whole
     return shown
-
-
-def split(
-    indices: Sequence[int], labels: Sequence[bytes], rng: random.Random, *, balanced: bool
-) -> tuple[list[int], list[int]]:
-    """Shuffle as `mixed` does, and split into train (80 %) and selection (20 %).
-
-    Returns:
-        Indices of the train and of the selection split; one example alone goes to the train split.
-    """
-    order = mixed(indices, labels, rng, balanced=balanced)
-    count = len(order)
-    num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))
-    # Spread evenly over the sequence, so that both parts are as mixed as it is.
-    chosen = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
-    train = [index for place, index in enumerate(order) if place not in chosen]
-    return train, [order[place] for place in sorted(chosen)]
 
 
 def mixed(

@@ -1,1 +1,1 @@
-"""A report's data, and how it is shown: in words, in pictures, and as a page."""
+"""A report's data, and how it is shown: in words, as a figure, and as a page of both."""

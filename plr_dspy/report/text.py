@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from plr_dspy.report.numbers_of_demos import numbers_of_demos
-from plr_dspy.report.schema import Comparison, ErrorCount, SlotReport
-
 if TYPE_CHECKING:
-    from plr_dspy.report.report import Report
+    from plr_dspy.report.data import Comparison, Report
 
 MIN_PROBABILITY = 0.5
 """Of being better on new examples, that it takes to replace the original where users do not say otherwise."""
 
-SURE = 0.9
+MIN_WIN_PROBABILITY = 0.9
 """From this probability of being better on new examples on, an order is called better."""
 
 ENOUGH_TO_GIVE_UP = 20
@@ -25,6 +22,9 @@ ENOUGH_COMPARED = 0.8
 
 FEW_EXAMPLES = 30
 """With fewer, chance decides which order looks best."""
+
+ENOUGH_ALONE = 8
+"""Fewer examples of the final comparison say nothing by themselves."""
 
 BUDGET = "budget"
 """The reason for its end that a search gives when it used all of its calls."""
@@ -37,6 +37,95 @@ PHASES = {
     "original": "original one there",
 }
 """The names that texts give to what program calls are spent on, by their names in a report."""
+
+
+def summary(report: Report) -> str:
+    """Say the most important: both programs, the gain and how sure it is, what was assumed, how to load the result."""
+    return "\n  ".join([*_claims(report), "all else: print(report.details())"])
+
+
+def details(report: Report) -> str:
+    """Say all that a report holds, but for the rounds and most settings."""
+    settings, name = report.settings, original_name(report)
+    calls = {what: report.program_calls.get(phase, 0) for phase, what in PHASES.items()}
+    where = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
+    lines = [
+        *_claims(report),
+        f"{len(report.slots)} predictor(s) with demos, {prompt_count(report.distinct_prompts)} distinct prompts",
+        f"{', '.join(map(str, filter(None, where)))}, seed {settings.get('seed')}",
+        f"examples: {settings.get('num_train')} to search, {settings.get('num_selection')} to compare at the end",
+    ]
+    if any(calls.values()):
+        lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items() if count))
+    lines += [*_final_comparison(report), *_learnt(report), *_calibration(report)]
+    for slot in report.slots:
+        some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
+        lines.append(
+            f"{slot.predictor}: {some}demos in the order {slot.ordering}, the last next to the question"
+        )
+    for best in report.best_by_number:
+        told = f"best of {best.num_demos} demos: score {best.score:.3f}"
+        if best.interval is not None:
+            told += f" [{best.interval[0]:.3f}, {best.interval[1]:.3f}] by {best.num_examples} examples"
+        lines.append(f"{told}, {best.tokens:,} tokens{' (chosen)' * (best is report.chosen_of_number)}")
+    for model, counts in report.tokens.items():
+        lines.append(f"tokens of {model}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
+    for error in report.errors:
+        whose = (
+            f", {error.of_original} of the {error.calls_of_original} of the {name}"
+            if error.of_original
+            else ""
+        )
+        told = f"{error.type}: {error.message} ({', '.join(error.examples)})"
+        lines.append(f"{error.count} call(s) {error.outcome}{whose}: {told}")
+    return "\n  ".join(lines)
+
+
+def result(report: Report) -> str:
+    """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
+    c, stays = report.comparison, f"the {original_name(report)} stays"
+    calls = f"{report.program_calls['total']:,} calls" + _comma(report.cost)
+    if c is None:
+        what = stays if original_stays(report) else "the order is not compared with the original one"
+        return f"{what} ({report.stopped}), {calls}"
+    before, after, where = c.original, c.chosen, f"on {c.num_examples} examples"
+    if (expected := expected_scores(report)) is not None:
+        before, after, where = expected[0][0], expected[1][0], "expected on new examples"
+    if original_stays(report):
+        return f"{stays}, {score(before, c)} {where}, {calls}"
+    chance = "" if c.probability >= MIN_WIN_PROBABILITY else " (may be chance)"
+    sure = f"better with probability {c.probability:.2f}{chance}"
+    return f"{score(before, c)} -> {score(after, c)} {where}, {sure}, {calls}"
+
+
+def original_stays(report: Report) -> bool:
+    """Tell whether a compile returned what the user had, as it was."""
+    calibrated = report.calibration is not None and report.calibration.applied
+    return not calibrated and all(slot.ordering == slot.original for slot in report.slots)
+
+
+def is_scored_by_metric(report: Report) -> bool:
+    """Tell whether the search scored orders by the metric, not by their label probabilities."""
+    return bool(report.settings.get("scored_on", "train examples") == "train examples")
+
+
+def expected_scores(report: Report) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Scores of both programs on new examples, each with its interval; None where they are not known."""
+    c = report.comparison
+    if c is None or not is_scored_by_metric(report) or not (c.expected_original and c.expected_chosen):
+        return None
+    return c.expected_original, c.expected_chosen
+
+
+def noun(report: Report) -> str:
+    """Name what was chosen: an order, or an arrangement of demos of a pool."""
+    return "arrangement" if any(slot.is_pool for slot in report.slots) else "order"
+
+
+def original_name(report: Report) -> str:
+    """Name what the user had: an order of demos, or a student without any."""
+    showed_any = any(slot.original for slot in report.slots)
+    return f"original {noun(report)}" if showed_any else "student without demos"
 
 
 def dollars(cost: float) -> str:
@@ -57,249 +146,106 @@ def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
     return f"{value:{'+' * sign}.{decimals}f}"
 
 
-def is_scored_by_metric(report: Report) -> bool:
-    """Tell whether the search scored orders by the metric, not by their label probabilities."""
-    return bool(report.settings.get("scored_on", "train examples") == "train examples")
+def _comma(cost: float | None) -> str:
+    """Write a cost after a comma; nothing where it is not known."""
+    return "" if cost is None else f", {dollars(cost)}"
 
 
-def overview(report: Report) -> str:
-    """Say in one line what there was to order, by which method, what that cost, and what ended it."""
-    resumed = report.program_calls.get("resumed", 0)
-    earlier = f" ({resumed:,} of them before this part)" if resumed else ""
-    cost = "" if report.cost is None else f"{dollars(report.cost)}, "
-    return (
-        f"{report.settings.get('method', 'PLReorder')}: {len(report.slots)} predictor(s) with demos, "
-        f"{prompt_count(report.distinct_prompts)} distinct prompts, "
-        f"{report.program_calls['total']:,} program calls{earlier}, {cost}{report.seconds:.0f} s; {report.stopped}"
-    )
-
-
-def result(report: Report) -> str:
-    """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
-    cost = "" if report.cost is None else f", {dollars(report.cost)}"
-    calls = f"{report.program_calls['total']:,} calls{cost}"
-    stays = f"the {original_name(report)} stays"
-    if (c := report.comparison) is None:
-        what = stays if original_stays(report) else "the order is not compared with the original one"
-        return f"{what} ({report.stopped}), {calls}"
-    if original_stays(report):
-        return f"{stays}, {score(c.original, c)} on {c.num_examples} examples, {calls}"
-    chance = "" if c.probability >= SURE else " (may be chance)"
-    return (
-        f"{score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, "
-        f"better with probability {c.probability:.2f}{chance}, {calls}"
-    )
-
-
-def original_stays(report: Report) -> bool:
-    """Tell whether a compile returned what the user had, as it was."""
-    return not is_calibrated(report) and all(slot.ordering == slot.original for slot in report.slots)
-
-
-def is_calibrated(report: Report) -> bool:
-    """Tell whether the returned program was calibrated by the compile."""
-    return report.calibration is not None and report.calibration.applied
-
-
-def calls_by_phase(report: Report) -> dict[str, int]:
-    """Count program calls by what they were spent on; what made none is left out."""
-    return {what: calls for name, what in PHASES.items() if (calls := report.program_calls.get(name))}
-
-
-def verdict(report: Report) -> list[str]:
-    """Compare the chosen and the original order, a line for each statement."""
-    if (c := report.comparison) is not None:
-        lines = [
-            f"{original_name(report)} {score(c.original, c)}, chosen {noun(report)} {score(c.chosen, c)} "
-            f"on {c.num_examples} examples",
-        ]
-        if c.expected_original and c.expected_chosen and is_scored_by_metric(report):
-            chosen = (
-                "" if original_stays(report) else f", {chosen_name(report)} {_interval(c.expected_chosen, c)}"
-            )
-            before = _interval(c.expected_original, c)
-            lines.append(f"expected on new examples: {original_name(report)} as it is {before}{chosen}")
-        if c.gain:
-            gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
-            lines.append(
-                f"gain {gain} there, {100 * c.confidence:.0f} % interval [{low}, {high}] "
-                f"(for the best of {c.num_candidates} {noun(report)}s)"
-            )
-        return lines + _claim(report, c)
-    if report.evidence is not None:
-        return [*_advice(report), f"the {original_name(report)} stays"]
-    if not is_scored_by_metric(report):
-        return ["chosen by label probabilities; not compared with the original order"]
-    if report.history:
-        return [
-            f"not compared with the {original_name(report)}; the best {noun(report)} is estimated to score "
-            f"{report.history[-1].best_score_so_far:.3f} on train examples",
-            "with log_dir, the same compile goes on from here",
-        ]
-    return []
-
-
-def original_name(report: Report) -> str:
-    """Name what the user had: an order of demos, or a student without any."""
-    showed_any = any(slot.original for slot in report.slots)
-    return f"original {noun(report)}" if showed_any else "student without demos"
-
-
-def chosen_name(report: Report) -> str:
-    """Name what was chosen."""
-    return f"chosen {noun(report)}{', calibrated' * is_calibrated(report)}"
-
-
-def _interval(values: tuple[float, float, float], comparison: Comparison) -> str:
-    """Write a score with the interval that it lies in."""
-    value, low, high = (score(each, comparison) for each in values)
-    return f"{value} [{low}, {high}]"
-
-
-def noun(report: Report) -> str:
-    """Name what was chosen: an order, or an arrangement of demos of a pool."""
-    return "arrangement" if any(slot.is_pool for slot in report.slots) else "order"
-
-
-def summary(report: Report) -> str:
-    """Write the whole report for a terminal."""
-    lines = []
-    if calls := calls_by_phase(report):
-        lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items()))
-    lines += [*verdict(report), *learnt(report), *calibration(report)]
-    lines += [_shown(slot) for slot in report.slots]
-    lines += numbers_of_demos(report)
-    lines += [
-        f"tokens of {model}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        for model, counts in report.tokens.items()
-    ]
-    lines += [
-        f"{error.count} call(s) {error.outcome}{_whose(error, report)}: {error.type}: {error.message} "
-        f"({', '.join(error.examples)})"
-        for error in report.errors
-    ]
-    return "\n  ".join([overview(report), *lines])
-
-
-def _whose(error: ErrorCount, report: Report) -> str:
-    """Say how many of the calls that ended in an error were the original's."""
-    if not error.of_original:
-        return ""
-    return f", {error.of_original} of the {error.calls_of_original} of the {original_name(report)}"
-
-
-def _shown(slot: SlotReport) -> str:
-    """Say which demos of a predictor are shown in which order."""
-    if slot.original and not slot.is_pool:
-        return f"{slot.predictor}: demos in the order {slot.ordering}"
-    return f"{slot.predictor}: {len(slot.ordering)} of {slot.num_demos} demos, in the order {slot.ordering}"
-
-
-def learnt(report: Report) -> list[str]:
-    """Say what the search learnt from, if that was to be found out, and how far the orders lean to a label."""
-    signal = report.signal
-    if signal is None or not report.history:  # What an endpoint gives is known after the first call.
-        return []
-    if signal.used == "score":
-        return [f"learnt from scores alone: {signal.reason}"] if signal.reason else []
-    lines = ["learnt from the log-probabilities of labels that came with the calls"]
-    if (leaning := signal.leaning) is None:
-        return lines
-    calibrated = report.settings.get("calibrate") not in (None, False)
-    furthest = max(range(len(signal.labels)), key=lambda i: leaning.original[i] - leaning.right[i])
-    said = f"answers {signal.labels[furthest]!r} on {100 * leaning.original[furthest]:.0f} % of the examples"
-    share, chosen = 100 * leaning.chosen[furthest], ""
-    if not original_stays(report):
-        chosen = f", the chosen {noun(report)} on {share:.0f} %"
-    return [
-        *lines,
-        f"{'before calibration, ' * calibrated}the {original_name(report)} {said}{chosen}; that label is right on "
-        f"{100 * leaning.right[furthest]:.0f} %",
-    ]
-
-
-def calibration(report: Report) -> list[str]:
-    """Say what calibration does, and whether it alone is as good as the order."""
-    if (effect := report.calibration) is None:
-        return []
-    name, chosen, labels = original_name(report), "", report.signal.labels if report.signal else []
-    if not original_stays(report):
-        told = f"{effect.chosen_calibrated:.2f} calibrated"
-        if not effect.applied:
-            told = f"{effect.chosen:.2f} as it is, {told}"
-        chosen = f"; the chosen {noun(report)} {told}"
-    always = ""
-    if effect.always and len(labels) == len(effect.always):
-        most = max(range(len(labels)), key=effect.always.__getitem__)
-        always = f"; always answering {labels[most]!r} {effect.always[most]:.2f}"
+def _claims(report: Report) -> list[str]:
+    """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
+    failed = sum(error.count for error in report.errors if error.outcome != "gave no demo")
+    notes = {"of them before this part": report.program_calls.get("resumed", 0), "failed": failed}
+    noted = ", ".join(f"{count:,} {what}" for what, count in notes.items() if count)
+    calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_comma(report.cost)}"
+    stays, effect = original_stays(report), report.calibration
+    calibrated = effect is not None and effect.applied
     lines = [
-        f"expected on examples like these {effect.num_examples}: {name} {effect.original:.2f} as it is, "
-        f"{effect.original_calibrated:.2f} calibrated{chosen}{always}"
+        f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {report.stopped}",
+        _program("your program", report, 0),
+        *([] if stays else [_program(f"returned program{', calibrated' * calibrated}", report, 1)]),
+        *_verdict(report),
     ]
-    to = "answers are not calibrated: the likeliest label as it is scores better"
-    if effect.shares and len(labels) == len(effect.shares):
-        shares = zip(labels, effect.shares, strict=True)
-        told = ", ".join(f"{label!r} {share:.2f}" for label, share in shares)
-        to = f"calibrated to these shares of labels: {told}"
-    lines.append(to)
-    if effect.applied:
-        what = "is calibrated" if effect.shares else "answers its likeliest label"
-        return [*lines, f"the returned program {what}: it needs the probabilities of labels at each use"]
-    if report.settings.get("calibrate") not in (None, False):
-        return [*lines, f"the returned program is the {name} as it was"] if original_stays(report) else lines
-    unread = _share_unread(report)
-    calibrated = (1 - unread) * effect.original_calibrated
-    if unread:
+    if effect is not None and calibrated:
+        assumed = f"labels are as frequent as {_shares(report)}" if effect.shares else "no shares of labels"
+        lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
+    elif effect is not None and not report.settings.get("calibrate"):
+        alone = (1 - _share_failed(report)) * effect.original_calibrated
+        if alone > effect.original and alone >= effect.chosen:
+            lines.append(
+                "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
+                f"calibrate=True for an {noun(report)} that is chosen under it"
+            )
+    lines += _numbers_of_demos(report)
+    if not stays and report.comparison is not None:
         lines.append(
-            f"{100 * unread:.0f} % of the replies of the {name} could not be read: if calibration cannot read them "
-            f"either, it gives {calibrated:.2f}"
-        )
-    if calibrated > effect.original and calibrated >= effect.chosen:
-        lines.append(
-            "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
-            f"calibrate=True for an {noun(report)} that is chosen under it"
+            'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
         )
     return lines
 
 
-def _share_unread(report: Report) -> float:
-    """Tell which part of what the user's own program replied could not be read."""
-    wrong = [error for error in report.errors if error.outcome == "counted as wrong"]
-    return sum(error.of_original for error in wrong) / max([1, *(error.calls_of_original for error in wrong)])
+def _program(name: str, report: Report, which: int) -> str:
+    """Say what is expected of your program (0) or the returned one (1), what it shows, and which replies failed."""
+    c, state, parts = report.comparison, (report.original, report.returned)[which], []
+    if (expected := expected_scores(report)) is not None and c is not None:
+        value, low, high = (score(each, c) for each in expected[which])
+        parts.append(f"score {value} [{low}, {high}] expected on new examples")
+    elif c is not None:
+        parts.append(f"score {score((c.original, c.chosen)[which], c)} on {c.num_examples} examples")
+    tokens = "" if state.demo_tokens is None else f" ({state.demo_tokens:,} tokens)"
+    parts.append(f"{state.num_demos} demo{'s' * (state.num_demos != 1)}{tokens}")
+    if state.num_calls:
+        parts.append(f"{state.num_failed} of {state.num_calls} replies failed")
+    return f"{name}: {', '.join(parts)}"
 
 
-def _claim(report: Report, comparison: Comparison) -> list[str]:
-    """Say what is expected on new examples, how sure that is, and what would make it surer."""
+def _verdict(report: Report) -> list[str]:
+    """Say what is gained on new examples, how sure that is, and what would make it surer."""
+    c, name, what = report.comparison, original_name(report), noun(report)
+    if c is None:
+        return _without_comparison(report)
     if not is_scored_by_metric(report):
-        worse = ": on these it is worse than the original one" if comparison.gain < 0 else ""
+        worse = ": on these it is worse than the original one" if c.gain < 0 else ""
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
-    if original_stays(report):
-        promising = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
-        if promising is None or promising.expected_gain <= 0:
-            claim = f"no {noun(report)} is expected to do better on new examples: the {original_name(report)} stays"
-        elif promising.probability >= (least := report.settings.get("min_probability", MIN_PROBABILITY)):
-            claim = f"the {original_name(report)} stays: no two {noun(report)}s scored differently on the same example"
-        else:
-            claim = (
-                f"the {original_name(report)} stays: the best other {noun(report)} is expected to gain "
-                f"{score(promising.expected_gain, comparison, sign=True)} on new examples, but with "
-                f"p = {promising.probability:.2f}, below min_probability={least:g}"
-            )
-        return [claim, *_advice(report)]
-    expected, probability = comparison.expected_gain, comparison.probability
-    low, high = (score(end, comparison, sign=True) for end in comparison.gain_interval)
-    claim = (
-        f"chosen: expected {score(expected, comparison, sign=True)} on new examples, interval [{low}, {high}], "
-        f"p = {probability:.2f}"
-    )
-    if probability >= SURE:
-        return [f"{claim}: better"]
-    return [f"{claim}: may be chance", *_advice(report)]
+    if not original_stays(report):
+        gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
+        sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"
+        claim = (
+            f"gain {gain} [{low}, {high}] expected on new examples, {p if sure else f'may be chance ({p})'}"
+        )
+        return [claim] if sure else [claim, *_advice(report)]
+    other = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
+    if other is None or other.expected_gain <= 0:
+        claim = f"no {what} is expected to do better on new examples: the {name} stays"
+    elif other.probability >= (least := report.settings.get("min_probability", MIN_PROBABILITY)):
+        claim = f"the {name} stays: no two {what}s scored differently on the same example"
+    else:
+        gain = score(other.expected_gain, c, sign=True)
+        claim = (
+            f"the {name} stays: the best other {what} is expected to gain {gain} on new examples, but better with "
+            f"probability {other.probability:.2f}, below min_probability={least:g}"
+        )
+    return [claim, *_advice(report)]
+
+
+def _without_comparison(report: Report) -> list[str]:
+    """Say why nothing was compared, and what is known all the same."""
+    name = original_name(report)
+    if report.evidence is not None:
+        return [*_advice(report), f"the {name} stays"]
+    if not is_scored_by_metric(report):
+        return ["chosen by label probabilities; not compared with the original order"]
+    if not report.history:
+        return []
+    return [
+        f"not compared with the {name}; the best {noun(report)} is estimated to score "
+        f"{report.history[-1].best_score_so_far:.3f} on train examples",
+        "with log_dir, the same compile goes on from here",
+    ]
 
 
 def _advice(report: Report) -> list[str]:
     """Say what was short: calls, examples, or a difference that could be found."""
-    evidence, settings = report.evidence, report.settings
+    evidence, settings, what = report.evidence, report.settings, noun(report)
     if evidence is None:
         return []
     racing = bool(settings.get("racing"))
@@ -307,13 +253,14 @@ def _advice(report: Report) -> list[str]:
     usable = settings.get("num_selection", 0) + (settings.get("num_train", 0) if racing else 0)
     if not evidence.num_differing and evidence.num_met >= min(ENOUGH_TO_GIVE_UP, ENOUGH_COMPARED * usable):
         return [
-            f"no score differed between {noun(report)}s on {evidence.num_met} examples: the demos may not reach the "
-            f"model, or their {noun(report)} decides nothing"
+            f"no score differed between {what}s on {evidence.num_met} examples: the demos may not reach the model, or "
+            f"their {what} decides nothing"
         ]
-    seen = f"both {noun(report)}s were scored on {evidence.num_compared} of {usable} examples"
+    seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
-        met = f"only {evidence.num_met} examples were scored under two {noun(report)}s or more"
-        seen = f"{met}, and no score differed"
+        seen = (
+            f"only {evidence.num_met} examples were scored under two {what}s or more, and no score differed"
+        )
     ended = report.stopped == BUDGET
     # So few examples have no use for a larger budget: it would be cut to the same number of calls.
     all_used = ended and (settings.get("max_metric_calls") or 0) >= settings.get(
@@ -325,3 +272,104 @@ def _advice(report: Report) -> list[str]:
         examples = " and more examples" * (usable < FEW_EXAMPLES)
         return [f"{seen}: a larger budget (max_metric_calls){examples} would tell more"]
     return [f"{seen}: the search was ended early ({report.stopped})"]
+
+
+def _final_comparison(report: Report) -> list[str]:
+    """Say what the examples of the final comparison say by themselves, unless they are too few."""
+    c = report.comparison
+    if c is None or not c.gain or c.num_examples < ENOUGH_ALONE:
+        return []
+    gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
+    return [
+        f"final comparison alone: {score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, gain "
+        f"{gain} [{low}, {high}] for the best of {c.num_candidates} {noun(report)}s"
+    ]
+
+
+def _learnt(report: Report) -> list[str]:
+    """Say what the search learnt from, if that was to be found out, and how far the orders lean to a label."""
+    signal = report.signal
+    if signal is None or not report.history:  # What an endpoint gives is known after the first call.
+        return []
+    if signal.used == "score":
+        return [f"learnt from scores alone: {signal.reason}"] if signal.reason else []
+    lines = ["learnt from the probabilities of labels that came with the calls"]
+    if (leaning := signal.leaning) is not None:
+        most = max(range(len(signal.labels)), key=lambda i: leaning.original[i] - leaning.right[i])
+        shares = leaning.right, leaning.original, leaning.chosen
+        right, before, after = (f"{100 * share[most]:.0f} %" for share in shares)
+        when = "before calibration, " if report.settings.get("calibrate") else ""
+        chosen = "" if original_stays(report) else f", the chosen {noun(report)} on {after}"
+        lines.append(
+            f"{when}the {original_name(report)} answers {signal.labels[most]!r} on {before} of the examples{chosen}; "
+            f"that label is right on {right}"
+        )
+    return lines
+
+
+def _calibration(report: Report) -> list[str]:
+    """Say what calibration does to both programs."""
+    if (effect := report.calibration) is None:
+        return []
+    name, labels, failed = (
+        original_name(report),
+        report.signal.labels if report.signal else [],
+        _share_failed(report),
+    )
+    parts = [f"expected: {name} {effect.original:.2f} as it is, {effect.original_calibrated:.2f} calibrated"]
+    if not original_stays(report):
+        before = "" if effect.applied else f"{effect.chosen:.2f} as it is, "
+        parts.append(f"the chosen {noun(report)} {before}{effect.chosen_calibrated:.2f} calibrated")
+    if effect.always and labels:
+        most = max(range(len(labels)), key=effect.always.__getitem__)
+        parts.append(f"always answering {labels[most]!r} {effect.always[most]:.2f}")
+    lines = ["; ".join(parts)]
+    if effect.shares:
+        lines.append(f"calibrated to these shares of labels: {_shares(report)}")
+    else:
+        lines.append("answers are not calibrated: the likeliest label as it is scores better")
+    if failed and not report.settings.get("calibrate"):
+        lines.append(
+            f"{100 * failed:.0f} % of the replies of the {name} failed: if calibration cannot read them either, it "
+            f"gives {(1 - failed) * effect.original_calibrated:.2f}"
+        )
+    return lines
+
+
+def _share_failed(report: Report) -> float:
+    """Tell which part of the calls of the user's own program failed."""
+    return report.original.num_failed / max(1, report.original.num_calls)
+
+
+def _shares(report: Report) -> str:
+    """Write the shares of labels that answers are calibrated to."""
+    labels = report.signal.labels if report.signal else []
+    shares = report.calibration.shares if report.calibration else []
+    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
+
+
+def _numbers_of_demos(report: Report) -> list[str]:
+    """Say which numbers of demos score otherwise than the chosen one beyond chance, and which may score as much."""
+    chosen = report.chosen_of_number
+    if chosen is None or chosen.interval is None:
+        return []
+    found: dict[str, list[str]] = {
+        "worse beyond chance": [],
+        "better beyond chance": [],
+        "may be as good": [],
+    }
+    for best in report.best_by_number:
+        if best is chosen or best.interval is None:
+            continue
+        gap = best.score - chosen.score
+        # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
+        ends = (best.interval[gap < 0] - best.score, chosen.interval[gap > 0] - chosen.score)
+        kind, number = "may be as good", f"{best.num_demos}"
+        if abs(gap) > math.hypot(*ends):
+            kind, number = (
+                f"{'better' if gap > 0 else 'worse'} beyond chance",
+                f"{best.num_demos} ({gap:+.3f})",
+            )
+        found[kind].append(number)
+    told = "".join(f"; {kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers)
+    return [f"numbers of demos: {chosen.num_demos} chosen{told}"]

@@ -21,7 +21,7 @@ DSPY_HANDLER = "dspy_handler"
 
 
 class ProgressBar:
-    """A tqdm bar that counts program calls and shows the best score so far.
+    """A tqdm bar that counts program calls and shows how the last round went.
 
     Args:
         total: Program calls at most.

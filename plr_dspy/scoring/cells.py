@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from plr_dspy.report.schema import ErrorCount
+from plr_dspy.report.data import ErrorCount
 
 CellKey: TypeAlias = tuple[str, int]
 """Fingerprint of a prompt, and index of an example."""

@@ -1,23 +1,29 @@
-"""The ledger: each call that was paid for, in memory and on disk, and which of those that failed are tried again."""
+"""The ledger: calls that were paid for and rounds that were decided on, in memory and in one file that grows."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import orjson
+from filelock import FileLock, Timeout
 
-from plr_dspy.report.schema import ErrorCount
+from plr_dspy.report.data import ErrorCount
 from plr_dspy.scoring.cells import FAILED, Cell, CellKey, error_counts
 
 logger = logging.getLogger(__name__)
+
+FILE = "cells.jsonl"
+
+SCHEMA_VERSION = 6
 
 TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}
 """Exceptions of a provider that may be gone the next time."""
@@ -25,30 +31,56 @@ TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransport
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]
 """Counts by model and kind, such as "prompt_tokens"."""
 
+Facts: TypeAlias = Mapping[str, Any]
+"""What decides a compile, by the names that messages give it: values that people may read, or digests (`#...`)."""
+
+
+@dataclass
+class Course:
+    """What a compile has decided on, as the file tells it: another one with the same arguments takes it as it was.
+
+    Attributes:
+        arguments: That decide the search.
+        rounds: Of the search: the examples that each ordering was scored on, in all.
+        ended: Why the search ended, with the limits that it had; None as long as it has not.
+    """
+
+    arguments: Facts = field(default_factory=dict)
+    rounds: list[list[tuple[Any, list[int]]]] = field(default_factory=list)
+    ended: dict[str, Any] | None = None
+
 
 class Ledger:
-    """The cells of a compile, and what they cost. Threads may share it.
+    """The cells of a compile, what they cost, and the rounds that were decided on. Threads may share it.
 
-    With a file, each cell is one line of JSON, written when the cell is added: what is killed loses
-    nothing that had been added. A line that was being written, the last, is dropped when the file is
-    read again. Failed cells count as paid. Of those added after the last `settle`, a new ledger does not
-    know the ones that may go well the next time: all before a `retry`, and those of the provider.
+    With a file, each cell is one line of JSON, written when the cell is added: what is killed loses nothing that had
+    been added. A line that was being written, the last, is dropped when the file is read again; its call counts. Failed
+    cells count as paid. Of those added after the last `settle`, a new ledger does not know the ones that may go well
+    the next time: all before a `retry`, and those of the provider.
 
     Args:
         path: The file; it is read if it exists. None keeps everything in memory.
-        least: Program calls that the file is known to have held; a disk may have lost some.
 
     Attributes:
-        cells: What has been paid.
+        cells: What has been paid, by prompt and number of the example; see `number_examples`.
+        earlier: What has been paid before examples had numbers, by prompt and content of the example.
+        identity: What decides scores, as the file has it; None where it is new.
+        unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
+        course: Of the last compile that the file tells of.
         num_resumed: Program calls that the file held.
-        num_lost: Program calls that it should have held as well.
         resumed_tokens: Tokens of each call that the file held.
     """
 
-    def __init__(self, path: Path | None = None, *, least: int = 0) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.cells: dict[CellKey, Cell] = {}
+        self.identity: Facts | None = None
+        self.unstable: list[str] = []
+        self.course = Course()
         self.resumed_tokens: list[Tokens] = []
-        self._calls: Counter[int] = Counter()
+        self.num_resumed = 0
+        self._keys: Sequence[str] | None = None
+        self.earlier: dict[tuple[str, str], Cell] = {}
+        self._calls = 0
         self._tokens: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -56,15 +88,13 @@ class Ledger:
         self._file: int | None = None
         if path is not None:
             self._read(path)
-            self._file = os.open(
-                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
-            )
-        self.num_lost = max(0, least - self._calls.total())
-        if self.num_lost:
-            logger.warning(
-                "%s lacks %d calls that were paid: they count, and may be made again", path, self.num_lost
-            )
-        self.num_resumed = self.calls()
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            self._file = os.open(path, flags, 0o600)
+
+    @property
+    def calls(self) -> int:
+        """Program calls paid for; a failed call that was made again counts twice."""
+        return self._calls
 
     @property
     def tokens(self) -> dict[str, dict[str, int]]:
@@ -74,40 +104,72 @@ class Ledger:
             tokens[model][kind] = count
         return dict(tokens)
 
-    def calls(self, examples: Iterable[int] | None = None) -> int:
-        """Program calls paid for, on these examples or on all; a failed call that was made again counts twice."""
-        if examples is None:
-            return self._calls.total() + self.num_lost
-        return sum(self._calls[example] for example in examples)
+    def number_examples(self, keys: Sequence[str]) -> None:
+        """Say what the examples are that cells name by their numbers: the file names them by these.
+
+        Args:
+            keys: What identifies each example by its content; of examples that are alike, each has its own.
+        """
+        alike: Counter[str] = Counter()
+        self._keys = []
+        for key in keys:
+            self._keys.append(f"{key}+{alike[key]}" if alike[key] else key)
+            alike[key] += 1
+        numbers = {key: number for number, key in enumerate(self._keys)}
+        self.cells = {(p, numbers[key]): cell for (p, key), cell in self.earlier.items() if key in numbers}
 
     def add(self, key: CellKey, cell: Cell, tokens: Tokens) -> bool:
-        """Note a cell that was paid; after `close` it is too late, and the answer False."""
+        """Note a cell that was paid; after `stop` it is too late, and the answer False."""
         with self._lock:
-            if self._closed:
-                return False
-            counts = self._count(tokens)
-            self._enter(key, cell)
-            self._write(_cell_record(key, cell, counts))
-            return True
+            if not self._closed:
+                self.cells[key] = cell
+                name = str(key[1]) if self._keys is None else self._keys[key[1]]
+                self._pay((key[0], name), cell, tokens)
+            return not self._closed
+
+    def add_earlier(self, key: tuple[str, str], cell: Cell, tokens: Tokens) -> None:
+        """Note a cell that was paid before examples had numbers."""
+        with self._lock:
+            self.earlier[key] = cell
+            self._pay(key, cell, tokens)
+
+    def begin(self, arguments: Facts) -> None:
+        """Note the arguments of the compile that begins: with others than the last one had, it has no rounds yet."""
+        arguments = orjson.loads(orjson.dumps(arguments))
+        if self.course.arguments != arguments:
+            self.course = Course(arguments)
+            self.note({"arguments": arguments})
+
+    def note(self, record: dict[str, Any], *, must: bool = False) -> None:
+        """Note something other than a cell, such as a round: decisions were made on all cells so far.
+
+        Raises:
+            OSError: when the disk cannot take it, and it must be noted.
+        """
+        with self._lock:
+            self._write(record, must=must)
+
+    def settle(self) -> None:
+        """Say that decisions were made on the cells added so far: those that failed stay failed."""
+        self.note({"settled": len(self.cells)})
+
+    def retry(self) -> None:
+        """Say that the cells that failed since the last `settle` are to be tried again by a new ledger."""
+        self.note({"retry": len(self.cells)})
 
     def examples_that_ran(self) -> set[int]:
         """Those on which some call ended with an answer."""
         return {example for (_, example), cell in self.cells.items() if cell.outcome != FAILED}
 
-    def settle(self) -> None:
-        """Say that decisions were made on the cells added so far: those that failed stay failed."""
+    def stop(self) -> None:
+        """Take no more cells."""
         with self._lock:
-            self._write({"settled": len(self.cells)})
-
-    def retry(self) -> None:
-        """Say that the cells that failed since the last `settle` are to be tried again by a new ledger."""
-        with self._lock:
-            self._write({"retry": len(self.cells)})
+            self._closed = True
 
     def close(self) -> None:
         """End the file; nothing is added from now on."""
+        self.stop()
         with self._lock:
-            self._closed = True
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
@@ -121,13 +183,10 @@ class Ledger:
         """
         return error_counts(self.cells.items(), names, original=original)
 
-    def _enter(self, key: CellKey, cell: Cell) -> None:
-        self.cells[key] = cell
-        self._calls[key[1]] += 1
-
-    def _count(self, tokens: Tokens) -> dict[str, int]:
-        """Add tokens; returns them by the number of their model and kind in the file."""
-        counts = {}
+    def _pay(self, key: tuple[str, str], cell: Cell, tokens: Tokens) -> None:
+        """Count a call, and write it down."""
+        self._calls += 1
+        counts: dict[str, int] = {}  # by the number of model and kind in the file
         for model, kinds in tokens.items():
             for kind, count in kinds.items():
                 if (model, kind) not in self._tokens:
@@ -135,17 +194,19 @@ class Ledger:
                     self._write({"tokens_of": [model, kind]})
                 self._tokens[model, kind] += count
                 counts[str(list(self._tokens).index((model, kind)))] = count
-        return counts
+        self._write(_cell_record(key, cell, counts))
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: dict[str, Any], *, must: bool = False) -> None:
+        """Append a line; what is paid for must not be lost to a disk that cannot take it."""
         if self._file is None:
             return
         line = orjson.dumps(record) + b"\n"
         try:
-            written = os.write(self._file, line)
-            if written < len(line):
+            if os.write(self._file, line) < len(line):
                 raise OSError("no space left on the device")
-        except OSError as error:  # what is paid for must not be lost to a full disk
+        except OSError as error:
+            if must:
+                raise
             logger.warning(
                 "%s could not be written (%s): from here on a kill loses what was paid for", self._path, error
             )
@@ -153,14 +214,19 @@ class Ledger:
             self._file = None
 
     def _read(self, path: Path) -> None:
+        """Take what the file holds, but for a last line that was not written to its end."""
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             return
         whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+        if whole < len(content):  # A call whose line was being written counts, and may be made again.
             os.truncate(path, whole)
-        unsettled: list[CellKey] = []
+            if content[whole:].startswith(b'{"cell"'):
+                content = content[:whole] + b'{"lost":1}\n'
+                whole = len(content)
+                path.write_bytes(content)
+        unsettled: list[tuple[str, str]] = []
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 self._replay(orjson.loads(line), unsettled)
@@ -170,57 +236,161 @@ class Ledger:
                     "again, or pass another log_dir"
                 ) from error
         for key in unsettled:
-            if key in self.cells and self.cells[key].error in TRANSIENT:
-                del self.cells[key]
+            if key in self.earlier and self.earlier[key].error in TRANSIENT:
+                del self.earlier[key]
+        self.num_resumed = self._calls
 
-    def _replay(self, record: dict[str, Any], unsettled: list[CellKey]) -> None:
-        if "tokens_of" in record:
+    def _replay(self, record: dict[str, Any], unsettled: list[tuple[str, str]]) -> None:
+        """Take a line of the file."""
+        if "cell" in record:
+            self._replay_cell(record, unsettled)
+        elif "lost" in record:
+            self._calls += record["lost"]
+        elif "tokens_of" in record:
             model, kind = record["tokens_of"]
             self._tokens[model, kind] = 0
-        elif "settled" in record:
-            unsettled.clear()
         elif "retry" in record:
             for key in unsettled:
-                self.cells.pop(key, None)
+                self.earlier.pop(key, None)
             unsettled.clear()
         else:
-            fingerprint, example = record["cell"]
-            key = (sys.intern(fingerprint), int(example))
-            score = None if record["score"] is None else 1.0 * record["score"]
-            rest = {name: record[name] for name in ("outcome", "error", "message", "value") if name in record}
-            unseen = tuple(map(int, record.get("unseen", ())))
-            cell = Cell(score, **rest, label_logprobs=_logprobs(record), unseen_labels=unseen)
-            if key[1] < 0 or (cell.score is None and not cell.outcome and cell.value is None):
-                raise ValueError(f"it says nothing of {key}")
-            known = self.cells.get(key)
-            if known is not None and known.outcome != FAILED:
-                raise ValueError(f"it repeats {key}")
-            self._enter(key, cell)
-            names = list(self._tokens)
-            tokens: dict[str, dict[str, int]] = defaultdict(dict)
-            for number, count in record.get("tokens", {}).items():
-                model, kind = names[int(number)]
-                self._tokens[model, kind] += count
-                tokens[model][kind] = count
-            self.resumed_tokens.append(tokens)
-            if cell.outcome == FAILED:
-                unsettled.append(key)
+            unsettled.clear()
+            if "identity" in record:
+                if record["schema_version"] != SCHEMA_VERSION:
+                    raise ValueError(f"schema version {record['schema_version']!r}, and not {SCHEMA_VERSION}")
+                self.identity = dict(record["identity"])
+                self.unstable = list(map(str, record["unstable"]))
+            elif "arguments" in record:
+                self.course = Course(dict(record["arguments"]))
+            elif "round" in record:
+                scored = [(ordering, list(map(int, examples))) for ordering, examples in record["round"]]
+                self.course.rounds.append(scored)
+                self.course.ended = None
+            elif "ended" in record:
+                self.course.ended = dict(record["ended"])
+            elif "settled" not in record:
+                raise ValueError(f"it is none of the kinds of lines: {sorted(record)}")
+
+    def _replay_cell(self, record: dict[str, Any], unsettled: list[tuple[str, str]]) -> None:
+        """Take a line that holds a cell."""
+        fingerprint, example = record["cell"]
+        key = (str(fingerprint), str(example))
+        score = None if record["score"] is None else 1.0 * record["score"]
+        rest = {name: record[name] for name in ("outcome", "error", "message", "value") if name in record}
+        unseen = tuple(map(int, record.get("unseen", ())))
+        cell = Cell(score, **rest, label_logprobs=_logprobs(record), unseen_labels=unseen)
+        if cell.score is None and not cell.outcome and cell.value is None:
+            raise ValueError(f"it says nothing of {key}")
+        known = self.earlier.get(key)
+        if known is not None and known.outcome != FAILED:
+            raise ValueError(f"it repeats {key}")
+        self.earlier[key] = cell
+        self._calls += 1
+        names, tokens = list(self._tokens), defaultdict[str, dict[str, int]](dict)
+        for number, count in record.get("tokens", {}).items():
+            model, kind = names[int(number)]
+            self._tokens[model, kind] += count
+            tokens[model][kind] = count
+        self.resumed_tokens.append(tokens)
+        if cell.outcome == FAILED:
+            unsettled.append(key)
 
 
-def has_answers(path: Path) -> bool:
-    """Whether a call that the file holds ended with an answer; a file that is not there holds none.
+@contextmanager
+def open_ledger(
+    folder: Path | None, describe: Callable[[], Facts], *, accept_changes: bool = False
+) -> Iterator[Ledger]:
+    """The ledger of a folder, which no other compile uses meanwhile.
+
+    A folder of another compile in which no call ended with an answer is begun anew: its failed calls are forgotten.
+
+    Args:
+        folder: Made if it does not exist; None keeps everything in memory.
+        describe: Says what decides scores: the program, the metric, the models, the examples. It is asked again at the
+            end: what has changed by itself meanwhile, such as a counter, is not compared from then on.
+        accept_changes: Go on from the folder of another compile, too.
 
     Raises:
-        ValueError: when it cannot be read.
+        ValueError: when it belongs to another compile, or cannot be read.
+        RuntimeError: when another process, or another compile of this one, is using it.
+        OSError: when nothing can be written there.
     """
-    if not path.exists():
-        return False
-    ledger = Ledger(path)
-    ledger.close()
-    return bool(ledger.examples_that_ran())
+    if folder is None:
+        yield Ledger()
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(folder / "lock", timeout=0, thread_local=False))
+        except IsADirectoryError as error:
+            raise ValueError(f"log_dir {folder} cannot be used: {error}") from error
+        except Timeout:
+            raise RuntimeError(
+                f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
+            ) from None
+        ledger = Ledger(folder / FILE)
+        stack.callback(lambda: ledger.close())
+        if ledger.num_resumed and ledger.identity is None:
+            raise ValueError(
+                f"{folder / FILE} was not written by this version of plr_dspy: go on with the version that wrote it, "
+                "or pass another log_dir"
+            )
+        identity = orjson.loads(orjson.dumps(describe()))
+        known = identity if ledger.identity is None else ledger.identity
+        known = {name: value for name, value in known.items() if name not in ledger.unstable}
+        compared = {name: value for name, value in identity.items() if name not in ledger.unstable}
+        if differences := changes(known, compared):
+            said = "; ".join(differences)
+            if not any(cell.outcome != FAILED and cell.value != {} for cell in ledger.earlier.values()):
+                logger.info(
+                    "%s holds no answer of another compile, and is begun anew, although %s", folder, said
+                )
+                ledger.close()
+                (folder / FILE).unlink()
+                ledger = Ledger(folder / FILE)
+            elif not accept_changes:
+                raise ValueError(
+                    f"log_dir {folder} belongs to another compile: {said}. Pass another log_dir, or compile with what "
+                    "it began with to go on from there, or, if the scores paid for there hold all the same, pass "
+                    "accept_changes=True"
+                )
+            else:
+                logger.warning("%s: goes on with what was paid for there, although %s", folder, said)
+        record = {"schema_version": SCHEMA_VERSION, "identity": identity, "unstable": ledger.unstable}
+        if ledger.identity != identity:
+            ledger.note(record, must=True)
+        if ledger.num_resumed:
+            logger.info("%s: %d program calls were made before", folder, ledger.num_resumed)
+        try:
+            yield ledger
+        finally:
+            if unstable := _changed_names(identity, describe):
+                logger.info("%s changed while the compile ran, and will not be compared", ", ".join(unstable))
+                ledger.note({**record, "unstable": sorted({*ledger.unstable, *unstable})})
+
+
+def _changed_names(identity: Facts, describe: Callable[[], Facts]) -> list[str]:
+    """Names of the facts that are no longer what they were."""
+    try:
+        now = orjson.loads(orjson.dumps(describe()))
+    except Exception as error:  # of the user's objects; what was found must not be lost to it
+        logger.warning("what changed while the compile ran cannot be told: %r", error)
+        return []
+    return [name for name in {**identity, **now} if identity.get(name) != now.get(name)]
+
+
+def changes(was: Facts, now: Facts) -> list[str]:
+    """Say what differs between two identities, one phrase each; digests say nothing to people."""
+    phrases = []
+    for name in {**was, **now}:
+        before, after = was.get(name), now.get(name)
+        if before != after:
+            is_digest = any(isinstance(value, str) and value.startswith("#") for value in (before, after))
+            phrases.append(f"{name} changed" if is_digest else f"{name} was {before!r}, is {after!r}")
+    return phrases
 
 
 def _logprobs(record: dict[str, Any]) -> tuple[float, ...] | None:
+    """The log-probabilities that a line holds."""
     if "logprobs" not in record:
         return None
     values = record["logprobs"]
@@ -231,7 +401,8 @@ def _logprobs(record: dict[str, Any]) -> tuple[float, ...] | None:
     return tuple(map(float, values))
 
 
-def _cell_record(key: CellKey, cell: Cell, tokens: dict[str, int]) -> dict[str, Any]:
+def _cell_record(key: tuple[str, str], cell: Cell, tokens: dict[str, int]) -> dict[str, Any]:
+    """A cell as a line of the file."""
     record: dict[str, Any] = {"cell": key, "score": cell.score}
     if cell.outcome:
         record |= {"outcome": cell.outcome, "error": cell.error, "message": cell.message}

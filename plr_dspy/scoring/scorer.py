@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
-from plr_dspy.orderings.space import Ordering
-from plr_dspy.orderings.trials import Trial
+from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.space import Ordering
 
 
 class Payer(Protocol):
     """Makes program calls.
 
     Attributes:
-        ledger: Gets every cell when its call has ended.
+        ledger: Gets the cell of each call when it has ended.
+        budget: Lets calls begin.
     """
 
     ledger: Ledger
+    budget: Budget
 
     def fingerprint(self, ordering: Ordering) -> str:
         """What identifies the prompt that the ordering renders to."""
 
-    def pay(
-        self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering], *, deadline: float | None
-    ) -> None:
-        """Make the calls of these cells, in this order.
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+        """Make the calls of these cells, in this order, as long as the budget lets them begin.
 
         Args:
             keys: Cells that have not been paid.
             orderings: One for each fingerprint among them.
-            deadline: No call begins when `time.monotonic` has come to this.
         """
 
 
@@ -45,133 +44,146 @@ class NothingRan(RuntimeError):
 class CellScorer:
     """Scores orderings; no cell (prompt and example) is paid twice.
 
-    An answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below).
-    So does a call that failed, unless it failed for all orderings compared: then the example counts
-    for none. No ordering can win because its hard examples were lost.
+    A cell counts for the phase that asks for it first, whether it is paid for then or was by an earlier part of the
+    compile: so a compile that goes on from a ledger takes the course that it would have taken without a stop.
 
     Args:
         payer: Makes the calls.
-        max_metric_calls: Hard limit on program calls; None for none.
+        earlier: Cells that were asked for before.
 
     Attributes:
-        ledger: What has been paid.
+        ledger, budget: Of the payer.
+        phase: The name of the phase under way.
     """
 
-    def __init__(self, payer: Payer, *, max_metric_calls: int | None = None) -> None:
-        self.ledger = payer.ledger
+    def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
+        self.ledger, self.budget = payer.ledger, payer.budget
+        self.phase = "search"
         self._payer = payer
-        self._max_metric_calls = max_metric_calls
         self._fingerprints: dict[Ordering, str] = {}
+        self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
 
-    @property
-    def program_calls(self) -> int:
-        """Program calls paid so far."""
-        return self.ledger.calls()
+    def calls(self, *phases: str) -> int:
+        """Cells that these phases were the first to ask for; all of them without names."""
+        counts = Counter(self._asked.values())
+        return sum(counts[phase] for phase in phases or counts)
 
-    def cost(self, orderings: Sequence[Ordering], examples: Sequence[int]) -> int:
-        """Program calls that scoring these orderings on these examples would make."""
-        return self.cost_each(dict.fromkeys(orderings, examples))
+    def fits(self, wanted: Mapping[Ordering, Sequence[int]], *, kept: int = 0) -> bool:
+        """Whether the budget pays for these orderings on these examples; what is known costs nothing.
 
-    def cost_each(self, wanted: Mapping[Ordering, Sequence[int]]) -> int:
-        """Program calls that scoring each of these orderings on its own examples would make."""
-        return len(self._unpaid(wanted))
+        Args:
+            wanted: Orderings with the examples to score them on.
+            kept: Calls that are for what follows.
+        """
+        keys = self._keys(wanted)
+        new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
+        limit = self.budget.limit - kept
+        return (not new or self.calls() + new <= limit) and (
+            not unpaid or self.budget.calls + unpaid <= limit
+        )
 
-    def cells_each(
-        self, wanted: Mapping[Ordering, Sequence[int]], *, deadline: float | None = None
-    ) -> list[dict[int, Cell]]:
-        """Cells by example of each ordering on examples of its own; arguments and errors are those of `table`."""
-        self._pay(wanted, deadline)
-        return self._complete(wanted)
+    def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
+        """The first of these orderings that the budget pays for; arguments are those of `fits`."""
+        count = bisect_left(
+            range(1, len(wanted) + 1),
+            True,
+            key=lambda count: not self.fits(dict(itertools.islice(wanted.items(), count)), kept=kept),
+        )
+        return dict(itertools.islice(wanted.items(), count))
 
-    def paid_each(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
-        """Cells by example of those of these orderings that have been paid on all of their examples."""
+    def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
+        """Score orderings; of the first ones only when time or money is up.
+
+        Args:
+            wanted: Orderings with the examples to score them on; cells that are known cost nothing.
+
+        Returns:
+            For each ordering that was scored on all of its examples, its cells by example.
+
+        Raises:
+            RuntimeError: when this would exceed the budget's calls.
+            Exception: of the program or the metric, as the payer lets them out.
+        """
+        keys = list(
+            dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
+        )
+        unpaid = [key for key in keys if key not in self.ledger.cells]
+        limit = self.budget.limit
+        if unpaid and self.budget.calls + len(unpaid) > limit:
+            raise RuntimeError(
+                f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} ({self.budget.calls} made)"
+            )
+        try:
+            if unpaid:
+                orderings = {self.fingerprint(ordering): ordering for ordering in reversed(list(wanted))}
+                self._payer.pay(unpaid, {name: orderings[name] for name, _ in unpaid})
+        finally:  # calls that were not made, for want of time or money, count for no phase
+            paid = [key for key in keys if key in self.ledger.cells]
+            self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
+        rows = {}
+        for ordering, row in self.known_cells(wanted).items():
+            if len(row) < len(set(wanted[ordering])):
+                break
+            rows[ordering] = row
+        return rows
+
+    def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
+        """The cells of these orderings and examples that have been paid; costs nothing."""
         return {
-            ordering: {example: self.cell(ordering, example) for example in examples}
+            ordering: {e: self.ledger.cells[name, e] for e in examples if (name, e) in self.ledger.cells}
             for ordering, examples in wanted.items()
-            if all(self.is_paid(ordering, example) for example in examples)
+            for name in [self.fingerprint(ordering)]
         }
 
-    def score(
-        self, orderings: Sequence[Ordering], examples: Sequence[int], *, deadline: float | None = None
-    ) -> list[Trial]:
-        """Mean scores of orderings on common examples; arguments and errors are those of `table`.
+    def cell(self, ordering: Ordering, example: int) -> Cell | None:
+        """The outcome of a cell that has been paid; None of others."""
+        return self.ledger.cells.get((self.fingerprint(ordering), example))
 
-        An example that runs for none of them, but ran for others before, counts as it did on average
-        for those: so scores of different calls can be compared.
-        """
-        ran, rows = self._rows(orderings, examples, deadline)
-        known = self._means(set(examples) - set(ran))
-        return [
-            Trial(ordering, math.fsum([*row, *known]) / (len(row) + len(known)), len(row))
-            for ordering, row in zip(orderings, rows, strict=False)
-        ]
+    def cells_asked(self) -> dict[CellKey, Cell]:
+        """The paid cells that were asked for, by prompt and example."""
+        return {key: self.ledger.cells[key] for key in self._asked if key in self.ledger.cells}
+
+    def fingerprint(self, ordering: Ordering) -> str:
+        """What identifies the prompt that the ordering renders to."""
+        if ordering not in self._fingerprints:
+            self._fingerprints[ordering] = self._payer.fingerprint(ordering)
+        return self._fingerprints[ordering]
 
     def table(
-        self,
-        orderings: Sequence[Ordering],
-        examples: Sequence[int],
-        *,
-        favoured: int | None = None,
-        deadline: float | None = None,
+        self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
     ) -> tuple[list[int], list[list[float]]]:
-        """The examples that ran for any of the orderings, and a row of scores on them for each ordering.
+        """Score orderings on common examples.
+
+        An answer that cannot be parsed, or a call that failed for some orderings alone, counts as the worst score seen
+        on these examples, and as 0 at most.
 
         Args:
             orderings: What to score; cells that are known cost nothing.
             examples: On which examples.
             favoured: Index of an ordering whose failed calls count as the best score that any of the
                 orderings got on the example, so that none beats it by its bad luck.
-            deadline: No call begins when `time.monotonic` has come to this: only the first orderings,
-                those that were scored whole, have rows then.
+
+        Returns:
+            The examples that ran for any of the orderings, and a row of scores on them for each ordering; for the first
+            orderings only, those that were scored whole, when time or money is up.
 
         Raises:
-            RuntimeError: when this would exceed `max_metric_calls`.
             NothingRan: when no call ended with an answer.
-            Exception: of the program or the metric, as the payer lets them out.
         """
-        ran, rows = self._rows(orderings, examples, deadline)
+        known = self.cells(dict.fromkeys(orderings, examples))
+        cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
+        ran = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
+        if cells and not ran:
+            raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
+        among = set(examples)
+        seen = (cell.score for (_, e), cell in self.ledger.cells.items() if e in among)
+        worst = min([0.0, *(score for score in seen if score is not None)])
+        rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
             for column, example in enumerate(ran):
-                if self.cell(orderings[favoured], example).outcome == FAILED:
+                if cells[favoured][example].outcome == FAILED:
                     rows[favoured][column] = max(row[column] for row in rows)
         return ran, rows
-
-    def cell(self, ordering: Ordering, example: int) -> Cell:
-        """The outcome of a cell that has been paid.
-
-        Raises:
-            KeyError: when it has not.
-        """
-        return self.ledger.cells[self._fingerprint(ordering), example]
-
-    def is_paid(self, ordering: Ordering, example: int) -> bool:
-        """Whether the cell's call has been made."""
-        return (self._fingerprint(ordering), example) in self.ledger.cells
-
-    def _fingerprint(self, ordering: Ordering) -> str:
-        if ordering not in self._fingerprints:
-            self._fingerprints[ordering] = self._payer.fingerprint(ordering)
-        return self._fingerprints[ordering]
-
-    def _unpaid(self, wanted: Mapping[Ordering, Sequence[int]]) -> list[CellKey]:
-        """Cells still to be paid, ordering by ordering: a server keeps the prefix they share in its cache."""
-        keys = dict.fromkeys((self._fingerprint(o), e) for o, examples in wanted.items() for e in examples)
-        return [key for key in keys if key not in self.ledger.cells]
-
-    def _rows(
-        self, orderings: Sequence[Ordering], examples: Sequence[int], deadline: float | None
-    ) -> tuple[list[int], list[list[float]]]:
-        """The examples that ran for any of the orderings scored whole, and a row of their scores for each."""
-        wanted = dict.fromkeys(orderings, examples)
-        self._pay(wanted, deadline)
-        known = dict(zip(wanted, self._complete(wanted), strict=False))
-        cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
-        columns = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
-        if cells and not columns:
-            raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
-        worst = self._worst_score(set(examples))
-        rows = [[worst if (score := row[e].score) is None else score for e in columns] for row in cells]
-        return columns, rows
 
     def nothing_ran(self, cells: Sequence[Cell], num_orderings: int) -> NothingRan:
         """The error that ends a compile whose calls all failed; they may be made again by a later part."""
@@ -182,38 +194,8 @@ class CellScorer:
             f"one failure was: {first.error}: {first.message}"
         )
 
-    def _worst_score(self, examples: Collection[int]) -> float:
-        """The worst seen on these examples, and 0 at most."""
-        seen = (cell.score for (_, example), cell in self.ledger.cells.items() if example in examples)
-        return min([0.0, *(score for score in seen if score is not None)])
-
-    def _means(self, examples: Collection[int]) -> list[float]:
-        """Mean scores of all orderings, of those of the examples that have any."""
-        seen = defaultdict(list)
-        for (_, example), cell in self.ledger.cells.items():
-            if example in examples and cell.score is not None:
-                seen[example].append(cell.score)
-        return [math.fsum(scores) / len(scores) for _, scores in sorted(seen.items())]
-
-    def _complete(self, wanted: Mapping[Ordering, Sequence[int]]) -> list[dict[int, Cell]]:
-        """The cells by example of the orderings up to the first that lacks one."""
-        rows = []
-        for ordering, examples in wanted.items():
-            keys = [(self._fingerprint(ordering), example) for example in examples]
-            if any(key not in self.ledger.cells for key in keys):
-                break
-            rows.append({key[1]: self.ledger.cells[key] for key in keys})
-        return rows
-
-    def _pay(self, wanted: Mapping[Ordering, Sequence[int]], deadline: float | None) -> None:
-        keys = self._unpaid(wanted)
-        if not keys:
-            return
-        limit = self._max_metric_calls
-        if limit is not None and self.program_calls + len(keys) > limit:
-            raise RuntimeError(
-                f"{len(keys)} program calls more would exceed max_metric_calls={limit} ({self.program_calls} made)"
-            )
-        orderings = {self._fingerprint(ordering): ordering for ordering in wanted}
-        unpaid = dict.fromkeys(fingerprint for fingerprint, _ in keys)
-        self._payer.pay(keys, {f: orderings[f] for f in unpaid}, deadline=deadline)
+    def _keys(self, wanted: Mapping[Ordering, Sequence[int]]) -> set[CellKey]:
+        """The cells of these orderings and examples."""
+        return {
+            (self.fingerprint(ordering), example) for ordering, some in wanted.items() for example in some
+        }

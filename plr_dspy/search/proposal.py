@@ -2,142 +2,112 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from plr_dspy.orderings.arrangement_distribution import ArrangementDistribution
-from plr_dspy.orderings.plackett_luce import (
-    OrderingDistribution,
-    distribution_from_state,
-    distribution_state,
-    draw_orderings,
-    mode_probability,
-    most_probable_ordering,
-    sharpened,
-)
-from plr_dspy.orderings.space import Ordering, OrderingSpace
-from plr_dspy.orderings.trials import ScoreEstimate
-from plr_dspy.orderings.updates import UpdateRule, update_rule
+from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
+from plr_dspy.plackett_luce.updates import UpdateRule, update_rule, updated_lengths
 from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
 
-Distribution: TypeAlias = "OrderingDistribution | ArrangementDistribution"
-"""Of one block's orderings, or of one pool's arrangements."""
-
-
-class Proposal(Protocol):
-    """A distribution for each block of a space, which a search draws from and refits."""
-
-    @property
-    def distributions(self) -> Sequence[Distribution]:
-        """One for each block."""
-
-    def reset(self) -> None:
-        """Make the distributions uniform again."""
-
-    def refit(self, elites: Sequence[ScoreEstimate]) -> None:
-        """Update the distributions by their rule, each on its block of the elites."""
-
-    def mode(self) -> Ordering:
-        """The most probable ordering."""
-
-    def mode_probabilities(self) -> list[float]:
-        """Of each distribution, the probability of its mode."""
-
-    def draw(self, num_draws: int, *, sharpness: float = 1.0) -> list[Ordering]:
-        """Draw orderings, repeats included, from the distributions with this factor on their logits."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The distributions and the state of the generator, as JSON data."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+MAX_BATCHES = 20
+"""Batches that draws take in the hope of enough orderings that are allowed."""
 
 
-class PlackettLuceProposal:
-    """A distribution for each block of a space, uniform at first.
+class Proposal:
+    """A distribution for each block of a space, at first uniform over numbers of items and over their orders.
+
+    Where places count from the end, the first item of a distribution is shown last: so orderings of all lengths tell of
+    the same logits. What is drawn and not allowed is shortened from its beginning until it is.
 
     Args:
         space: Whose orderings are drawn.
-        update: "ema", "mle", "mixture" or an update object.
+        update: "ema", "mle", "mixture" or an update object; to arrange demos it needs a `smoothing`.
         seed: Of the draws.
 
     Attributes:
-        update: The update rule.
         distributions: One for each block.
+
+    Raises:
+        TypeError, ValueError: for what is no update.
     """
 
     def __init__(self, space: OrderingSpace, *, update: str | UpdateRule, seed: int) -> None:
-        self.update = update_rule(update)
-        self.distributions: list[OrderingDistribution] = []
-        self._space = space
+        self._rule, self._space = update_rule(update), space
+        self._smoothing = getattr(self._rule, "smoothing", None)
+        if space.from_end and not isinstance(self._smoothing, float):
+            raise TypeError(
+                f"update must have a smoothing, a number in (0, 1], to arrange demos; got {self._rule!r}: pass "
+                "update='mle', or give yours that attribute"
+            )
         self._generator = torch.Generator().manual_seed(seed)
+        self.distributions: list[PlackettLuce] = []
         self.reset()
 
     def reset(self) -> None:
         """Make the distributions uniform again."""
-        self.distributions = [self.update.initial(size) for size in self._space.sizes]
+        self.distributions = [self._rule.initial(size) for size in self._space.sizes]
+        if self._space.from_end:
+            for block, (least, most) in enumerate(self._space.limits):
+                shares = torch.ones(most - least + 1, dtype=torch.float64) / (most - least + 1)
+                uniform = self.distributions[block].copy(length=most, length_probabilities=shares)
+                self.distributions[block] = uniform
 
     def refit(self, elites: Sequence[ScoreEstimate]) -> None:
         """Update the distributions by their rule, each on its block of the elites."""
-        weights = elite_weights(elites) if self.update.weighted else None
+        weights = elite_weights(elites) if self._rule.weighted else None
         with one_thread():
-            for block in range(len(self.distributions)):
-                orderings = torch.tensor([elite.ordering[block] for elite in elites])
-                self.distributions[block] = self.update.update(self.distributions[block], orderings, weights)
+            for block, before in enumerate(self.distributions):
+                shown = [self._read(elite.ordering[block]) for elite in elites]
+                rankings = padded(shown, before.num_items)
+                after = self._rule.update(before, rankings, weights)
+                if before.length_probabilities is not None and self._smoothing is not None:
+                    shares = updated_lengths(
+                        before.length_probabilities,
+                        rankings,
+                        weights,
+                        max_length=before.length,
+                        smoothing=self._smoothing,
+                    )
+                    after = before.copy(
+                        logits=after.logits, weights=after.weights, length_probabilities=shares
+                    )
+                self.distributions[block] = after
 
     def mode(self) -> Ordering:
-        """The most probable ordering."""
-        return self._space.canonical([most_probable_ordering(d).tolist() for d in self.distributions])
+        """The most probable ordering, shortened where it is not allowed; the identity where that does not help."""
+        mode = self._space.canonical([self._read(d.mode.tolist()) for d in self.distributions])
+        return self._space.shortened(mode) or self._space.identity
 
     def mode_probabilities(self) -> list[float]:
         """Of each distribution, the probability of its mode."""
-        return [mode_probability(d) for d in self.distributions]
+        return [float(d.log_prob(d.mode).exp()) for d in self.distributions]
 
     def draw(self, num_draws: int, *, sharpness: float = 1.0) -> list[Ordering]:
-        """Draw orderings, repeats included.
+        """Draw orderings, repeats included; fewer where hardly any is allowed.
 
         Args:
             num_draws: How many.
             sharpness: Factor on the logits of the distributions drawn from: 0 draws from the uniform distribution.
         """
-        if not num_draws:
-            return []
-        distributions = [sharpened(d, sharpness) for d in self.distributions]
-        draws = [draw_orderings(d, num_draws, self._generator).tolist() for d in distributions]
-        return [self._space.canonical(ordering) for ordering in zip(*draws, strict=True)]
+        distributions = [d.sharpened(sharpness, self._generator) for d in self.distributions]
+        found: list[Ordering] = []
+        for _ in range(MAX_BATCHES):
+            if len(found) >= num_draws:
+                break
+            draws = [d.sample((num_draws,)).tolist() for d in distributions]
+            for rankings in zip(*draws, strict=True):
+                drawn = self._space.canonical([self._read(ranking) for ranking in rankings])
+                if (fitted := self._space.shortened(drawn)) is not None:
+                    found.append(fitted)
+        return found[:num_draws]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The distributions and the state of the generator, as JSON data."""
-        return {
-            "distributions": [distribution_state(d) for d in self.distributions],
-            "generator": generator_state(self._generator),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned.
-
-        Raises:
-            ValueError: when the state is of another space.
-        """
-        distributions = [distribution_from_state(d) for d in state["distributions"]]
-        sizes = tuple(d.event_shape[0] for d in distributions)
-        if sizes != self._space.sizes:
-            raise ValueError(f"the state is of blocks of {sizes} items; this search has {self._space.sizes}")
-        self.distributions = distributions
-        set_generator(self._generator, state["generator"])
-
-
-def generator_state(generator: torch.Generator) -> str:
-    """The state of a generator as text."""
-    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
-
-
-def set_generator(generator: torch.Generator, state: str) -> None:
-    """Bring a generator into the state that `generator_state` returned."""
-    generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))
+    def _read(self, items: Sequence[int]) -> Sequence[int]:
+        """The ranking that ordered items stand for, or the items that a ranking stands for."""
+        if not self._space.from_end:
+            return items
+        return [item for item in reversed(items) if item != NOT_SHOWN]
 
 
 def elite_weights(elites: Sequence[ScoreEstimate]) -> torch.Tensor | None:

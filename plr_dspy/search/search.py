@@ -1,54 +1,46 @@
-"""What all searches over orderings have in common; they know neither DSPy nor a language model."""
+"""What all searches over orderings have in common, and the one that learns nothing."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Container, Sequence
 
-from plr_dspy.orderings.arrangement_space import ArrangementSpace, SearchSpace
-from plr_dspy.orderings.space import Ordering, OrderingSpace
-from plr_dspy.orderings.trials import ScoreEstimate, Trial
-from plr_dspy.orderings.updates import UpdateRule
-from plr_dspy.search.arrangement_proposal import ArrangementProposal
-from plr_dspy.search.proposal import Distribution, PlackettLuceProposal, Proposal
+from plr_dspy.plackett_luce.distribution import PlackettLuce
+from plr_dspy.plackett_luce.updates import UpdateRule
+from plr_dspy.search.proposal import Proposal
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Trial
 from plr_dspy.search.surrogate.model import OrderingModel
+
+MAX_REDRAWS = 50
+"""Batches a search draws in the hope of new orderings before it gives up."""
 
 
 class Search(ABC):
-    """A search that is asked for orderings and told their scores (ask and tell).
+    """A search that is asked for orderings and told their scores (ask and tell); it knows nothing of language models.
 
     Args:
-        space: What to order, or to arrange.
-        update: Refits the distributions: "ema", "mle", "mixture" or an update object.
-        num_samples: Orderings asked for in each round, at most (B).
-        elite_fraction: Share of the orderings that refit the distributions (rho).
+        space, update, num_samples, elite_fraction, seed: As in `CrossEntropySearch`.
         model: Says what scores tell of new examples; None takes one that knows no features of orderings.
-        seed: Of the draws.
 
     Attributes:
         space, num_samples, elite_fraction, model: The same.
         proposal: The distributions.
-
-    Raises:
-        TypeError, ValueError: for arguments out of range.
     """
 
     def __init__(
         self,
-        space: SearchSpace,
+        space: OrderingSpace,
         *,
-        update: str | UpdateRule,
-        num_samples: int,
-        elite_fraction: float,
+        update: str | UpdateRule = "mle",
+        num_samples: int = 15,
+        elite_fraction: float = 0.2,
         model: OrderingModel | None = None,
-        seed: int,
+        seed: int = 0,
     ) -> None:
-        if not isinstance(space, (OrderingSpace, ArrangementSpace)):
+        if not isinstance(space, OrderingSpace):
             raise TypeError(
-                "space must be an OrderingSpace, such as OrderingSpace.of_sizes(8), or an ArrangementSpace; "
-                f"got {space!r}"
+                f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}"
             )
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"num_samples must be a whole number of at least 1; got {num_samples!r}")
@@ -58,11 +50,7 @@ class Search(ABC):
         self.num_samples = num_samples
         self.elite_fraction = elite_fraction
         self.model = OrderingModel(space, families=()) if model is None else model
-        self.proposal: Proposal = (
-            ArrangementProposal(space, update=update, seed=seed)
-            if isinstance(space, ArrangementSpace)
-            else PlackettLuceProposal(space, update=update, seed=seed)
-        )
+        self.proposal = Proposal(space, update=update, seed=seed)
 
     @abstractmethod
     def ask(self) -> list[Ordering]:
@@ -87,20 +75,8 @@ class Search(ABC):
         estimates = [ScoreEstimate(trial.ordering, trial.score) for trial in trials]
         return sorted(estimates, key=lambda estimate: -estimate.score)
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what comes next, the generator included, as JSON data."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned.
-
-        Raises:
-            ValueError: when the state is of another space.
-        """
-
     @property
-    def distributions(self) -> Sequence[Distribution]:
+    def distributions(self) -> Sequence[PlackettLuce]:
         """The current distribution of each block."""
         return self.proposal.distributions
 
@@ -112,38 +88,47 @@ class Search(ABC):
         """Draws from the current distributions, repeats included."""
         return self.proposal.draw(num_draws)
 
+    def fresh(self, number: int, known: Container[Ordering]) -> list[Ordering]:
+        """Random orderings that are not known, each once and the identity first; fewer when hardly any are left."""
+        found = dict.fromkeys(ordering for ordering in [self.space.identity] if ordering not in known)
+        for _ in range(MAX_REDRAWS):
+            for ordering in self.proposal.draw(number, sharpness=0.0):
+                if len(found) < number and ordering not in known:
+                    found[ordering] = None
+            if len(found) == number:
+                break
+        return list(found)
 
-class ScoreArchive:
-    """The orderings that a search has asked for and was told the scores of, for searches that ask for each once.
 
-    Attributes:
-        asked: In order of asking.
-        told: Trials, best first.
+class RandomSearch(Search):
+    """Ask for random orderings, the identity first, each once; nothing is learnt.
+
+    Args:
+        space, num_samples, seed: As in `CrossEntropySearch`.
+        num_orderings: How many in all; where there are no more, all are asked for.
     """
 
-    def __init__(self) -> None:
-        self.asked: dict[Ordering, None] = {}  # a set that keeps its order
-        self.told: list[Trial] = []
+    def __init__(
+        self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
+    ) -> None:
+        super().__init__(space, num_samples=num_samples, seed=seed)
+        self._num_orderings = num_orderings
+        self._asked: dict[Ordering, None] = {}  # a set that keeps its order
 
-    def tell(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Add trials; returns all, best first."""
-        self.told = sorted([*self.told, *trials], key=lambda trial: -trial.score)
-        return self.told
+    def ask(self) -> list[Ordering]:
+        wanted = max(0, min(self.num_samples, self._num_orderings - len(self._asked)))
+        if self.space.num_distinct > self._num_orderings:
+            batch = self.fresh(self.num_samples, self._asked)[:wanted]
+        else:
+            batch = [ordering for ordering in self.space.enumerate() if ordering not in self._asked][:wanted]
+        self._asked |= dict.fromkeys(batch)
+        return batch
 
-    def state_dict(self) -> dict[str, Any]:
-        """Both as JSON data."""
-        return {
-            "told": [[trial.ordering, trial.score, trial.num_examples] for trial in self.told],
-            "asked": list(self.asked),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.told = [Trial(as_ordering(o), score, n) for o, score, n in state["told"]]
-        self.asked = {as_ordering(ordering): None for ordering in state["asked"]}
+    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
+        return self.ranked(check_trials(self.space, trials))[: num_elites(len(trials), self.elite_fraction)]
 
 
-def check_trials(space: SearchSpace, trials: Sequence[Trial]) -> list[Trial]:
+def check_trials(space: OrderingSpace, trials: Sequence[Trial]) -> list[Trial]:
     """Return trials that a search can be told.
 
     Raises:

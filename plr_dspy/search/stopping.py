@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from plr_dspy.orderings.trials import Iteration
+from plr_dspy.report.iteration import Iteration
 
 Stopper: TypeAlias = Callable[[Sequence[Iteration]], "str | None"]
 
@@ -35,15 +35,3 @@ class Patience:
         if len({iteration.best_ordering for iteration in history[-1 - self.num_iterations :]}) > 1:
             return None
         return f"patience={self.num_iterations}: no better order"
-
-
-@dataclass(frozen=True)
-class Converged:
-    """Stops when the most probable ordering of every block has at least this probability."""
-
-    probability: float
-
-    def __call__(self, history: Sequence[Iteration]) -> str | None:
-        if history and min(history[-1].mode_probability, default=1.0) >= self.probability:
-            return f"stop_at_mode_probability={self.probability:g} reached"
-        return None

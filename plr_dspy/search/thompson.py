@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from plr_dspy.orderings.arrangement_space import SearchSpace
-from plr_dspy.orderings.space import Ordering
-from plr_dspy.orderings.trials import ScoreEstimate, Trial
-from plr_dspy.orderings.updates import UpdateRule
+from plr_dspy.plackett_luce.updates import UpdateRule
 from plr_dspy.runtime.threads import one_thread
-from plr_dspy.search.cross_entropy import MAX_REDRAWS
-from plr_dspy.search.hill_climbing import climb
-from plr_dspy.search.search import Search, as_ordering, num_elites
+from plr_dspy.search.search import Search, num_elites
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Trial
 from plr_dspy.search.surrogate.fitted_model import FittedModel
 from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.surrogate.model import OrderingModel
@@ -24,13 +20,16 @@ from plr_dspy.search.surrogate.model import OrderingModel
 NUM_CANDIDATES = 300
 """New orderings that each round chooses from, and those that climbing finds; of small spaces, all."""
 
+NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20
+"""Steps of a climb, orderings that climb, and moves tried from each in a step."""
+
 MIN_ELITES = 5
 
 
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process (`gaussian_process`) to all scores, and the distributions to the orderings
+    Each round fits the process (`AdditiveProcess`) to all scores, and the distributions to the orderings
     that it deems best. Candidates are draws of the distributions, good orderings after a move of their space
     (such as an item put elsewhere), the tops of short climbs on the process' mean, and random orderings. The
     orderings known compete with them: of each joint draw from the posterior the best ordering is asked for, be it
@@ -41,7 +40,7 @@ class ThompsonSearch(Search):
     sampling", NIPS 2011.
 
     Args:
-        space: What to order, or to arrange.
+        space: What to order.
         num_examples: Examples there are; an ordering that has been scored on all, or that asking for again
             brought nothing new of, is not asked for again.
         classes: For each block the class of each of its items, such as demos of one answer; None for none.
@@ -51,8 +50,6 @@ class ThompsonSearch(Search):
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
         elite_fraction: Share of the orderings known that the distributions are fitted to.
-        families: Names of one or more families of features, as in `OrderingModel`; None takes all.
-        propose_known: Off, no ordering is asked for twice.
         responses: The log-probabilities of labels of what has been scored; None for none.
         seed: Of everything random.
 
@@ -62,7 +59,7 @@ class ThompsonSearch(Search):
 
     def __init__(
         self,
-        space: SearchSpace,
+        space: OrderingSpace,
         *,
         num_examples: int,
         classes: Sequence[Sequence[int]] | None = None,
@@ -71,8 +68,6 @@ class ThompsonSearch(Search):
         num_samples: int = 24,
         num_initial: int = 60,
         elite_fraction: float = 0.125,
-        families: Sequence[str] | None = None,
-        propose_known: bool = True,
         responses: LabelResponses | None = None,
         seed: int = 0,
     ) -> None:
@@ -87,28 +82,17 @@ class ThompsonSearch(Search):
             raise ValueError(
                 f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
             )
-        if families is not None and not families:
-            raise ValueError(
-                "families must name one or more families of features, or be None for all; got none"
-            )
         super().__init__(
             space,
             update=update,
             num_samples=num_samples,
             elite_fraction=elite_fraction,
-            model=OrderingModel(
-                space,
-                classes=classes,
-                example_classes=example_classes,
-                families=families,
-                responses=responses,
-            ),
+            model=OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses),
             seed=seed,
         )
         self._num_classed = None if example_classes is None else len(example_classes)
         self._num_examples = num_examples
         self._num_initial = num_initial
-        self._propose_known = propose_known
         self._seed = seed
         self._scores: dict[Ordering, dict[int, float]] = {}
         self._fitted: FittedModel = self.model.fit({})
@@ -138,8 +122,7 @@ class ThompsonSearch(Search):
             known.update(scores)
         self._num_rounds += 1
         self._fit(self._fitted.variances)
-        best = self._fitted.estimates()
-        elites = best[: self._num_elites(len(best))]
+        elites = self._fitted.estimates()[: self._num_elites()]
         self.proposal.reset()
         self.proposal.refit(elites)
         return self.model.shown(elites, self._scores)
@@ -176,76 +159,69 @@ class ThompsonSearch(Search):
         found = [estimate for estimate in self._fitted.estimates() if estimate.ordering in asked]
         return self.model.shown(found, self._scores)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **self.proposal.state_dict(),
-            "scores": [[ordering, list(scores.items())] for ordering, scores in self._scores.items()],
-            "surrogate": self._fitted.earlier,
-            "finished": sorted(self._finished),
-            "seed": self._seed,
-            "num_rounds": self._num_rounds,
-        }
+    def _num_elites(self) -> int:
+        return max(MIN_ELITES, num_elites(len(self._fitted.orderings), self.elite_fraction))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.proposal.load_state_dict(state)
-        self._scores = {
-            as_ordering(o): {int(e): float(s) for e, s in scores} for o, scores in state["scores"]
-        }
-        self._fit(state["surrogate"])
-        self._finished = {as_ordering(ordering) for ordering in state["finished"]}
-        self._num_rounds, self._seed = int(state["num_rounds"]), int(state["seed"])
-
-    def _num_elites(self, num_trials: int) -> int:
-        return max(MIN_ELITES, num_elites(num_trials, self.elite_fraction))
+    def _first_round(self) -> list[Ordering]:
+        if self._num_initial >= self.space.num_distinct:
+            return list(self.space.enumerate())
+        return self.fresh(self._num_initial, ())
 
     def _sample_posterior(self) -> list[Ordering]:
-        """The best candidates of posterior draws."""
+        """The best candidate of each posterior draw, but for those of the draws before."""
         rng = np.random.default_rng([self._seed, self._num_rounds])
         candidates = self._candidates(rng)
         pool = [*self._fitted.orderings, *candidates]
-        eligible = [self._may_be_asked(ordering) for ordering in pool]
-        if not any(eligible):
+        done = [o in self._finished or len(self._scores.get(o, ())) >= self._num_examples for o in pool]
+        if all(done):
             return []
         draws = self._fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
-        draws[:, ~np.array(eligible)] = -np.inf
-        chosen: dict[int, None] = {}
-        for draw in draws:
-            for index in np.argsort(-draw, kind="stable"):
-                if draw[index] == -np.inf or index not in chosen:
-                    break
-            if draw[index] > -np.inf:
-                chosen[int(index)] = None
-            if len(chosen) == self.num_samples:
+        draws[:, done] = -np.inf
+        chosen: list[int] = []
+        for draw in draws[: self.num_samples]:
+            best = int(draw.argmax())
+            if draw[best] == -np.inf:
                 break
+            chosen.append(best)
+            draws[:, best] = -np.inf
         return [pool[index] for index in chosen]
 
-    def _first_round(self) -> list[Ordering]:
-        asked = dict.fromkeys([self.space.identity])
-        number = min(self._num_initial, self.space.num_distinct)
-        if number == self.space.num_distinct:
-            return list(self.space.enumerate())
-        for _ in range(MAX_REDRAWS):
-            asked |= dict.fromkeys(self.proposal.draw(number, sharpness=0.0))
-            if len(asked) >= number:
-                break
-        return list(asked)[:number]
-
-    def _may_be_asked(self, ordering: Ordering) -> bool:
-        known = self._scores.get(ordering)
-        if known is None:
-            return True
-        return self._propose_known and len(known) < self._num_examples and ordering not in self._finished
-
     def _candidates(self, rng: np.random.Generator) -> list[Ordering]:
-        """New orderings."""
+        """New orderings; of a small space, all."""
         if self.space.num_distinct <= NUM_CANDIDATES:
-            found = dict.fromkeys(itertools.islice(self.space.enumerate(), NUM_CANDIDATES))
+            found = dict.fromkeys(self.space.enumerate())
         else:
             best = [estimate.ordering for estimate in self._fitted.estimates()]
-            parents = best[: self._num_elites(len(best))]
+            parents = best[: self._num_elites()]
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
             found |= dict.fromkeys(self.proposal.draw(NUM_CANDIDATES // 6, sharpness=0.0))
             found |= dict.fromkeys(climb(self.space, best, self._fitted.predict, rng))
         return [ordering for ordering in found if ordering not in self._scores]
+
+
+def climb(
+    space: OrderingSpace,
+    orderings: Sequence[Ordering],
+    score: Callable[[list[Ordering]], NDArray[np.float64]],
+    rng: np.random.Generator,
+) -> list[Ordering]:
+    """What a beam of orderings meets on its way up.
+
+    Args:
+        space: Of the orderings.
+        orderings: Where to begin, best first.
+        score: What to climb: of so many orderings, ``[m]``.
+        rng: Decides the moves.
+    """
+    beam = list(orderings[:NUM_CLIMBERS])
+    met: dict[Ordering, None] = {}
+    for _ in range(NUM_CLIMBS):
+        around = dict.fromkeys(beam)
+        for ordering in beam:
+            around |= dict.fromkeys(space.moved(ordering, rng) for _ in range(NUM_MOVES))
+        reached = list(around)
+        beam = [reached[index] for index in np.argsort(-score(reached), kind="stable")[:NUM_CLIMBERS]]
+        met |= dict.fromkeys(beam)
+    return list(met)

@@ -2,13 +2,13 @@
 
 import dspy
 import pytest
-from fakes import exact_match, fake_lm, questions
+from fakes import exact_match, fake_lm, questions, student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plr_dspy import PLReorder, Report
 from plr_dspy.baselines import StaticOrder, TopKOrder
-from plr_dspy.compilation.budget import MIN_EXAMPLES
+from plr_dspy.compilation.plan import MIN_EXAMPLES
 
 EXAMPLES = questions(120)
 
@@ -18,12 +18,6 @@ def engine():
     lm, engine = fake_lm(EXAMPLES)
     with dspy.context(lm=lm):
         yield engine
-
-
-def student(num_demos=6):
-    program = dspy.Predict("question -> answer")
-    program.demos = EXAMPLES[:num_demos]
-    return program
 
 
 def quiet(kind, **options):
@@ -71,11 +65,19 @@ class TestEveryMethod:
         assert engine.num_calls == paid
 
 
-@pytest.mark.parametrize(("kind", "other"), [(PLReorder, TopKOrder), (TopKOrder, StaticOrder)])
-def test_another_method_does_not_go_on_from_a_folder(engine, kind, other, tmp_path):
-    quiet(kind, max_metric_calls=600, log_dir=tmp_path).compile(student(), trainset=EXAMPLES)
-    with pytest.raises(ValueError, match=f"method was '{kind.__name__}', is '{other.__name__}'"):
-        quiet(other, max_metric_calls=600, log_dir=tmp_path).compile(student(), trainset=EXAMPLES)
+def test_another_method_goes_on_from_a_folder_and_finds_what_it_would_have_found(engine, tmp_path):
+    """Calls that both make are made once."""
+
+    def compiled(kind, **options):
+        before = engine.num_calls
+        optimizer = quiet(kind, **options)
+        return optimizer.compile(student(4), trainset=EXAMPLES[:60]).demos, engine.num_calls - before
+
+    expected, cost = compiled(TopKOrder, num_candidates=8)
+    compiled(PLReorder, max_metric_calls=600, log_dir=tmp_path)
+    found, more = compiled(TopKOrder, num_candidates=8, log_dir=tmp_path)
+    assert found == expected
+    assert more < 0.8 * cost
 
 
 @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
@@ -115,11 +117,6 @@ class TestTopKOrder:
         assert (estimate.num_orders, estimate.num_finalists) == (225, 11)
         assert estimate.program_calls == 225 * 80 + 11 * 20
 
-    def test_of_few_orders_all_are_scored(self, engine):
-        optimizer = quiet(TopKOrder)
-        optimizer.compile(student(4), trainset=EXAMPLES[:40])
-        assert sum(round_.num_new for round_ in optimizer.report.history) == 24
-
     def test_a_budget_for_less_than_two_orders_is_refused_before_any_call(self, engine):
         with pytest.raises(ValueError, match=r"max_metric_calls must be at least 186.*PLReorder"):
             quiet(TopKOrder, max_metric_calls=185).compile(student(), trainset=EXAMPLES)
@@ -141,9 +138,3 @@ class TestTopKOrder:
         assert plan.num_finalists >= 2
         assert plan.num_selection_examples >= MIN_EXAMPLES
         assert plan.num_initial * num_train + plan.num_finalists * plan.num_selection_examples <= budget
-
-    @pytest.mark.parametrize("argument", ["num_candidates", "num_finalists"])
-    @pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
-    def test_bad_numbers_are_refused_by_name(self, argument, value):
-        with pytest.raises((TypeError, ValueError), match=argument):
-            quiet(TopKOrder, **{argument: value})

@@ -2,12 +2,9 @@
 
 import json
 import logging
-import re
 import shlex
-import signal
 import subprocess
 import sys
-import urllib.request
 
 import dspy
 import pytest
@@ -15,7 +12,6 @@ from brief import brief_reviews
 
 from plr_dspy import Report, load_program
 from plr_dspy.cli import commands as cli
-from plr_dspy.cli.references import read_examples
 
 APP = """
 from typing import Literal
@@ -105,7 +101,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     )
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
-    assert "the returned program is calibrated" in capsys.readouterr().out
+    assert "the program needs the probabilities of labels at each use" in capsys.readouterr().out
     assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 0
 
 
@@ -193,25 +189,6 @@ def test_users_errors_are_a_line_each(folder, capsys, arguments, words):
     assert "Traceback" not in error
 
 
-def test_bad_lines_are_named(folder, capsys):
-    (folder / "train.jsonl").write_text('{"review": "fine", "sentiment": "positive"}\n\n{"review": ')
-    assert cli.main(compile_arguments()) == cli.USER_ERROR
-    assert "line 3 of train.jsonl" in capsys.readouterr().err
-
-
-def test_lines_end_at_line_breaks_alone(tmp_path):
-    """JSON may hold what `splitlines` takes for one, and editors put a mark at the beginning."""
-    rows = [{"review": "one\u2028two\u0085three"}, {"review": "four"}]
-    path = tmp_path / "train.jsonl"
-    path.write_text(
-        "\ufeff" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
-    )
-    assert [example.review for example in read_examples(path, ["review"])] == [row["review"] for row in rows]
-    path.write_bytes(b'{"review": "\xe9"}')
-    with pytest.raises(ValueError, match=r"line 1 of .*train.jsonl"):
-        read_examples(path, ["review"])
-
-
 @pytest.mark.parametrize("code", ["def broken(:", "raise RuntimeError('boom')", "raise SystemExit(7)"])
 def test_an_app_that_cannot_be_imported_is_named(folder, capsys, code):
     (folder / "broken_app.py").write_text(code)
@@ -220,13 +197,12 @@ def test_an_app_that_cannot_be_imported_is_named(folder, capsys, code):
 
 
 def test_help_teaches(capsys):
-    for command in (["--help"], ["compile", "--help"], ["experiment", "run", "--help"]):
+    for command in (["--help"], ["compile", "--help"]):
         with pytest.raises(SystemExit) as done:
             cli.main(command)
         assert done.value.code == 0
     text = capsys.readouterr().out
     assert "example:" in text
-    assert "--ray auto" in text
 
 
 OFFLINE = """
@@ -320,23 +296,3 @@ def test_exit_codes_in_a_pipe(offline, arguments, code, words):
     _, run = offline
     returned, error = run(arguments, "| head -0")
     assert (returned, words in error, "Traceback" in error) == (code, True, False), error
-
-
-def test_serve_local():
-    server = subprocess.Popen(
-        [sys.executable, "-m", "plr_dspy.cli", "serve-local", "--context-length", "512"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # What is started in the background of a script has SIGINT ignored, and hands that on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        address = re.search(r"http://127\.0\.0\.1:\d+/v1", server.stdout.readline())[0]
-        with urllib.request.urlopen(f"{address}/models", timeout=30) as reply:
-            assert "SmolLM2" in reply.read().decode()
-        server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
-        assert "Traceback" not in server.stderr.read()
-    finally:
-        server.kill()

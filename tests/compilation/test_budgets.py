@@ -2,13 +2,10 @@
 
 import dspy
 import pytest
-from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions
+from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions, student
 
 from plr_dspy import PLReorder
-from plr_dspy.compilation.budget import make_plan
-from plr_dspy.compilation.deadlines import Deadlines
-from plr_dspy.scoring.cells import Cell
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.compilation.path import MIN_COMPARED
 
 EXAMPLES = questions(60)
 
@@ -28,7 +25,7 @@ class TimedEngine(OrderSensitiveEngine):
 @pytest.fixture
 def clock(monkeypatch):
     engine = TimedEngine()
-    monkeypatch.setattr("plr_dspy.compilation.deadlines.time.monotonic", lambda: engine.now)
+    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: engine.now)
     with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
         yield engine
 
@@ -38,12 +35,6 @@ def engine():
     lm, engine = fake_lm(EXAMPLES)
     with dspy.context(lm=lm):
         yield engine
-
-
-def student(num_demos=6):
-    program = dspy.Predict("question -> answer")
-    program.demos = EXAMPLES[:num_demos]
-    return program
 
 
 def optimizer(**options):
@@ -67,11 +58,15 @@ class TestTime:
         reorder = optimizer(max_seconds=seconds, num_threads=1)
         reorder.compile(student(), trainset=EXAMPLES)
         report, plan = reorder.report, reorder.estimate(student(), trainset=EXAMPLES)
-        assert report.program_calls["total"] == clock.num_calls <= seconds
-        assert report.program_calls["final"] + report.program_calls["original"] == plan.final_calls
-        assert report.program_calls["search"] > 0.5 * (seconds - plan.final_calls)
+        calls, share = report.program_calls, seconds / plan.program_calls
+        assert calls["total"] == clock.num_calls <= seconds
         assert report.stopped == "time limit"
         assert report.comparison.num_candidates == plan.num_finalists
+        expected = max(MIN_COMPARED, share * plan.num_selection_examples)
+        assert report.comparison.num_examples == pytest.approx(expected, abs=1)
+        assert calls["final"] + calls["original"] == plan.num_finalists * report.comparison.num_examples
+        assert 0 < calls["race"] <= share * plan.race_calls
+        assert calls["search"] > 0.75 * share * plan.search_calls
         (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
         assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
 
@@ -96,15 +91,6 @@ class TestTime:
         assert engine.num_calls == 0
         assert reorder.report.stopped == "time limit, nothing compared"
 
-    def test_enough_time_changes_nothing(self, engine):
-        reports = []
-        for seconds in (None, 600):
-            reorder = optimizer(max_seconds=seconds)
-            reorder.compile(student(), trainset=EXAMPLES)
-            reports.append(reorder.report)
-        assert reports[0].slots == reports[1].slots
-        assert reports[0].comparison == reports[1].comparison
-
     def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
         """A time limit for each night, and the same log_dir: nothing is lost."""
         whole = optimizer()
@@ -124,34 +110,12 @@ class TestTime:
         assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
 
 
-class TestPace:
-    def test_is_that_of_the_calls_of_this_part(self, clock, tmp_path):
-        """What an earlier part paid for took none of this one's time."""
-        earlier, later = range(500), range(500, 510)
-        plan = make_plan("light", num_train=40, num_selection=10, num_distinct=720)
-        ledger = Ledger(tmp_path / "cells.jsonl")
-        for example in earlier:
-            ledger.add(("order", example), Cell(1.0), {})
-        ledger.close()
-        ledger = Ledger(tmp_path / "cells.jsonl")
-        deadlines = Deadlines(1000.0, plan, ledger)
-        for example in later:
-            ledger.add(("order", example), Cell(1.0), {})
-        clock.now += 30.0
-        assert deadlines.race() == 1000.0 - 3.0 * plan.final_calls
-        ledger.close()
-
-
 class TestScores:
     @pytest.mark.parametrize(
         ("options", "stopped"),
         [
             ({"stop_at_score": 0.3}, "stop_at_score=0.3 reached"),
             ({"patience": 1, "max_metric_calls": 3000}, "patience=1: no better order"),
-            (
-                {"stop_at_mode_probability": 0.02, "num_iterations": 12, "update": "ema"},
-                "stop_at_mode_probability=0.02 reached",
-            ),
         ],
     )
     def test_ends_the_search_but_not_the_comparison(self, engine, options, stopped):
@@ -164,18 +128,12 @@ class TestScores:
         assert early.report.program_calls["total"] < whole.report.program_calls["total"]
         assert early.report.comparison.num_candidates == 3
 
-    def test_a_score_out_of_reach_changes_nothing(self, engine):
-        reorder = optimizer(stop_at_score=2.0)
-        reorder.compile(student(), trainset=EXAMPLES)
-        assert reorder.report.stopped == "budget"
-
 
 class TestCalls:
-    @pytest.mark.parametrize("num_demos", [3, 4, 6])
+    @pytest.mark.parametrize("num_demos", [3, 6])
     @pytest.mark.parametrize("budget", [60, 150, 777])
-    @pytest.mark.parametrize("auto", ["light", "heavy"])
-    def test_hard_and_as_estimated(self, engine, auto, budget, num_demos):
-        reorder = optimizer(auto=auto, max_metric_calls=budget)
+    def test_hard_and_as_estimated(self, engine, budget, num_demos):
+        reorder = optimizer(max_metric_calls=budget)
         estimate = reorder.estimate(student(num_demos), trainset=EXAMPLES)
         reorder.compile(student(num_demos), trainset=EXAMPLES)
         assert engine.num_calls == reorder.report.program_calls["total"] <= estimate.program_calls <= budget

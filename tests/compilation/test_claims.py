@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from claims import claimed, compiled
 from landscapes import (
     CoinLandscape,
     GoodOriginalLandscape,
@@ -15,27 +16,11 @@ from landscapes import (
     NoisyLogitsLandscape,
     OwnEffectsLandscape,
 )
-from methods import Pool, planned_outcome, top_k_outcome
+from methods import Pool
 from recorded import Renamed
 
-from plr_dspy.report.text import SURE
-
-
-def pool_of(landscape, num_pool):
-    num_selection = max(1, round(0.2 * num_pool))
-    return Pool(landscape, num_pool - num_selection, num_selection)
-
-
-def compiled(pool, *, mode="light", budget=1_000, seed=0):
-    if mode == "top-k":
-        return top_k_outcome(pool, seed, budget)
-    if mode == "logprobs":  # Their rounds are more, and take longer.
-        return planned_outcome(pool, pool.plan("light", budget // 4, signal=mode), "mle", seed, mode)
-    return planned_outcome(pool, pool.plan(mode, None if mode == "paper" else budget), "mle", seed)
-
-
-def claimed(outcome):
-    return outcome.comparison is not None and outcome.comparison.probability >= SURE
+BUDGETS = {"light": 1_000, "logprobs": 250, "paper": 1_000, "top-k": 1_000}
+"""Program calls by mode; with log-probabilities rounds are more, and take longer."""
 
 
 class TestNothingToFind:
@@ -61,8 +46,8 @@ class TestNothingToFind:
         """At most one of ten, but for the luck of 12 compiles: of four or more the chance is 3 % then."""
         outcomes, changes = [], []
         for seed in range(12):
-            pool = pool_of(world(num_demos, 500 + seed, num_pool + 1_000), num_pool)
-            outcome = compiled(pool, mode=mode, seed=seed)
+            pool = Pool.of(world(num_demos, 500 + seed, num_pool + 1_000), num_pool)
+            outcome = compiled(pool, mode, BUDGETS[mode], seed)
             outcomes.append(outcome)
             changes.append(pool.held_out(outcome.ordering[0]) - pool.held_out(pool.space.identity[0]))
         assert sum(map(claimed, outcomes)) <= 3
@@ -72,14 +57,14 @@ class TestNothingToFind:
         """It is right on 70 % of the examples, and any other order on 60 %: no other says anything of it."""
         kept = 0
         for seed in range(10):
-            pool = pool_of(GoodOriginalLandscape(8, 500 + seed, 100), 100)
-            kept += compiled(pool, budget=400, seed=seed).ordering[0] == pool.space.identity[0]
+            pool = Pool.of(GoodOriginalLandscape(8, 500 + seed, 100), 100)
+            kept += compiled(pool, "light", 400, seed).ordering[0] == pool.space.identity[0]
         assert kept >= 8
 
     def test_few_examples_get_few_calls(self):
-        outcome = compiled(pool_of(OwnEffectsLandscape(8, 3, 1_002), 2))
+        outcome = compiled(Pool.of(OwnEffectsLandscape(8, 3, 1_002), 2), "light", 1_000, seed=0)
         assert outcome.program_calls["total"] <= 20
-        assert outcome.comparison.probability < SURE
+        assert not claimed(outcome)
 
 
 class TestSomethingToFind:
@@ -88,8 +73,8 @@ class TestSomethingToFind:
         """With log-probabilities in half of the compiles, by half of the calls."""
         outcomes, gains = [], []
         for seed in range(6):
-            pool = pool_of(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)
-            outcomes.append(compiled(pool, mode=mode, seed=seed))
+            pool = Pool.of(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)
+            outcomes.append(compiled(pool, mode, BUDGETS[mode], seed))
             gains.append(pool.held_out(outcomes[-1].ordering[0]) - pool.held_out(pool.space.identity[0]))
         assert sum(map(claimed, outcomes)) >= (3 if mode == "logprobs" else 4)
         assert np.mean(gains) > 0.1
@@ -102,9 +87,9 @@ class TestSomethingToFind:
         kept = 0
         for seed in range(12):
             landscape = OwnEffectsLandscape(3, 900 + seed, 1_100, common=0.8, own=0.8)
-            orders = [ordering[0] for ordering in pool_of(landscape, 100).space.enumerate()]
+            orders = [ordering[0] for ordering in Pool.of(landscape, 100).space.enumerate()]
             truths = sorted(((landscape.answers(order).mean(), order) for order in orders), reverse=True)
-            pool = pool_of(Renamed(landscape, truths[0][1]), 100)
-            chosen = compiled(pool, mode=mode, seed=seed).ordering[0]
+            pool = Pool.of(Renamed(landscape, truths[0][1]), 100)
+            chosen = compiled(pool, mode, BUDGETS[mode], seed).ordering[0]
             kept += chosen == pool.space.identity[0] or truths[0][0] - pool.held_out(chosen) < 0.1
         assert kept == 12

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.compilation.budget import BUDGETS, make_plan, most_calls
+from plr_dspy.compilation.plan import BUDGETS, make_plan, most_calls
 
 MANY = math.factorial(8)
 
@@ -47,10 +47,9 @@ def test_a_plan_keeps_its_budget(
     if num_final_draws is None:
         assert plan.exhaustive or everything > min(budget, most_calls(num_train + num_selection))
         assert not plan.exhaustive or everything <= budget
-    if plan.racing:
-        assert plan.num_initial * plan.num_first_examples <= plan.search_calls
-        assert plan.num_initial <= num_distinct
-    if num_samples is not None and plan.racing:
+    assert plan.num_initial * plan.num_first_examples <= plan.search_calls
+    assert plan.num_initial <= num_distinct
+    if num_samples is not None:
         assert plan.num_samples == num_samples
     if num_final_draws is not None:
         assert plan.num_final_draws == num_final_draws
@@ -65,41 +64,16 @@ def test_most_of_the_budget_is_used_on_an_ordinary_problem(auto):
 
 def test_paper_values():
     plan = make_plan("paper", num_train=800, num_selection=200, num_distinct=24)
-    assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
-        15,
-        15,
-        0.2,
-        10,
-    )
+    shape = (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws)
+    assert shape == (15, 15, 0.2, 10)
     assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
-    assert not plan.racing
-    assert not plan.exhaustive
-    assert plan.max_metric_calls is None
+    assert (plan.racing, plan.exhaustive, plan.max_metric_calls) == (False, False, None)
 
 
 def test_explicit_values_win_in_paper_mode_too():
-    plan = make_plan(
-        "paper",
-        num_train=10,
-        num_selection=5,
-        num_distinct=MANY,
-        num_iterations=2,
-        num_samples=7,
-        elite_fraction=0.5,
-        num_final_draws=1,
-    )
-    assert (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws) == (
-        2,
-        7,
-        0.5,
-        1,
-    )
-
-
-@pytest.mark.parametrize("auto", ["light", "paper"])
-def test_says_how_large_a_budget_must_be(auto):
-    with pytest.raises(ValueError, match=r"max_metric_calls must be at least \d+"):
-        make_plan(auto, max_metric_calls=20, num_train=80, num_selection=20, num_distinct=MANY)
+    values = {"num_iterations": 2, "num_samples": 7, "elite_fraction": 0.5, "num_final_draws": 1}
+    plan = make_plan("paper", num_train=10, num_selection=5, num_distinct=MANY, **values)
+    assert {name: getattr(plan, name) for name in values} == values
 
 
 def test_few_prompts_are_all_scored():
@@ -112,16 +86,8 @@ def test_few_prompts_are_all_scored():
 
 @pytest.mark.parametrize(("num_train", "num_selection", "most"), [(1, 1, 20), (8, 2, 250), (16, 4, 1_000)])
 def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection, most):
-    plans = [
-        make_plan(
-            "light",
-            max_metric_calls=budget,
-            num_train=num_train,
-            num_selection=num_selection,
-            num_distinct=MANY,
-        )
-        for budget in (1_000, 10_000)
-    ]
+    sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": MANY}
+    plans = [make_plan("light", max_metric_calls=budget, **sizes) for budget in (1_000, 10_000)]
     assert plans[0] == plans[1]
     assert plans[0].program_calls <= most
 
@@ -131,12 +97,16 @@ def test_more_examples_get_all_of_a_budget():
     assert plan.program_calls == 1_000
 
 
-def test_the_smallest_paper_budget_runs_an_iteration():
+@pytest.mark.parametrize("auto", ["light", "paper"])
+def test_the_smallest_budget_is_named_and_is_enough(auto):
+    sizes = {"num_train": 80, "num_selection": 20, "num_distinct": MANY}
     with pytest.raises(ValueError) as caught:
-        make_plan("paper", max_metric_calls=1, num_train=80, num_selection=20, num_distinct=MANY)
-    needed = int(re.search(r"must be at least (\d+)", str(caught.value))[1])
-    plan = make_plan("paper", max_metric_calls=needed, num_train=80, num_selection=20, num_distinct=MANY)
-    assert needed - plan.final_calls >= plan.num_samples * plan.num_train_examples
+        make_plan(auto, max_metric_calls=1, **sizes)
+    needed = int(re.search(r"max_metric_calls must be at least (\d+)", str(caught.value))[1])
+    plan = make_plan(auto, max_metric_calls=needed, **sizes)
+    first = plan.num_first_examples * plan.num_initial or plan.num_samples * plan.num_train_examples
+    assert plan.program_calls <= needed
+    assert needed - plan.final_calls - plan.race_calls >= first > 0
 
 
 def test_what_was_asked_for_is_paid_for_where_few_examples_would_not_need_it():

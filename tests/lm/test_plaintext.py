@@ -76,21 +76,6 @@ def test_the_prompt_is_the_papers_format() -> None:
     )
 
 
-def test_without_demos_the_prompt_is_the_last_block() -> None:
-    assert prompt(SENTIMENT, [], {"review": "dull ."}) == "Review: dull .\nSentiment:"
-
-
-def test_all_but_the_last_block_is_the_same_for_every_input() -> None:
-    prompts = [prompt(SENTIMENT, DEMOS, {"review": text}) for text in ("dull .", "great .")]
-    heads = {text.rpartition("\n\n")[0] for text in prompts}
-    assert len(heads) == 1
-
-
-def test_format_demos_holds_the_blocks_of_the_prompt() -> None:
-    blocks = [message["content"] for message in PlainTextAdapter().format_demos(SENTIMENT, DEMOS)]
-    assert prompt(SENTIMENT, DEMOS, {"review": "x"}) == "\n\n".join([*blocks, "Review: x\nSentiment:"])
-
-
 def test_demos_keep_their_order_when_some_lack_a_field() -> None:
     signature = dspy.Signature("question -> reasoning, answer")
     demos = [
@@ -137,11 +122,6 @@ def test_instructions_are_shown_when_somebody_wrote_them() -> None:
     assert prompt(signature, DEMOS, {"review": "x"}, show_instructions=False) == (
         prompt(SENTIMENT, DEMOS, {"review": "x"})
     )
-
-
-def test_default_instructions_are_not_shown_even_where_a_module_added_fields() -> None:
-    signature = dspy.ChainOfThought("question -> answer").predict.signature
-    assert prompt(signature, [], {"question": "why"}) == "Question: why\nReasoning:"
 
 
 @pytest.mark.parametrize(
@@ -227,15 +207,6 @@ def test_a_label_is_never_guessed(completion: str) -> None:
         parse(SENTIMENT, completion)
 
 
-def test_the_error_names_the_answer_and_the_labels() -> None:
-    with pytest.raises(
-        AdapterParseError, match=r"sentiment: got 'mixed', expected one of 'negative', 'positive'"
-    ) as caught:
-        parse(SENTIMENT, " mixed\n")
-    assert caught.value.lm_response == " mixed\n"
-    assert caught.value.adapter_name == "PlainTextAdapter"
-
-
 def test_another_case_is_read_only_where_it_is_unambiguous() -> None:
     signature = output(Literal["US", "us", "Uk"])
     assert parse(signature, "us") == {"a": "us"}
@@ -319,11 +290,6 @@ def test_missing_and_repeated_outputs_are_errors(completion: str, message: str) 
         parse(dspy.Signature("question -> reasoning, answer: int"), completion)
 
 
-def test_optional_outputs_take_their_default() -> None:
-    signature = dspy.Signature("q -> answer, note: Optional[str]")
-    assert parse(signature, " 4") == {"answer": "4", "note": None}
-
-
 # Through an LM
 
 
@@ -356,18 +322,6 @@ def test_the_callers_stop_wins() -> None:
         predict(q="x", lm=dspy.LM("scripted", engine=engine, cache=False, stop=["LM"]))
     assert [request.config.stop for request in engine.requests] == [("END",), ("LM",)]
     assert predict.config == {}
-
-
-def test_chain_of_thought() -> None:
-    engine = ScriptedEngine(" two and two\nAnswer: 4")
-    program = dspy.ChainOfThought("question -> answer: int")
-    program.predict.demos = [{"question": "1+1", "reasoning": "one and one", "answer": 2}]
-    with dspy.context(lm=dspy.LM("scripted", engine=engine, cache=False), adapter=PlainTextAdapter()):
-        prediction = program(question="2+2")
-    assert (prediction.reasoning, prediction.answer) == ("two and two", 4)
-    assert engine.requests[0].messages[0].text == (
-        "Question: 1+1\nReasoning: one and one\nAnswer: 2\n\nQuestion: 2+2\nReasoning:"
-    )
 
 
 async def ask(lm: dspy.LM) -> str:
@@ -408,21 +362,6 @@ def test_every_demo_is_in_the_prompt_in_order(pairs: list[tuple[str, str]], text
         assert parse(SENTIMENT, block.rpartition("Sentiment:")[2]) == {"sentiment": label}
     assert rendered.count("\n\n") == len(demos)
     assert rendered.endswith("Sentiment:")
-
-
-@settings(deadline=None)
-@given(st.text(), st.text())
-def test_rendered_text_parses_back(reasoning: str, answer: str) -> None:
-    signature = dspy.Signature("question -> reasoning, answer")
-    demo = {"question": "q", "reasoning": reasoning, "answer": answer}
-    block = PlainTextAdapter().format_demos(signature, [demo])[0]["content"]
-    completion = block.partition("Reasoning:")[2]
-    head, _, tail = completion.partition("\nAnswer:")
-    assume(head.strip() and tail.strip())
-    assert parse(signature, completion + "\n\nQuestion: next") == {
-        "reasoning": head.strip(),
-        "answer": tail.strip(),
-    }
 
 
 @settings(deadline=None)

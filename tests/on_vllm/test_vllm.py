@@ -14,8 +14,9 @@ from notebook_runs import run_notebook, text_of
 from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
-from plr_dspy.label_probabilities.adapter import LabelProbe
-from plr_dspy.label_probabilities.servers import TokenServers
+from plr_dspy.labels.outputs import label_output
+from plr_dspy.labels.reader import label_reader
+from plr_dspy.labels.requests import LogprobRequests
 from plr_dspy.local import LocalServer
 
 REVIEWS = load_reviews("train")
@@ -65,14 +66,15 @@ def chat_litellm(vllm):
 def probabilities(lm, demos, review):
     program = dspy.Predict(Sentiment)
     program.demos = demos
-    probe = LabelProbe(PlainTextAdapter(), purpose="the test", servers=TokenServers("the test"))
-    with dspy.context(lm=lm, adapter=probe):
-        program(review=review)
-    return probe.found[0]
+    with dspy.context(lm=lm, adapter=PlainTextAdapter()):
+        reader = label_reader(program, label_output(program), requests=LogprobRequests(required=True))
+        with dspy.context(adapter=reader):
+            program(review=review)
+    return np.exp(reader.readings[0].log_probabilities)
 
 
-def test_label_probabilities_are_exact(vllm, completions):
-    """The sum over each label's tokens, as the server's own numbers for the whole text give it."""
+def test_label_probabilities_are_right(vllm, completions):
+    """They are near the sum over each label's tokens, as the server's own numbers for the whole text give it."""
     demos, review = REVIEWS[:4], REVIEWS[20].review
     found = probabilities(completions, demos, review)
     (message,) = PlainTextAdapter().format(Sentiment, demos, {"review": review})
@@ -95,22 +97,22 @@ def test_label_probabilities_are_exact(vllm, completions):
     np.testing.assert_allclose(found, [p, 1 - p], atol=0.1)  # 16 bits: two calls differ by up to .08
 
 
-def test_exact_and_likeliest_token_probabilities_agree(vllm, completions, capsys):
-    """vLLM's exact sums against the first tokens' of llama.cpp, whose weights are the same, in 4 bits."""
+def test_servers_of_the_same_weights_agree(vllm, completions, capsys):
+    """vLLM's against those of llama.cpp, whose weights are the same, in 4 bits."""
     rng, found = random.Random(0), []
     with LocalServer(context_length=2048) as llama:
         for _ in range(60):
             demos, review = rng.sample(REVIEWS[:40], 4), rng.choice(REVIEWS[40:]).review
             lms = (completions, llama.lm(cache=False))
             found.append([probabilities(lm, demos, review)[1] for lm in lms])
-    exact, likeliest = np.array(found).T
-    correlation, largest = np.corrcoef(exact, likeliest)[0, 1], np.abs(exact - likeliest).max()
+    first, second = np.array(found).T
+    correlation, largest = np.corrcoef(first, second)[0, 1], np.abs(first - second).max()
     with capsys.disabled():
         print(
-            f"\np(label): exact against first token, correlation {correlation:.4f}, largest difference {largest:.3f}"
+            f"\np(label): vLLM against llama.cpp, correlation {correlation:.4f}, largest difference {largest:.3f}"
         )
     assert correlation > 0.95
-    assert np.ptp(exact) > 0.3, "the probabilities differ enough to compare"
+    assert np.ptp(first) > 0.3, "the probabilities differ enough to compare"
 
 
 def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completions):

@@ -134,7 +134,7 @@ def test_a_teacher_without_an_answer_makes_no_demo_and_is_no_failure(tmp_path, o
             optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
             report = optimizer.report
             errors += report.errors
-            assert f"5 call(s) gave no demo: {error}: " in str(report)
+            assert f"5 call(s) gave no demo: {error}: " in report.details()
             assert 1 <= len(shown(optimizer)) <= 10
             assert report.program_calls["bootstrap"] == 15
             assert engine.num_calls == report.program_calls["total"] <= 150
@@ -257,12 +257,11 @@ def test_log_probabilities_that_cannot_be_are_refused_before_any_call(engine, op
 
 
 @pytest.mark.parametrize("earlier", [{"candidates": "labeled"}, {"max_bootstrapped": 7}])
-def test_the_log_dir_of_another_compile_is_refused_before_any_call(engine, tmp_path, earlier):
+def test_other_demos_reuse_what_is_paid(engine, tmp_path, earlier):
     chooser(log_dir=tmp_path, **earlier).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-    calls = engine.num_calls
-    with pytest.raises(ValueError, match="belongs to another compile"):
-        chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-    assert engine.num_calls == calls
+    optimizer = chooser(log_dir=tmp_path, max_metric_calls=500)
+    optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert engine.num_calls == optimizer.report.program_calls["total"] <= 500
 
 
 class Noting(OrderSensitiveEngine):
@@ -294,8 +293,9 @@ def noted(log_dir, trainset, *, last=10_000, **options):
 @pytest.mark.parametrize(("changed", "accepted"), [(0, False), (0, True), (20, True)])
 def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, accepted):
     """The trainset is in another order, or some of its examples are others, when the compile goes on."""
-    whole, _ = noted(None, EXAMPLES, last=15)
-    first, _ = noted(tmp_path, EXAMPLES, last=12)
+    whole, uninterrupted = noted(None, EXAMPLES)
+    attempts = uninterrupted.program_calls["bootstrap"]
+    first, _ = noted(tmp_path, EXAMPLES, last=attempts - 3)
     trainset = [*EXAMPLES[changed:], *questions(60 + changed)[60:]]
     random.Random(1).shuffle(trainset)
     second, report = noted(tmp_path, trainset, accept_changes=accepted)
@@ -303,44 +303,28 @@ def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, ac
     (slot,) = report.slots
     numbers = {each.question: f"bootstrapped from trainset[{i}]" for i, each in enumerate(trainset)}
     assert slot.origins == [numbers[demo["question"]] for demo in slot.demos]
-    assert report.program_calls["bootstrap"] == 15
     if not changed:
-        assert [asked for asked, _ in first + second[:3]] == [asked for asked, _ in whole]
+        assert report.program_calls["bootstrap"] == attempts
+        assert [asked for asked, _ in first + second[:3]] == [asked for asked, _ in whole[:attempts]]
         assert report.program_calls["total"] == len(first) + len(second)
 
 
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({"max_bootstrapped": 7}, "max_bootstrapped was 8, is 7"),
-        ({"seed": 1}, "seed was 0, is 1"),
-        ({"metric": exact_match_of_text}, "the code of the metric changed"),
-        ({"teacher": dspy.Predict("question -> answer", temperature=0.5)}, "the teacher changed"),
-        ({"trainset": EXAMPLES[:50]}, "the part of trainset that demos are made of changed"),
+        ({"metric": exact_match_of_text}, "the code of the metric"),
+        ({"trainset": EXAMPLES[:50]}, "the examples"),
     ],
 )
 def test_what_changed_since_demos_were_made_is_said_and_can_be_accepted(engine, tmp_path, change, difference):
     noted(tmp_path, EXAMPLES, last=14)
-    compiled = {
-        "trainset": EXAMPLES,
-        **{name: change[name] for name in ("trainset", "teacher") if name in change},
-    }
-    options = {name: value for name, value in change.items() if name not in compiled}
+    trainset = change.pop("trainset", EXAMPLES)
     student = dspy.Predict("question -> answer")
-    with pytest.raises(
-        ValueError, match=rf"another compile: {difference}\. Pass .* pass accept_changes=True"
-    ):
-        chooser(log_dir=tmp_path, **options).compile(student, **compiled)
+    with pytest.raises(ValueError, match=rf"another compile: {difference} .*pass accept_changes=True"):
+        chooser(log_dir=tmp_path, **change).compile(student, trainset=trainset)
     assert engine.num_calls == 0
     for accepted in (True, False):  # What was accepted is no change any more.
-        chooser(log_dir=tmp_path, accept_changes=accepted, **options).compile(student, **compiled)
-
-
-@pytest.mark.parametrize("begun", [b"", b'{"identi'])
-def test_a_compile_that_was_killed_at_its_first_line_begins_anew(engine, tmp_path, begun):
-    (tmp_path / "bootstrapped.jsonl").write_bytes(begun)
-    chooser(log_dir=tmp_path).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-    assert engine.num_calls > 0
+        chooser(log_dir=tmp_path, accept_changes=accepted, **change).compile(student, trainset=trainset)
 
 
 @pytest.mark.parametrize("whose", ["student", "teacher"])

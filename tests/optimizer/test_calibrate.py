@@ -24,8 +24,8 @@ from test_signal import (
 )
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLReorder, Report, order_sensitivity
-from plr_dspy.label_probabilities.servers import NoProbabilities
-from plr_dspy.report.html import page
+from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.report.page import page
 
 FRESH = [f"text {i}" for i in range(1000, 1400)]
 
@@ -128,9 +128,7 @@ class TestOrdersUnderCalibration:
         assert effect.chosen_calibrated > effect.original_calibrated
         assert effect.after.calibration_error < effect.before.calibration_error
         assert effect.after.brier_score < effect.before.brier_score
-        assert "the returned program is calibrated: it needs the probabilities of labels at each use" in str(
-            report
-        )
+        assert "the program needs the probabilities of labels at each use" in str(report)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_replies_that_are_no_label_count_as_they_were_scored(self, seed):
@@ -329,7 +327,6 @@ class TestTheStudentAsItIs:
         program, report = go(engine_of(always_right), program=before, calibrate=True)
         assert type(program) is type(before)
         assert "the original order stays" in str(report)
-        assert "the returned program is the original order as it was" in str(report)
         if calibrated:
             assert program.calibration == before.calibration
             before, program = before.program, program.program
@@ -339,10 +336,10 @@ class TestTheStudentAsItIs:
         trainset, probabilities, _ = labelled_world(3)
         program, report = go(engine_of(probabilities), calibrate=True, trainset=trainset)
         positive = np.mean([each.label == "positive" for each in trainset])
-        assert f"always answering 'positive' {positive:.2f}" in str(report)
+        assert f"always answering 'positive' {positive:.2f}" in report.details()
         assert f"{100 * positive:.0f} % of the examples have the label 'positive'" in caplog.text
         shares = program.calibration.shares
-        assert f"calibrated to these shares of labels: 'negative' {shares[0]:.2f}" in str(report)
+        assert f"assumed: labels are as frequent as 'negative' {shares[0]:.2f}" in str(report)
 
 
 @pytest.fixture(scope="module")
@@ -524,12 +521,12 @@ class TestWithoutIt:
         )  # Here orders differ in nothing but leaning.
         assert "use BatchCalibration, or calibrate=True" in str(report)
         assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
-        assert "Reliability on" in page(report)
+        assert "use BatchCalibration, or calibrate=True" in page(report)
 
     def test_scores_alone_say_nothing_of_it(self):
         _, report = go(Engine(), signal="score")
         assert report.calibration is None
-        assert "calibrat" not in str(report)
+        assert "calibrat" not in report.details()
 
     def test_uneven_labels(self):
         """What the report says calibration would give is what calibrate=True gives."""

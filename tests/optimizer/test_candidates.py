@@ -77,7 +77,7 @@ class TestCandidatePrograms:
 
     def test_no_part_of_the_program(self, tmp_path):
         before = TwoSteps()
-        program = reorder(track_stats=True).compile(before, trainset=EXAMPLES)
+        program = reorder().compile(before, trainset=EXAMPLES)
         assert len(program.candidate_programs) > 1
         assert [name for name, _ in program.named_predictors()] == ["first", "second"]
         assert program.dump_state().keys() - {"metadata"} == before.dump_state().keys() - {"metadata"}
@@ -90,7 +90,7 @@ class TestCandidatePrograms:
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda program: program.deepcopy()])
     def test_a_copy_has_candidates_of_its_own(self, duplicate):
-        program = reorder(track_stats=True).compile(student(), trainset=EXAMPLES)
+        program = reorder().compile(student(), trainset=EXAMPLES)
         other = duplicate(program)
         other.candidate_programs[0]["program"].demos.clear()
         other.demos.clear()
@@ -98,20 +98,16 @@ class TestCandidatePrograms:
         assert program.candidate_programs[0]["program"].demos is not program.demos
 
     def test_where_nothing_was_compared_there_are_none(self):
-        program = reorder(StaticOrder, track_stats=True).compile(student(), trainset=EXAMPLES)
+        program = reorder(StaticOrder).compile(student(), trainset=EXAMPLES)
         assert program.candidate_programs == []
-        details = program.detailed_results
-        assert (details.candidates, details.best_idx, details.best_candidate) == ([], None, None)
 
     def test_they_do_not_pile_up(self, tmp_path):
-        first = reorder(track_stats=True).compile(student(), trainset=EXAMPLES)
+        first = reorder().compile(student(), trainset=EXAMPLES)
         second = reorder().compile(first, trainset=EXAMPLES)
-        assert not hasattr(second, "detailed_results")
         for candidate in second.candidate_programs:
             assert not hasattr(candidate["program"], "candidate_programs")
             assert not hasattr(candidate["program"], "reorder_report")
         assert len(first.candidate_programs) > 1, "the student keeps what it has"
-        assert first.detailed_results.candidates
 
     def test_what_a_student_was_found_by_is_no_part_of_it(self, tmp_path):
         """A report holds seconds: with it a chain of two would never find its folder again."""
@@ -141,45 +137,8 @@ class TestCandidatePrograms:
                 assert self.candidate_programs == kept
                 return super().forward(question)
 
-        optimizer = reorder(track_stats=True)
+        optimizer = reorder()
         program = optimizer.compile(Mine(), trainset=EXAMPLES)
         assert program.candidate_programs == kept
         assert not optimizer.report.errors
-        assert len(program.detailed_results.candidates) > 1
         assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept
-
-
-class TestDetailedResults:
-    def test_only_where_they_are_asked_for(self):
-        assert not hasattr(reorder().compile(student(), trainset=EXAMPLES), "detailed_results")
-
-    @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
-    def test_they_have_the_attributes_of_gepa(self, kind, tmp_path):
-        optimizer = reorder(kind, track_stats=True, log_dir=tmp_path, seed=3)
-        program = optimizer.compile(student(), trainset=EXAMPLES)
-        details, found = program.detailed_results, program.candidate_programs
-        assert details.candidates == [candidate["program"] for candidate in found]
-        assert details.val_aggregate_scores == [candidate["score"] for candidate in found]
-        assert details.best_idx == 0
-        assert shown(details.best_candidate) == shown(program)
-        assert details.total_metric_calls == optimizer.report.program_calls["total"]
-        assert details.num_full_val_evals == len(found)
-        assert (details.log_dir, details.seed) == (str(tmp_path), 3)
-        data = json.loads(json.dumps(details.to_dict()))
-        assert data["candidates"] == [candidate["ordering"] for candidate in found]
-        assert data["val_aggregate_scores"] == details.val_aggregate_scores
-        assert data["best_idx"] == 0
-        gepas = set(dspy.teleprompt.gepa.gepa.DspyGEPAResult.__dataclass_fields__) | {
-            "best_idx",
-            "best_candidate",
-        }
-        ours = set(type(details).__dataclass_fields__) | {"best_idx", "best_candidate"}
-        assert ours - gepas == {"orderings"}
-
-    def test_they_do_not_decide_the_result(self, tmp_path):
-        options = {"log_dir": tmp_path, "num_threads": 1}
-        reorder(**options).compile(student(), trainset=EXAMPLES)
-        optimizer = reorder(track_stats=True, **options)
-        optimizer.compile(student(), trainset=EXAMPLES)
-        assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
-        assert "track_stats" not in optimizer.report.settings

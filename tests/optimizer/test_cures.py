@@ -8,7 +8,7 @@ from typing import Literal
 import dspy
 import numpy as np
 import pytest
-from fakes import exact_match, fake_lm, questions
+from fakes import exact_match, fake_lm, questions, student
 
 from plr_dspy import PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
@@ -25,19 +25,13 @@ def engine():
         yield engine
 
 
-def student(demos=EXAMPLES[:5]):
-    program = dspy.Predict("question -> answer")
-    program.demos = list(demos)
-    return program
-
-
 def compiled(optimizer=None, program=None, **data):
     optimizer = optimizer or PLReorder(exact_match, max_metric_calls=120, **QUIET)
-    return optimizer.compile(program or student(), **{"trainset": EXAMPLES, **data})
+    return optimizer.compile(program or student(5), **{"trainset": EXAMPLES, **data})
 
 
 def score(metric):
-    return MetricWork(metric, EXAMPLES)(student(), 20, None).score
+    return MetricWork(metric, EXAMPLES)(student(5), 20, None).score
 
 
 async def metric(example, prediction):
@@ -114,15 +108,6 @@ class TestSets:
             compiled(trainset=EXAMPLES[:6], valset=EXAMPLES[5:6])
         compiled(trainset=EXAMPLES, valset=EXAMPLES[5:6])
 
-    def test_inputs(self):
-        bare = [dspy.Example(question=e.question, answer=e.answer) for e in EXAMPLES]
-        rows = [dict(example.items()) for example in bare]
-        for trainset, kind in ((bare, ValueError), (rows, TypeError)):
-            with pytest.raises(kind, match=r"has no inputs|must be a dspy\.Example") as told:
-                compiled(trainset=trainset)
-            cure = str(told.value).split(": pass ")[1]
-            compiled(trainset=eval(cure, {"dspy": dspy, "trainset": trainset}))
-
 
 def least(error):
     return int(re.search(r"max_metric_calls must be at least (\d+)", str(error.value)).group(1))
@@ -149,7 +134,7 @@ class TestBudgets:
             compiled(PLReorder(exact_match, **options, **QUIET))
         fewer = int(str(error.value).rpartition(" ")[2])
         for cure in ({"num_samples": fewer}, {"max_metric_calls": least(error)}):
-            PLReorder(exact_match, **{**options, **cure}, **QUIET).estimate(student(), trainset=EXAMPLES)
+            PLReorder(exact_match, **{**options, **cure}, **QUIET).estimate(student(5), trainset=EXAMPLES)
         with pytest.raises(ValueError, match="lower num_samples"):
             compiled(PLReorder(exact_match, **{**options, "num_samples": fewer + 1}, **QUIET))
 
@@ -165,7 +150,7 @@ class TestBudgets:
         options = {"max_metric_calls": budget, **QUIET}
         with pytest.raises(ValueError, match=cures) as error:
             compiled(PLReorder(exact_match, auto="paper", **options))
-        program, few = student(), {"trainset": EXAMPLES[:7]}
+        program, few = student(5), {"trainset": EXAMPLES[:7]}
         PLReorder(exact_match, auto="paper", max_metric_calls=least(error)).estimate(
             program, trainset=EXAMPLES
         )
@@ -214,7 +199,7 @@ class TestLabelMethods:
 
     def test_several_finite_outputs(self, kind):
         outputs = {"answer": (Mood, dspy.OutputField()), "other": (bool, dspy.OutputField())}
-        with pytest.raises(ValueError, match="Give only one of them such a type"):
+        with pytest.raises(ValueError, match=r"2 outputs are.*Give exactly one output such a type"):
             kind(exact_match).estimate(labelled(outputs), trainset=EXAMPLES)
         outputs["other"] = (str, dspy.OutputField())
         assert kind(exact_match).estimate(labelled(outputs), trainset=EXAMPLES)
@@ -225,7 +210,7 @@ class TestPrograms:
         class Wrong(dspy.Module):
             def __init__(self):
                 super().__init__()
-                self.answer = student()
+                self.answer = student(5)
 
             async def forward(self, question):
                 return await self.answer.acall(question=question)
@@ -256,7 +241,7 @@ class TestPrograms:
             def forward(self, question):
                 return self.part(question=question)
 
-        program = Outer(Outer(student()))
+        program = Outer(Outer(student(5)))
         program.part._compiled = True
         with pytest.raises(ValueError, match="compile the sub-module itself, or set its _compiled to False"):
             compiled(program=program)
@@ -265,7 +250,7 @@ class TestPrograms:
         compiled(program=program)
 
     def test_an_ensemble(self):
-        members = [student(), student(EXAMPLES[:4])]
+        members = [student(5), student(EXAMPLES[:4])]
         with pytest.raises(TypeError, match="compile its members with PLReorder first, then ensemble them"):
             compiled(program=dspy.Ensemble(reduce_fn=dspy.majority).compile(members))
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([compiled(program=m) for m in members])

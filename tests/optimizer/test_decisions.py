@@ -13,7 +13,7 @@ from label_engines import Decider, normal
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, GlobalE, TopKOrder
-from plr_dspy.label_probabilities.servers import NoProbabilities
+from plr_dspy.labels.requests import NoProbabilities
 
 OPTIONS = (("negative", "it was disliked"), ("positive", "it was liked"))
 KINDS = {

@@ -23,11 +23,11 @@ from fakes import (
     questions,
 )
 
-from plr_dspy.calibration.program import CalibratedProgram
+from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.pool import pool_part
 from plr_dspy.programs.splits import value_key
-from plr_dspy.report.report import Report
+from plr_dspy.report.data import Report
 
 EXAMPLES = questions(90)
 
@@ -239,7 +239,7 @@ class TestChoice:
             for best in chooser.report.best_by_number:
                 low, high = best.interval
                 assert low <= best.score <= high
-                assert f"[{low:.3f}, {high:.3f}] by {best.num_examples} examples" in str(chooser.report)
+                assert f"[{low:.3f}, {high:.3f}] by {best.num_examples} examples" in chooser.report.details()
                 held.append(low <= share_right(engine, chooser.program_with(best.num_demos), others) <= high)
         assert len(held) > 10
         assert sum(held) >= 0.9 * len(held)
@@ -440,7 +440,7 @@ class TestPromises:
         assert shown(loaded) == shown(program)
         chooser.report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == chooser.report
-        assert "of 4 demos" in str(chooser.report) or "demos, in the order" in str(chooser.report)
+        assert "demos in the order" in chooser.report.details()
 
     def test_the_page_of_the_report(self, engine, tmp_path):
         pytest.importorskip("matplotlib")
@@ -449,7 +449,7 @@ class TestPromises:
         chooser.report.to_html(tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
         (slot,) = chooser.report.slots
-        assert f"{len(slot.ordering)} of {slot.num_demos} demos are shown" in page
+        assert f"{len(slot.ordering)} of {slot.num_demos} demos, as the prompt shows them" in page
         assert all(slot.origins[demo] in page for demo in slot.ordering)
 
     def test_a_pool_of_three_is_scored_whole(self, engine):
@@ -464,7 +464,7 @@ class TestPromises:
         engine.answers = {example.question: example.answer for example in examples}
         chooser = optimizer()
         chooser.compile(predict(), trainset=examples)
-        assert set(chooser.report.slots[0].classes) == {None}
+        assert chooser.report.program_calls["total"] == engine.num_calls <= 150
 
     @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
     def test_log_probabilities_are_taken_where_they_come(self, least, limit, most):
@@ -517,25 +517,26 @@ class TestResume:
         assert engine.num_calls == chooser.report.program_calls["total"]
         assert reports[0] == reports[1]
 
-    def test_a_line_that_a_crash_cut_off_is_one_call(self, engine, tmp_path):
+    def test_a_line_that_was_taken_out_is_one_call(self, engine, tmp_path):
         whole = optimizer(log_dir=tmp_path)
         whole.compile(predict(), trainset=EXAMPLES)
-        path, before = tmp_path / "bootstrapped.jsonl", engine.num_calls
-        path.write_bytes(path.read_bytes()[:-7])
+        path, before = tmp_path / "cells.jsonl", engine.num_calls
+        lines = path.read_bytes().splitlines(keepends=True)
+        (lost,) = [i for i, line in enumerate(lines) if b"bootstrapped by" in line][2:3]
+        path.write_bytes(b"".join([*lines[:lost], *lines[lost + 1 :]]))
         again = optimizer(log_dir=tmp_path)
         again.compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == before + 1
         assert plain(again.report) == plain(whole.report)
 
-    def test_another_teacher_is_refused_and_the_same_one_not_asked_again(self, engine, tmp_path):
+    def test_another_teacher_is_asked_and_the_same_one_not_again(self, engine, tmp_path):
         teacher = with_demos(predict(), EXAMPLES[:4])
-        for _ in range(2):
-            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES, teacher=teacher)
-            calls = engine.num_calls
-        assert calls <= 150
-        with pytest.raises(ValueError, match="belongs to another compile"):
-            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
-        assert engine.num_calls == calls
+        counts = []
+        for options in ({"teacher": teacher}, {"teacher": teacher}, {}):
+            chooser = optimizer(log_dir=tmp_path, max_metric_calls=300 if not options else 150)
+            chooser.compile(predict(), trainset=EXAMPLES, **options)
+            counts.append(engine.num_calls)
+        assert counts[0] == counts[1] <= 150 < counts[2] == chooser.report.program_calls["total"] <= 300
 
     def test_a_larger_budget_goes_on(self, engine, tmp_path):
         optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
@@ -543,17 +544,6 @@ class TestResume:
         chooser = optimizer(log_dir=tmp_path, max_metric_calls=250)
         chooser.compile(predict(), trainset=EXAMPLES)
         assert first < engine.num_calls == chooser.report.program_calls["total"] <= 250
-
-    def test_a_budget_that_is_hardly_larger_says_by_how_much_to_raise_it(self, engine, tmp_path, caplog):
-        """The calls that made demos are part of the budget, and of the number that is said."""
-        for calls in (100, 101):
-            optimizer(log_dir=tmp_path, max_metric_calls=calls).compile(predict(), trainset=EXAMPLES)
-        by = int(re.search(r"pays for no further order .* raise it by (\d+) or more", caplog.text)[1])
-        caplog.clear()
-        larger = optimizer(log_dir=tmp_path, max_metric_calls=101 + by)
-        larger.compile(predict(), trainset=EXAMPLES)
-        assert "pays for no further order" not in caplog.text
-        assert larger.report.program_calls["bootstrap"] > 0
 
     def test_demos_that_hold_objects_are_the_same_in_another_process(self, engine, tmp_path):
         """Python writes the place in memory of an object without a text of its own, which is never the same again."""
@@ -570,17 +560,10 @@ class TestResume:
             0,
             *(report.program_calls["total"] for report in reports[:2]),
         ]
-        candidates[0]["source"].number = 100
-        with pytest.raises(ValueError, match="another compile: candidates changed"):
-            optimizer(candidates=candidates, log_dir=tmp_path, max_metric_calls=200).compile(
-                predict(), trainset=EXAMPLES[9:]
-            )
 
     def test_another_trainset_is_refused(self, engine, tmp_path):
         optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
-        with pytest.raises(
-            ValueError, match="another compile: the part of trainset that demos are made of changed"
-        ):
+        with pytest.raises(ValueError, match="another compile: the examples changed"):
             optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES[:80])
 
 

@@ -35,7 +35,7 @@ def lm():
 
 @pytest.fixture(params=["question -> answer", Steps])
 def few_shot(request, lm):
-    """A program with demos, in the order that the LM does worst with, and the LM on its predictors."""
+    """A program with demos in the order that the LM does worst with, and the LM on its predictors."""
     student = dspy.Predict(request.param) if isinstance(request.param, str) else request.param()
     program = dspy.LabeledFewShot(k=NUM_DEMOS).compile(student, trainset=SHOWN)
     program.set_lm(lm)

@@ -112,13 +112,13 @@ def test_invariants(predictors, program_fails, metric_fails, update, budget, num
     total = report.program_calls["total"]
     assert total <= planned <= budget
     phases = ("search", "race", "final", "original")
-    assert total == sum(report.program_calls[phase] for phase in phases) == ledger.calls()
+    assert total == sum(report.program_calls[phase] for phase in phases) == ledger.calls
     in_program = sum(error.count for error in report.errors if error.type == "ConnectionError")
     assert len(calls) == total - in_program
 
     # The report is what the log and the files say.
     names = [f"trainset[{i}]" for i in range(len(EXAMPLES))]
-    logged = Counter(cell.error for cell in ledger.cells.values() if cell.error)
+    logged = Counter(cell.error for cell in ledger.earlier.values() if cell.error)
     assert logged == Counter({error.type: error.count for error in report.errors})
     assert {name for error in report.errors for name in error.examples} <= set(names)
     assert (

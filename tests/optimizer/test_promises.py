@@ -1,7 +1,6 @@
 """The original order is not given up for nothing, and the caller's settings do no harm."""
 
 import itertools
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -151,23 +150,16 @@ class TestThompsonSearchByItself:
         return ThompsonSearch(OrderingSpace.of_sizes(4), **{"num_examples": 10, **options})
 
     def test_a_bad_trial_leaves_it_as_it_was(self):
-        search = self.search(example_classes=[0, 1] * 5)
-        search.tell([Trial(o, 0.5, 2, ((0, 1.0), (1, 0.0))) for o in search.ask()])
-        before = search.state_dict()
+        search, other = (self.search(example_classes=[0, 1] * 5) for _ in range(2))
+        for each in (search, other):
+            each.tell([Trial(o, 0.5, 2, ((0, 1.0), (1, 0.0))) for o in each.ask()])
         good = ((3, 2, 1, 0),)
         for scores in [((10, 1.0),), (("a", 1.0),), ((-1, 1.0),), ((True, 1.0),), ()]:
             with pytest.raises(ValueError, match=r"example|scores"):
                 search.tell([Trial(good, 0.5, 1, ((2, 1.0),)), Trial(good, 0.5, 1, scores)])
-            assert search.state_dict() == before
-        search.tell([Trial(good, 0.5, 1, ((np.int64(2), np.float64(1.0)),))])
-        again = self.search(example_classes=[0, 1] * 5)
-        again.load_state_dict(json.loads(json.dumps(search.state_dict())))
-        assert again.ask() == search.ask()
-
-    def test_like_items_are_one_ordering(self):
-        search = ThompsonSearch(OrderingSpace(((0, 0, 1),)), num_examples=10)
-        search.tell([Trial(((1, 0, 2),), 0.5, 1, ((0, 1.0),)), Trial(([0, 1, 2],), 0.5, 1, ((1, 1.0),))])
-        assert [ordering for ordering, _ in search.state_dict()["scores"]] == [((0, 1, 2),)]
+        for each in (search, other):
+            each.tell([Trial(good, 0.5, 1, ((np.int64(2), np.float64(1.0)),))])
+        assert search.ask() == other.ask()
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -176,7 +168,6 @@ class TestThompsonSearchByItself:
             *[("num_initial", value) for value in (0, -1, 2.5)],
             *[("seed", value) for value in (-1, 0.5)],
             ("example_classes", [0, 1]),
-            ("families", ()),
         ],
     )
     def test_arguments_out_of_range_are_refused_by_name(self, name, value):

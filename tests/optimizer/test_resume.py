@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -23,10 +22,7 @@ from fakes import OrderSensitiveEngine, exact_match, fake_lm, printed_whatever_t
 
 from plr_dspy import PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.orderings.updates import MixtureEM
-from plr_dspy.scoring.cells import Cell
-from plr_dspy.scoring.checkpoint import Checkpoint
-from plr_dspy.scoring.identity_check import Changes
+from plr_dspy.plackett_luce.updates import MixtureEM
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
@@ -178,7 +174,7 @@ class TestKilled:
         assert report == expected
         assert all(orjson.loads(line) for line in lines(tmp_path / "cells.jsonl"))
 
-    def test_a_torn_line_of_a_budget_that_is_used_up_costs_one_example(self, tmp_path, engine):
+    def test_a_torn_line_of_a_budget_that_is_used_up_costs_examples(self, tmp_path, engine):
         for budget in range(300, 330):
             whole = optimizer(tmp_path / str(budget), max_metric_calls=budget)
             whole.compile(student(), trainset=EXAMPLES)
@@ -191,7 +187,7 @@ class TestKilled:
         reorder.compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == before
         comparison = reorder.report.comparison
-        assert comparison.num_examples == whole.report.comparison.num_examples - 1
+        assert 0 < whole.report.comparison.num_examples - comparison.num_examples <= NUM_THREADS
         assert comparison.num_candidates == whole.report.comparison.num_candidates
 
     @pytest.mark.parametrize(
@@ -271,15 +267,9 @@ class TestIdentity:
     @pytest.mark.parametrize(
         ("change", "difference"),
         [
-            ({"seed": 1}, "seed was 0, is 1"),
-            ({"max_metric_calls": 200}, "max_metric_calls was 300, is 200"),
-            ({"update": "ema"}, "update was .*'mle'.* is .*'ema'"),
-            ({"auto": "paper", "max_metric_calls": 900}, "auto was 'light', is 'paper'"),
-            ({"patience": 2}, "patience was None, is 2"),
-            ({"metric": lambda example, prediction: 1.0}, "metric was 'exact_match', is '<lambda>'"),
-            ({"compile_seed": 3}, "seed was 0, is 3"),
-            ({"trainset": EXAMPLES[:50]}, "the train examples changed"),
-            ({"trainset": [*EXAMPLES[:-1], questions(61)[-1]]}, "the .* examples changed"),
+            ({"metric": lambda example, prediction: 1.0}, "the code of the metric changed"),
+            ({"trainset": EXAMPLES[:50]}, "the examples changed"),
+            ({"trainset": [*EXAMPLES[:-1], questions(61)[-1]]}, "the examples changed"),
             ({"student": student(4)}, "the demos of self changed"),
             (
                 {"student": dspy.ChainOfThought("question -> answer")},
@@ -292,7 +282,7 @@ class TestIdentity:
             ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter', is 'JSONAdapter'"),
             (
                 {"adapter": dspy.ChatAdapter(use_json_adapter_fallback=False)},
-                "the settings of the adapter changed",
+                "the adapter.use_json_adapter_fallback was True, is False",
             ),
             ({"student": student(temperature=0.7)}, "the settings of self changed"),
         ],
@@ -308,10 +298,7 @@ class TestIdentity:
                 cache=False,
                 temperature=change.pop("temperature", 0.0),
             )
-            arguments = {
-                "trainset": change.pop("trainset", EXAMPLES),
-                "seed": change.pop("compile_seed", None),
-            }
+            arguments = {"trainset": change.pop("trainset", EXAMPLES)}
             with dspy.context(lm=lm, adapter=change.pop("adapter", None)):
                 optimizer(tmp_path, **change).compile(program, **arguments)
 
@@ -442,12 +429,11 @@ class TestIdentity:
 
     def test_is_the_same_in_every_process(self):
         code = (
-            "import json; import dspy; from test_resume import *;"
-            "from plr_dspy.optimizer.identity import identity; from plr_dspy.optimizer.job import prepare;"
-            "lm, _ = fake_lm(EXAMPLES); dspy.configure(lm=lm);"
+            "import dspy; import tempfile; from pathlib import Path; from test_resume import *;"
+            "lm, _ = fake_lm(EXAMPLES); dspy.configure(lm=lm); folder = Path(tempfile.mkdtemp());"
             "metric = lambda e, p: p.answer in {'a', 'b', 'c', 'd'};"
-            "job = prepare(optimizer(metric=metric), Wrapped(), trainset=EXAMPLES, valset=None, seed=0);"
-            "print(json.dumps(identity(job)))"
+            "optimizer(folder, metric=metric, max_metric_calls=60).compile(Wrapped(), trainset=EXAMPLES);"
+            "print((folder / 'cells.jsonl').read_text().splitlines()[0])"
         )
         assert "#" in printed_whatever_the_hashes(code)
 
@@ -463,53 +449,28 @@ class TestIdentity:
         child.join()
         optimizer(tmp_path / "log").compile(student(), trainset=EXAMPLES)
 
-    def test_files_that_cannot_be_read(self, tmp_path, engine):
-        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
-        before = engine.num_calls
-        cells, state = (tmp_path / name for name in ("cells.jsonl", "state.json"))
-        content = state.read_text()
-        for broken, message in [
-            ("{", "state.json cannot be read"),
-            ("[]", "state.json cannot be read"),
-            (json.dumps({**json.loads(content), "schema_version": 99}), "schema version 99"),
-            (content.replace('"identity": {', '"identity": [], "other": {'), "belongs to another compile"),
-            (json.dumps({**json.loads(content), "state": []}), "state.json cannot be read"),
-            (json.dumps({**json.loads(content), "state": {}}), "state.json in log_dir cannot be read"),
-            (content.replace('"generator": "', '"generator": "AAAA'), "state.json in log_dir cannot be read"),
-        ]:
-            state.write_text(broken)
-            with pytest.raises(ValueError, match=message):
-                optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
-        state.unlink()
-        with pytest.raises(ValueError, match=r"no state.json"):
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            (b"\0\0", "line 1 of .*cells.jsonl cannot be read"),
+            (b'{"cell": ["x", "y"], "score": "high"}', "line 1 of .*cells.jsonl cannot be read"),
+            (b'{"cell": ["x", "y"], "score": 1, "tokens": [1]}', "line 1 of .*cells.jsonl cannot be read"),
+            (b'{"cell": ["x", "y"], "score": 1}', "not written by this version"),
+            (b'{"schema_version": 99, "identity": {}}', "schema version 99"),
+            (b'{"something": 1}', "none of the kinds of lines"),
+        ],
+    )
+    def test_files_that_cannot_be_read(self, tmp_path, engine, line, message):
+        (tmp_path / "cells.jsonl").write_bytes(line + b"\n")
+        with pytest.raises(ValueError, match=message):
             optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
-        state.write_text(content)
-        whole = cells.read_bytes()
-        for line in (
-            b"\0\0",
-            b'{"cell": ["x", 1], "score": "high"}',
-            b'{"cell": ["x", 1], "score": 1, "tokens": [1]}',
-        ):
-            cells.write_bytes(line + b"\n" + whole)
-            with pytest.raises(ValueError, match=r"line 1 of .*cells.jsonl cannot be read"):
-                optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
-        assert engine.num_calls == before
-
-    def test_calls_that_the_disk_lost_still_count(self, tmp_path, engine, caplog):
-        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
-        calls = engine.num_calls
-        saved = json.loads((tmp_path / "state.json").read_text())["state"]["program_calls"]
-        (tmp_path / "cells.jsonl").write_bytes(b"")
-        reorder = optimizer(tmp_path)
-        reorder.compile(student(), trainset=EXAMPLES)
-        assert f"lacks {saved} calls" in caplog.text
-        assert reorder.report.program_calls["total"] == saved + engine.num_calls - calls <= 300
+        assert engine.num_calls == 0
 
     def test_a_disk_that_is_full_from_the_start(self, tmp_path, engine, monkeypatch):
-        def full(path, content):
+        def full(file, content):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("plr_dspy.scoring.checkpoint.write_atomically", full)
+        monkeypatch.setattr("plr_dspy.scoring.ledger.os.write", full)
         with pytest.raises(OSError, match="No space left"):
             optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
@@ -544,33 +505,9 @@ class TestIdentity:
         relative.compile(student(), trainset=EXAMPLES)
         assert {path.name for path in (tmp_path / "here").iterdir()} >= {
             "cells.jsonl",
-            "state.json",
             "report.json",
         }
         assert not list((tmp_path / "elsewhere").iterdir())
-
-
-class TestChanges:
-    @pytest.mark.parametrize(
-        ("was", "now", "grows"),
-        [(100, 100, True), (100, 200, True), (100, 99, False), (100, None, True), (None, 100, False)],
-    )
-    def test_a_budget_grows_unless_a_limit_is_smaller_or_new(self, was, now, grows):
-        there, here = (
-            {"arguments": {"max_metric_calls": calls}, "settings": {"max_metric_calls": calls}}
-            for calls in (was, now)
-        )
-        assert Changes(there, here).only_grows == grows
-
-    @pytest.mark.parametrize(
-        ("was", "now", "phrase"),
-        [({"LIMIT of users": 1}, {}, "was 1, is None"), ({}, {"LIMIT of users": 1}, "was None, is 1")],
-    )
-    def test_what_is_gone_or_new_differs(self, was, now, phrase):
-        changes = Changes({"program": {"a": 1, **was}}, {"program": {"a": 1, **now}})
-        assert changes.names("program") == ["LIMIT of users"]
-        assert changes.phrases() == [f"LIMIT of users {phrase}"]
-        assert not changes.only_grows
 
 
 class TestLargerBudget:
@@ -606,8 +543,16 @@ class TestLargerBudget:
         before = engine.num_calls
         reorder.compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == before
-        with pytest.raises(ValueError, match=r"was 280, is 200\. .*pass accept_changes=True"):
-            optimizer(tmp_path, max_metric_calls=200).compile(student(), trainset=EXAMPLES)
+
+    @pytest.mark.parametrize(
+        "change", [{"seed": 1}, {"max_metric_calls": 290}, {"update": "ema"}, {"patience": 2}]
+    )
+    def test_other_arguments_reuse_what_is_paid(self, tmp_path, engine, change):
+        optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
+        reorder = optimizer(tmp_path, **{"max_metric_calls": 500, **change})
+        reorder.compile(student(), trainset=EXAMPLES)
+        assert set(engine.requests.values()) == {1}
+        assert engine.num_calls == reorder.report.program_calls["total"] <= 500
 
     @pytest.mark.parametrize("stop_at", [125, 170])
     def test_stopped_and_gone_on_with(self, tmp_path, engine, stop_at):
@@ -628,22 +573,6 @@ class TestLargerBudget:
         assert reorder.report.program_calls["total"] <= 300
         assert engine.num_calls <= 300 + NUM_THREADS
         assert reorder.report.program_calls["total"] > 240
-
-    def test_a_budget_that_is_hardly_larger_says_so(self, tmp_path, engine, caplog):
-        optimizer(tmp_path, max_metric_calls=280).compile(student(), trainset=EXAMPLES)
-        optimizer(tmp_path, max_metric_calls=281).compile(student(), trainset=EXAMPLES)
-        assert "max_metric_calls pays for no further order" in caplog.text
-        needed = 281 + int(re.search(r"raise it by (\d+) or more", caplog.text)[1])
-        caplog.clear()
-        optimizer(tmp_path, max_metric_calls=needed).compile(student(), trainset=EXAMPLES)
-        assert "pays for no further order" not in caplog.text
-        assert engine.num_calls <= needed < 500
-
-    @pytest.mark.parametrize("end", [{"stop_at_score": 0.3}, {"patience": 1}])
-    def test_nor_does_one_whose_search_had_another_end(self, tmp_path, engine, caplog, end):
-        for budget in (300, 600):
-            optimizer(tmp_path, max_metric_calls=budget, **end).compile(student(), trainset=EXAMPLES)
-        assert "pays for no further order" not in caplog.text
 
     def test_from_auto_to_a_number(self, tmp_path, engine):
         optimizer(tmp_path, max_metric_calls=None).compile(student(3), trainset=EXAMPLES[:30])
@@ -735,14 +664,15 @@ class TestNothingToMixUp:
         assert spent in (3, 15)
         optimizer = chooser(candidates=candidates, max_bootstrapped=4)
         optimizer.compile(program, trainset=EXAMPLES)
-        assert optimizer.report.program_calls["total"] == engine.num_calls - spent <= 150
+        begun_anew = broken == "the metric"
+        assert optimizer.report.program_calls["total"] == engine.num_calls - spent * begun_anew <= 150
 
     def test_a_single_score_is_something_to_mix_up(self, tmp_path, engine):
         down = TestFailed().flaky(engine, first=2)
         with dspy.context(lm=down), pytest.raises(Exception, match="refused"):
             optimizer(tmp_path, num_threads=1, max_errors=1).compile(student(), trainset=EXAMPLES)
-        with pytest.raises(ValueError, match="belongs to another compile: seed was 0, is 1"):
-            optimizer(tmp_path, seed=1).compile(student(), trainset=EXAMPLES)
+        with pytest.raises(ValueError, match="belongs to another compile: the code of the metric changed"):
+            optimizer(tmp_path, metric=lambda example, prediction: 1.0).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == 2
 
 
@@ -754,33 +684,31 @@ class TestAcceptedChanges:
         whole = optimizer(tmp_path)
         whole.compile(student(), trainset=EXAMPLES)
         before = engine.num_calls
-        with pytest.raises(
-            ValueError, match=r"metric was 'exact_match', is 'other'.*pass accept_changes=True"
-        ):
+        with pytest.raises(ValueError, match=r"the code of the metric changed.*pass accept_changes=True"):
             optimizer(tmp_path, metric=other).compile(student(), trainset=EXAMPLES)
         reorder = optimizer(tmp_path, metric=other, accept_changes=True)
         reorder.compile(student(), trainset=EXAMPLES)
-        assert "although metric was 'exact_match', is 'other'" in caplog.text
+        assert "although the code of the metric changed" in caplog.text
         assert engine.num_calls == before
         assert reorder.report.slots == whole.report.slots
         optimizer(tmp_path, metric=other).compile(student(), trainset=EXAMPLES)  # it is known by now
 
-    @pytest.mark.parametrize("change", [{"patience": 3}, {"update": "ema"}, {"max_metric_calls": 200}])
-    def test_arguments(self, tmp_path, engine, change):
+    def test_other_examples(self, tmp_path, engine):
+        """Cells are named by the content of their example: those of examples that stay are taken."""
         optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
-        before = engine.num_calls
-        reorder = optimizer(tmp_path, **change, accept_changes=True)
-        reorder.compile(student(), trainset=EXAMPLES)
-        assert engine.num_calls <= 300
+        with pytest.raises(ValueError, match=r"the examples changed.*pass accept_changes=True"):
+            optimizer(tmp_path).compile(student(), trainset=EXAMPLES[:50])
+        reorder = optimizer(tmp_path, max_metric_calls=400, accept_changes=True)
+        reorder.compile(student(), trainset=EXAMPLES[:50])
         assert set(engine.requests.values()) == {1}
-        assert engine.num_calls == before or "max_metric_calls" not in change
+        assert engine.num_calls == reorder.report.program_calls["total"] <= 400
 
-    def test_other_examples_are_never_accepted(self, tmp_path, engine):
+    def test_examples_in_another_order(self, tmp_path, engine):
         optimizer(tmp_path).compile(student(), trainset=EXAMPLES)
-        for change in ({"seed": 1}, {}):
-            with pytest.raises(ValueError, match="belongs to another compile") as caught:
-                optimizer(tmp_path, **change, accept_changes=True).compile(student(), trainset=EXAMPLES[:50])
-            assert "pass accept_changes" not in str(caught.value)
+        reorder = optimizer(tmp_path, max_metric_calls=400)
+        reorder.compile(student(), trainset=EXAMPLES[::-1])
+        assert set(engine.requests.values()) == {1}
+        assert engine.num_calls == reorder.report.program_calls["total"] <= 400
 
     def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
         """The state of a search numbers the demos; there may be more of them now, or the same number of others."""
@@ -792,7 +720,7 @@ class TestAcceptedChanges:
             (slot,) = reorder.report.slots
             assert sorted(slot.ordering) == list(range(num_demos))
 
-    def test_patch_versions_and_docstrings_do_not_count(self, tmp_path, engine, monkeypatch):
+    def test_versions_and_docstrings_do_not_count(self, tmp_path, engine, monkeypatch):
         def metric(example, prediction):
             """Say whether it is right."""
             return exact_match(example, prediction)
@@ -805,14 +733,8 @@ class TestAcceptedChanges:
 
         optimizer(tmp_path, metric=first).compile(student(), trainset=EXAMPLES)
         before = engine.num_calls
-        version = dspy.__version__.split(".")
-        monkeypatch.setattr(dspy, "__version__", ".".join([*version[:2], "99"]))
-        optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
-        assert engine.num_calls == before
         monkeypatch.setattr(dspy, "__version__", "99.0")
-        with pytest.raises(ValueError, match=r"dspy was '\d+\.\d+', is '99\.0'.*accept_changes=True"):
-            optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
-        optimizer(tmp_path, metric=metric, accept_changes=True).compile(student(), trainset=EXAMPLES)
+        optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == before
 
     def test_in_order_sensitivity(self, tmp_path, engine):
@@ -891,23 +813,6 @@ def metric(example, prediction):
         bell.join()
         optimizer(tmp_path, metric=metric).compile(student(), trainset=EXAMPLES)
         assert set(engine.requests.values()) <= {1, 2}
-
-    def test_nor_does_what_one_part_changed_and_what_another_did(self, tmp_path):
-        facts = {"a cache": 0, "a counter": 0, "depth": 1}
-
-        def described():
-            return {"program": dict(facts)}
-
-        for name in ("a cache", "a counter"):
-            with Checkpoint(tmp_path, described) as checkpoint:
-                facts[name] = 1
-                checkpoint.ledger.add((name, 0), Cell(1.0), {})
-        facts |= {"a cache": 7, "a counter": 9}
-        with Checkpoint(tmp_path, described):
-            pass
-        facts["depth"] = 2
-        with pytest.raises(ValueError, match="another compile: depth was 1, is 2"):
-            Checkpoint(tmp_path, described).__enter__()
 
     def test_a_list_that_the_program_appends_to(self, tmp_path, engine):
         class Writing(Wrapped):

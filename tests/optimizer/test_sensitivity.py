@@ -1,6 +1,5 @@
 """Whether order matters: the statistics against closed forms and simulations, and the whole with a fake LM."""
 
-import dataclasses
 import math
 
 import dspy
@@ -172,17 +171,6 @@ class TestProperties:
         assert 0 < found.p_value <= 1
 
     @settings(max_examples=30, deadline=None)
-    @given(SCORES, st.randoms())
-    def test_the_order_of_the_examples_does_not_matter(self, scores, random):
-        columns = list(range(scores.shape[1]))
-        random.shuffle(columns)
-        once, again = (
-            dataclasses.astuple(analysed(table, distinct(table))) for table in (scores, scores[:, columns])
-        )
-        for value, other in zip(once, again, strict=True):
-            assert value == pytest.approx(other, abs=1e-9)
-
-    @settings(max_examples=30, deadline=None)
     @given(SCORES)
     def test_points_of_a_hundred_are_fractions_times_a_hundred(self, scores):
         scores[0, 0], scores[-1, 0] = 1, 0
@@ -234,20 +222,6 @@ class TestWords:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
-            ({}, "0.100 [0.060, 0.200]): the best of 100 random orders should be +0.300 [+0.100, +0.500] better."),
-            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "but the program's own is a good one already:"),
-            ({"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}, "but the program's own may be a good one already:"),
-            ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, "it is not known whether the order matters"),
-            ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "as far apart (p = 0.300); on new examples"),
-            ({"p_value": 1.0, "noise": 0.0, "deviation": 0.0}, "No answer changed with the order"),
-        ],
-    )  # fmt: skip
-    def test_each_cause_has_its_finding(self, changes, says):
-        assert says in str(result(**changes)).splitlines()[1]
-
-    @pytest.mark.parametrize(
-        ("changes", "says"),
-        [
             (WORTH, "a search (PLReorder), which is worth its calls."),
             (NOTHING, "no search, which has nothing to find here."),
             (GOOD, "no search, which has nothing to find here."),
@@ -296,12 +270,6 @@ class TestWords:
             assert last.startswith("Recommended: a search (PLReorder with calibrate=True), which ")
         else:
             assert last == alone
-
-    def test_more_orders_than_there_are_are_never_asked_for(self):
-        few = {"scores": [0.5, 0.4, 0.6, 0.9, 0.2, 0.1], "num_distinct": 6, "num_searched": 6}
-        text = str(result(**few, gain_interval=(0.0, 0.5)))
-        assert "with more examples" in text
-        assert "the best of all 6 orders" in text
 
     @pytest.mark.parametrize("changes", [{}, {"p_value": 1.0, "noise": 0.0, "deviation": 0.0}])
     def test_answers_that_could_not_be_used_are_no_verdict(self, changes):
@@ -414,13 +382,6 @@ class TestOrderSensitivity:
         assert sampled.expected_gain == pytest.approx(true, abs=0.15)
         assert sampled.gain_interval[0] <= true <= sampled.gain_interval[1]
 
-    def test_of_a_model_that_does_not(self):
-        with using(IndifferentEngine()):
-            found = order_sensitivity(student(), exact_match, questions(30), **quiet())
-        assert not found.matters
-        assert found.expected_gain == 0.0
-        assert "nothing to find" in str(found)
-
     def test_of_a_model_that_cannot_be_read(self):
         """It is no verdict on the order, and the first answers are enough to see it."""
         with using(UnreadableEngine()), pytest.raises(RuntimeError, match=r"60 of 60 .*I would rather not"):
@@ -434,23 +395,6 @@ class TestOrderSensitivity:
         assert (engine.num_calls, found.num_examples) == (60, 6)
         assert "No answer changed with the order" in str(found)
         assert "every score was 1 in 60 calls" in caplog.text
-
-    def test_chance_is_called_chance(self):
-        examples = questions(40)
-        with using(IndifferentEngine()):
-            rng = np.random.default_rng(0)
-            found = order_sensitivity(
-                student(), lambda e, p, t=None: rng.random(), examples, **quiet(num_threads=1)
-            )
-        assert not found.matters
-        assert "it is not known whether the order matters" in str(found)
-
-    def test_few_orders_are_all_scored(self):
-        examples = questions(20)
-        lm, _ = fake_lm(examples)
-        with dspy.context(lm=lm):
-            found = order_sensitivity(student(3), exact_match, examples, **quiet())
-        assert len(found.scores) == found.num_searched == found.num_distinct == 6
 
     def test_what_was_paid_is_kept(self, tmp_path):
         examples = questions(20)
@@ -473,30 +417,12 @@ class TestOrderSensitivity:
         assert engine.num_calls == found.program_calls <= 300
         assert found.num_examples == 29
 
-    def test_a_failed_call_says_nothing_about_its_order(self):
-        engine = FailingEngine({})
-        with using(engine):
-            found = order_sensitivity(student(), lambda e, p, t=None: 0.75, questions(30), **quiet())
-        assert engine.failures == 0
-        assert set(found.scores) == {0.75}
-        assert found.noise == 0
-
-    def test_an_error_of_the_metric_comes_out(self):
-        def broken(example, prediction, trace=None):
-            raise ZeroDivisionError("mine")
-
-        examples = questions(20)
-        lm, _ = fake_lm(examples)
-        with dspy.context(lm=lm), pytest.raises(ZeroDivisionError, match="mine"):
-            order_sensitivity(student(), broken, examples, **quiet(max_errors=3))
-
     @pytest.mark.parametrize(
         ("wrong", "error", "message"),
         [
             ({"num_orders": 2}, ValueError, "num_orders"),
             ({"max_metric_calls": 99}, ValueError, "max_metric_calls must be at least 100.*lower num_orders"),
             ({"max_metric_calls": 29, "num_orders": 3}, ValueError, "at least 30, .*: raise it$"),
-            ({"max_metric_calls": 2.5}, TypeError, "max_metric_calls"),
             ({"program": student(1)}, ValueError, "one order of its demos only"),
             ({"program": student(0)}, ValueError, "^program has no demos"),
             ({"program": dspy.Predict}, TypeError, "^program must be a dspy.Module"),
@@ -505,7 +431,7 @@ class TestOrderSensitivity:
             (
                 {"dataset": student().demos[:2]},
                 ValueError,
-                r'^dataset\[0\] has no inputs: pass \[example.with_inputs\("question"\) for example in dataset\]$',
+                r'^dataset\[0\] has no inputs: name those of each example by with_inputs\("question"\)$',
             ),
             (
                 {"dataset": [demo.with_inputs("question") for demo in student().demos]},
@@ -523,8 +449,6 @@ class TestOrderSensitivity:
                 ValueError,
                 r"forward\(student_essay\) cannot take them \(missing .*'student_essay'",
             ),
-            ({"metric": "accuracy"}, TypeError, "metric"),
-            ({"seed": -1}, ValueError, "seed"),
         ],
     )
     def test_bad_arguments_cost_nothing(self, wrong, error, message):

@@ -14,8 +14,8 @@ from dspy import lm15
 from fakes import FIELD, WANTED, LabelEngine, chat_response, digest, logprobs_of
 
 from plr_dspy import PLReorder, Report
-from plr_dspy.label_probabilities.servers import NoProbabilities
-from plr_dspy.report.html import page
+from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.report.page import page
 
 LABELS = ["negative", "positive"]
 REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
@@ -135,9 +135,9 @@ class TestScoresWhereThereIsNothingElse:
         assert found(report, "signal") == found(plain, "signal")
         assert (report.signal.used, report.signal.labels, report.signal.leaning) == ("score", [], None)
         assert report.signal.reason == reason
-        assert f"learnt from scores alone: {reason}" in str(report)
+        assert f"learnt from scores alone: {reason}" in report.details()
         assert (plain.signal.used, plain.signal.reason) == ("score", "")
-        assert "learnt from" not in str(plain)
+        assert "learnt from" not in plain.details()
 
     def test_silence(self):
         engine = Engine(logprobs=False)
@@ -248,7 +248,7 @@ class TestLogProbabilities:
         assert all(engine.asked)
         assert set(Counter(engine.prompts).values()) == {1}
         assert (report.signal.used, report.signal.reason, report.signal.labels) == ("logprobs", "", LABELS)
-        assert "learnt from the log-probabilities of labels that came with the calls" in str(report)
+        assert "learnt from the probabilities of labels that came with the calls" in report.details()
 
     def test_the_same_at_any_number_of_threads(self):
         (one, first), (eight, second) = (go(Engine(), num_threads=n) for n in (1, 8))
@@ -537,9 +537,9 @@ class TestReports:
         pytest.importorskip("matplotlib")
         _, report = go(Engine())
         _, plain = go(Engine(logprobs=False))
-        assert "Learnt from the log-probabilities of labels that came with the calls." in page(report)
+        assert "learnt from the probabilities of labels that came with the calls" in page(report)
         assert "% of the examples" in page(report)
-        assert "Learnt from scores alone: fake/x gives no log-probabilities." in page(plain)
+        assert "learnt from scores alone: fake/x gives no log-probabilities" in page(plain)
 
     def test_interrupted_before_anything_was_learnt(self):
         engine = Engine()
@@ -551,7 +551,7 @@ class TestReports:
         ):
             reorder.compile(student(), trainset=EXAMPLES)
         assert reorder.report.stopped == "interrupted"
-        assert "learnt" not in str(reorder.report)
+        assert "learnt" not in reorder.report.details()
 
     def test_estimates_are_free(self):
         asked = []

@@ -76,7 +76,7 @@ def test_autolog_records_a_compile(store):
     files = artifacts(run)
     assert Report.load(files["reorder_report.json"]) == report
     with open(files["reorder_report.html"]) as page:
-        assert "Chosen order" in page.read()
+        assert "as the prompt shows them" in page.read()
     with open(files["best_model.json"]) as state:
         saved = [demo["question"] for demo in json.load(state)["demos"]]
     assert saved == [demo.question for demo in program.demos]

@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from collections import Counter
 
 import dspy
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, LMAuthError
-from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions
+from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions, scored
 
 from plr_dspy.programs.calls import as_score, metric_caller
 from plr_dspy.programs.evaluator import program_scorer
@@ -35,6 +34,8 @@ def program(num_demos=3):
 def scorer(student=None, *, metric=exact_match, **options):
     student = student or program()
     options = {"examples": EXAMPLES[10:], "num_threads": 4, **options}
+    if "ledger" in options:
+        options["ledger"].number_examples(NAMES)
     return program_scorer(student, ProgramSlots(student), metric=metric, **options)
 
 
@@ -45,26 +46,17 @@ IDENTITY = ((0, 1, 2),)
 class TestCells:
     def test_scores_are_what_evaluate_finds(self, engine):
         student = program()
-        trial = scorer(student).score([IDENTITY], range(30))[0]
+        (score,) = scored(scorer(student), [IDENTITY], range(30))
         evaluate = dspy.Evaluate(devset=EXAMPLES[10:], metric=exact_match, display_progress=False)
-        assert round(100 * trial.score, 2) == evaluate(student).score
-        assert trial.num_examples == 30
+        assert round(100 * score, 2) == evaluate(student).score
 
     def test_no_cell_is_paid_twice(self, engine):
         cells = scorer()
-        assert cells.cost([IDENTITY, REVERSED, IDENTITY], range(5)) == 10
-        cells.score([IDENTITY, REVERSED, IDENTITY], range(5))
-        cells.score([REVERSED], range(8))
-        assert cells.program_calls == engine.num_calls == 13
+        first, second, again = scored(cells, [IDENTITY, REVERSED, IDENTITY], range(5))
+        assert first == again != second
+        scored(cells, [REVERSED], range(8))
+        assert cells.budget.calls == engine.num_calls == 13
         assert set(engine.requests.values()) == {1}
-
-    def test_orderings_that_render_alike_share_their_cells(self, engine):
-        student = program()
-        student.demos = [EXAMPLES[0], dspy.Example(question="no answer"), EXAMPLES[1]]
-        slots = ProgramSlots(student)
-        cells = program_scorer(student, slots, metric=exact_match, examples=EXAMPLES[10:])
-        cells.score(list(slots.space.enumerate()), range(4))
-        assert engine.num_calls == 2 * 4
 
     def test_cells_run_ordering_by_ordering(self):
         seen = []
@@ -75,32 +67,27 @@ class TestCells:
                 return super().complete(request)
 
         with dspy.context(lm=dspy.LM("fake/x", engine=Recorder({}), cache=False)):
-            scorer(num_threads=1).score([IDENTITY, REVERSED], range(6))
+            scored(scorer(num_threads=1), [IDENTITY, REVERSED], range(6))
         assert len(Counter(seen)) == 2
         assert seen == [seen[0]] * 6 + [seen[6]] * 6
 
     def test_tokens_are_summed_and_cached_answers_bill_none(self, engine):
         cells = scorer()
-        cells.score([IDENTITY], range(4))
+        scored(cells, [IDENTITY], range(4))
         assert cells.ledger.tokens["fake/order-sensitive"]["completion_tokens"] == 4 * 5
 
     def test_budget_is_hard(self, engine):
         cells = scorer(max_metric_calls=10)
-        cells.score([IDENTITY], range(8))
+        scored(cells, [IDENTITY], range(8))
         with pytest.raises(RuntimeError, match="max_metric_calls=10"):
-            cells.score([REVERSED], range(8))
+            scored(cells, [REVERSED], range(8))
         assert engine.num_calls == 8
-
-    def test_every_cell_is_reported_once(self, engine):
-        ticks = []
-        scorer(on_cell=lambda: ticks.append(1)).score([IDENTITY, REVERSED], range(7))
-        assert len(ticks) == 14
 
     def test_the_program_is_not_touched_and_traces_do_not_pile_up(self, engine):
         student = program()
         before = list(student.demos)
         with dspy.context(trace=[]):
-            scorer(student).score([REVERSED], range(5))
+            scored(scorer(student), [REVERSED], range(5))
             assert dspy.settings.trace == []
         assert student.demos == before
 
@@ -117,33 +104,22 @@ class TestCells:
                 return self.predict(question=question)
 
         with dspy.context(tenant="a"):
-            scorer(Asking()).score([IDENTITY], range(3))
+            scored(scorer(Asking()), [IDENTITY], range(3))
         assert seen == {"a"}
 
     def test_calls_run_side_by_side(self, engine):
-        class Slow(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = program()
-
-            def forward(self, question):
-                time.sleep(0.2)
-                return self.predict(question=question)
-
-        running, most, lock = 0, 0, threading.Lock()
+        meeting = threading.Barrier(4)
 
         def metric(example, prediction):
-            nonlocal running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            time.sleep(0.05)
-            with lock:
-                running -= 1
+            meeting.wait(10)
             return True
 
-        scorer(Slow(), metric=metric, num_threads=6).score([IDENTITY], range(12))
-        assert most > 1
+        assert scored(scorer(metric=metric, num_threads=4), [IDENTITY], range(8)) == [1.0]
+
+    def test_one_thread_is_the_caller_s(self, engine):
+        """To which what a program holds may be bound, such as a connection to a database."""
+        metric = lambda example, prediction: threading.current_thread() is threading.main_thread()  # noqa: E731
+        assert scored(scorer(metric=metric, num_threads=1), [IDENTITY], range(3)) == [1.0]
 
 
 class TestErrors:
@@ -170,13 +146,12 @@ class TestErrors:
     def test_a_failed_call_counts_against_its_ordering(self, engine):
         """Otherwise an order whose hard examples fail would look better than one that answers them."""
         cells = scorer(metric=self.failing_once("question 12"), num_threads=1)
-        first, second = cells.score([IDENTITY, REVERSED], range(6))
-        assert (first.score, second.score) == (5 / 6, 1.0)
+        assert scored(cells, [IDENTITY, REVERSED], range(6)) == [5 / 6, 1.0]
         assert cells.cell(IDENTITY, 2).score is None
         error = cells.ledger.errors(NAMES)[0]
         assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
         assert error.examples == ["example 2"]
-        assert cells.program_calls == 12
+        assert cells.budget.calls == 12
 
     def test_a_favoured_ordering_loses_nothing_by_failures(self, engine):
         cells = scorer(metric=self.failing_once("question 12"), num_threads=1)
@@ -185,25 +160,9 @@ class TestErrors:
 
     def test_an_example_that_fails_for_all_counts_for_none(self, engine):
         cells = scorer(metric=self.failing_on("question 12"))
-        trials = cells.score([IDENTITY, REVERSED], range(6))
-        assert [trial.num_examples for trial in trials] == [5, 5]
-
-    def test_an_order_that_breaks_the_metric_does_not_win(self, engine):
-        """A metric that raises on answers it cannot read must not reward the order that gives them."""
-
-        def metric(example, prediction):
-            if prediction.answer == "wrong":
-                raise ValueError("unreadable")
-            return 1.0
-
-        def honest(example, prediction):
-            return float(prediction.answer != "wrong")
-
-        orderings = [IDENTITY, REVERSED, ((1, 0, 2),)]
-        raising = scorer(metric=metric, max_errors=1000).score(orderings, range(30))
-        plain = scorer(metric=honest).score(orderings, range(30))
-        best = max(plain, key=lambda trial: trial.score).ordering
-        assert max(raising, key=lambda trial: trial.score).ordering == best
+        examples, rows = cells.table([IDENTITY, REVERSED], range(6))
+        assert examples == [0, 1, 3, 4, 5]
+        assert [len(row) for row in rows] == [5, 5]
 
     def test_an_unparsable_answer_is_no_better_than_the_worst_for_negative_metrics(self):
         class HalfBabbling(OrderSensitiveEngine):
@@ -214,7 +173,7 @@ class TestErrors:
         adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
         with dspy.context(lm=dspy.LM("fake/x", engine=HalfBabbling({}), cache=False), adapter=adapter):
             cells = scorer(metric=lambda example, prediction: -2.0)
-            assert cells.score([IDENTITY], range(20))[0].score == -2.0
+            assert scored(cells, [IDENTITY], range(20)) == [-2.0]
 
     def test_an_unparsable_answer_is_no_worse_for_what_other_examples_score(self):
         """What the final comparison finds must not move the scores of the search."""
@@ -230,16 +189,16 @@ class TestErrors:
         adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
         with dspy.context(lm=dspy.LM("fake/x", engine=HalfBabbling({}), cache=False), adapter=adapter):
             cells = scorer(metric=metric)
-            assert cells.score([IDENTITY], [10])[0].score == -5.0
-            assert cells.score([IDENTITY], range(4))[0].score == 3 / 4
-            assert cells.score([IDENTITY], [0, 10])[0].score == -5.0
+            assert scored(cells, [IDENTITY], [10]) == [-5.0]
+            assert scored(cells, [IDENTITY], range(4)) == [3 / 4]
+            assert scored(cells, [IDENTITY], [0, 10]) == [-5.0]
 
     def test_an_unparsable_judge_is_a_failure_of_the_metric(self, engine):
         def judge(example, prediction):
             raise AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")
 
         with pytest.raises(AdapterParseError):
-            scorer(metric=judge, max_errors=3).score([IDENTITY], range(10))
+            scored(scorer(metric=judge, max_errors=3), [IDENTITY], range(10))
 
     def test_metrics_may_ask_for_usage(self, engine):
         seen = []
@@ -249,7 +208,7 @@ class TestErrors:
             return True
 
         with dspy.context(track_usage=True):
-            scorer(metric=metric).score([IDENTITY], range(3))
+            scored(scorer(metric=metric), [IDENTITY], range(3))
         assert all(usage["fake/order-sensitive"]["completion_tokens"] == 5 for usage in seen)
 
     def test_a_metric_that_writes_to_examples_leaves_them_alone(self, engine):
@@ -257,7 +216,7 @@ class TestErrors:
             example.answer = "changed"
             return True
 
-        scorer(metric=metric).score([IDENTITY], range(5))
+        scored(scorer(metric=metric), [IDENTITY], range(5))
         assert "changed" not in {example.answer for example in EXAMPLES}
 
     @pytest.mark.parametrize("num_threads", [1, 8])
@@ -265,15 +224,14 @@ class TestErrors:
         metric = self.failing_on(*(f"question {i}" for i in range(10, 40)))
         cells = scorer(metric=metric, max_errors=3, num_threads=num_threads)
         with pytest.raises(ZeroDivisionError, match="boom"):
-            cells.score([IDENTITY], range(30))
+            scored(cells, [IDENTITY], range(30))
         assert 3 <= engine.num_calls <= 3 + num_threads
 
     def test_an_example_that_never_runs_is_one_failure(self, engine):
         """As in `dspy.Evaluate`: a broken example does not end the run once it has met many orders."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
         cells = scorer(metric=self.failing_on("question 12", "question 15"), max_errors=3, num_threads=1)
-        trials = cells.score(orderings, range(10))
-        assert [trial.num_examples for trial in trials] == [8] * 4
+        assert cells.table(orderings, range(10))[0] == [0, 1, 3, 4, 6, 7, 8, 9]
         assert cells.ledger.errors(NAMES)[0].count == 8
 
     def test_an_example_that_runs_now_and_then_counts_each_time(self, engine):
@@ -283,13 +241,13 @@ class TestErrors:
             return 1.0
 
         with pytest.raises(ValueError, match="unreadable"):
-            scorer(metric=metric, max_errors=9).score([IDENTITY, REVERSED, ((1, 0, 2),)], range(30))
+            scored(scorer(metric=metric, max_errors=9), [IDENTITY, REVERSED, ((1, 0, 2),)], range(30))
 
     def test_few_examples_and_nothing_runs(self, engine):
         """Failures in a row end the run, although these are only two examples."""
         cells = scorer(metric=self.failing_on("question 10", "question 11"), max_errors=5, num_threads=1)
         with pytest.raises(ZeroDivisionError) as caught:
-            cells.score([((0, 1, 2),), ((0, 2, 1),), ((1, 0, 2),), ((1, 2, 0),)], range(2))
+            scored(cells, [((0, 1, 2),), ((0, 2, 1),), ((1, 0, 2),), ((1, 2, 0),)], range(2))
         assert engine.num_calls == 5
         if hasattr(caught.value, "__notes__"):
             assert "max_errors=5" in caught.value.__notes__[0]
@@ -303,8 +261,8 @@ class TestErrors:
         for examples in ([0, 1, 2, 3], [2, 4, 5]):
             ledger = Ledger(tmp_path / "cells.jsonl")
             cells = scorer(metric=metric, ledger=ledger, max_errors=2, num_threads=1)
-            trial = cells.score([REVERSED if 4 in examples else IDENTITY], examples)[0]
-            assert (trial.score, trial.num_examples) == (1.0, len(examples) - 1)
+            ran, rows = cells.table([REVERSED if 4 in examples else IDENTITY], examples)
+            assert (ran, rows) == ([e for e in examples if e != 2], [[1.0] * (len(examples) - 1)])
             ledger.close()
 
     def test_replies_that_cannot_be_read_are_no_values_of_the_metric(self):
@@ -316,7 +274,7 @@ class TestErrors:
         engine, adapter = HalfBabbling({}), dspy.ChatAdapter(use_json_adapter_fallback=False)
         lm = dspy.LM("fake/x", engine=engine, cache=False)
         with dspy.context(lm=lm, adapter=adapter), pytest.raises(TypeError, match="got NoneType"):
-            scorer(metric=lambda example, prediction: None, num_threads=1).score([IDENTITY], range(20))
+            scored(scorer(metric=lambda example, prediction: None, num_threads=1), [IDENTITY], range(20))
         assert engine.num_calls == 4
 
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
@@ -327,10 +285,10 @@ class TestErrors:
             return True
 
         cells = scorer(metric=metric, max_errors=2)
-        assert cells.score([IDENTITY], range(6))[0].num_examples == 5
+        assert cells.table([IDENTITY], range(6))[0] == [0, 1, 3, 4, 5]
         assert cells.ledger.errors(NAMES)[0].type == error.__name__
         with pytest.raises(RuntimeError, match=f"raised {error.__name__}: bye"):
-            scorer(metric=metric, max_errors=1).score([IDENTITY], range(6))
+            scored(scorer(metric=metric, max_errors=1), [IDENTITY], range(6))
 
     def test_messages_that_cannot_be_written(self, engine, tmp_path):
         class Mute(Exception):
@@ -346,42 +304,15 @@ class TestErrors:
 
         ledger = Ledger(tmp_path / "cells.jsonl")
         cells = scorer(metric=metric, ledger=ledger)
-        cells.score([IDENTITY], range(6))
+        scored(cells, [IDENTITY], range(6))
         ledger.close()
         messages = {error.type: error.message for error in cells.ledger.errors(NAMES)}
         assert messages["ValueError"] == "unknown label \\ud83d"
         assert "cannot be read" in messages["Mute"]
         again = Ledger(tmp_path / "cells.jsonl")
+        again.number_examples(NAMES)
         assert again.cells == ledger.cells
         again.close()
-
-    def test_rounds_with_other_failures_can_be_compared(self, engine):
-        """What fails for a whole round counts as it did before, not as if the example were not there."""
-        down = False
-
-        def metric(example, prediction):
-            if down and example.question in ("question 11", "question 13"):
-                raise ConnectionError("down")
-            return example.question not in ("question 11", "question 13")
-
-        cells = scorer(metric=metric, max_errors=100)
-        before = cells.score([IDENTITY], range(6))[0]
-        down = True
-        after = cells.score([REVERSED], range(6))[0]
-        assert before.score == after.score == pytest.approx(4 / 6)
-        assert (before.num_examples, after.num_examples) == (6, 4)
-
-    def test_failures_of_the_program_keep_their_type(self, engine):
-        class Broken(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = program()
-
-            def forward(self, question):
-                raise KeyError(question)
-
-        with pytest.raises(KeyError, match="question 10"):
-            scorer(Broken(), max_errors=1, num_threads=1).score([IDENTITY], range(5))
 
     def test_an_unparsable_answer_is_wrong_and_no_failure(self):
         class Babbling:
@@ -390,8 +321,7 @@ class TestErrors:
 
         with dspy.context(lm=dspy.LM("fake/x", engine=Babbling(), cache=False)):
             cells = scorer(max_errors=1)
-            trial = cells.score([IDENTITY], range(5))[0]
-        assert (trial.score, trial.num_examples) == (0.0, 5)
+            assert cells.table([IDENTITY], range(5)) == (list(range(5)), [[0.0] * 5])
         error = cells.ledger.errors(NAMES)[0]
         assert (error.type, error.outcome, error.count) == ("AdapterParseError", "counted as wrong", 5)
 
@@ -403,7 +333,7 @@ class TestErrors:
         adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
         with dspy.context(lm=dspy.LM("fake/x", engine=Short(), cache=False), adapter=adapter):
             cells = scorer(max_errors=1)
-            assert cells.score([IDENTITY], range(2))[0].score == 0.0
+            assert scored(cells, [IDENTITY], range(2)) == [0.0]
         assert cells.ledger.errors(NAMES)[0].type == "ContextWindowExceededError"
         assert "context window" in caplog.text
 
@@ -418,13 +348,8 @@ class TestErrors:
         with dspy.context(lm=dspy.LM("fake/x", engine=Locked(), cache=False)):
             cells = scorer(num_threads=4, max_errors=1000)
             with pytest.raises(LMAuthError, match="bad key"):
-                cells.score([IDENTITY], range(30))
+                scored(cells, [IDENTITY], range(30))
         assert len(calls) <= 5
-
-    def test_no_call_ended_with_an_answer(self, engine):
-        metric = self.failing_on("question 10", "question 11")
-        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            scorer(metric=metric, max_errors=100).score([IDENTITY], range(2))
 
 
 class Judging:
@@ -447,7 +372,7 @@ class TestSecrets:
     def message(self, metric, caplog):
         cells = scorer(metric=metric)
         with pytest.raises(RuntimeError, match="no call ended with an answer"):
-            cells.score([IDENTITY], [0])
+            scored(cells, [IDENTITY], [0])
         (error,) = cells.ledger.errors(NAMES)
         assert error.message in caplog.text
         return error.message
@@ -456,7 +381,7 @@ class TestSecrets:
     def test_of_the_model_that_a_metric_asks_are_hidden(self, engine, caplog, asks):
         assert self.message(Judging(asks), caplog) == "Incorrect key: [hidden]"
 
-    @pytest.mark.parametrize("length", range(188, 201))
+    @pytest.mark.parametrize("length", [188, 195, 199])
     def test_are_hidden_where_a_long_message_is_cut(self, engine, caplog, length):
         message = self.message(Judging("an LM", "x" * length + "plain words"), caplog)
         assert message == ("x" * length + "[hidden]")[:200]

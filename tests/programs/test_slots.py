@@ -1,6 +1,5 @@
 import itertools
 import random
-import threading
 
 import dspy
 import pytest
@@ -63,13 +62,6 @@ class TestBlocks:
         with dspy.context(adapter=Sorting()):
             slots = ProgramSlots(chain_of_thought([demo(0), demo(1), demo(2)]))
         assert slots.space.num_distinct == 1
-
-    def test_dict_demos(self):
-        slots = ProgramSlots(chain_of_thought([dict(demo(i)) for i in range(3)]))
-        assert slots.space.num_distinct == 6
-
-    def test_no_demos_no_slot(self):
-        assert ProgramSlots(chain_of_thought([])).slots == ()
 
     def test_native_reasoning_follows_the_lm(self):
         """Where the LM reasons natively the field leaves the prompt, and with it the two groups."""
@@ -166,16 +158,6 @@ class TestFactory:
         copy.first.demos.append("x")
         assert len(shared) == len(copy.second.predict.demos) == 2
 
-    def test_goes_on_past_what_cannot_be_copied(self):
-        program = Pipeline()
-        program.lock = threading.Lock()
-        program.steps = [program.first, {"last": program.second}]
-        program.second.lock = threading.Lock()
-        copy = ProgramFactory(program).build({})
-        assert copy.lock is program.lock
-        assert copy.steps[0] is copy.first is copy.again
-        assert copy.steps[1]["last"] is copy.second is not program.second
-
     def test_refuses_to_share_predictors(self):
         class Uncopyable(list):
             def __deepcopy__(self, memo):
@@ -220,11 +202,6 @@ class TestLabelledDemos:
         assert program.one.demos == program.other.demos[::-1]
         program.one.demos.clear()
         assert len(program.other.demos) == 8
-
-    def test_leaves_examples_to_score_with(self):
-        program = dspy.Predict("question -> answer")
-        add_labelled_demos(program, questions(6), 8, random.Random(0))
-        assert len(program.demos) == 4
 
     def test_skips_predictors_whose_prompt_would_not_show_them(self):
         program = dspy.Predict("topic -> poem")

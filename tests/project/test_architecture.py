@@ -7,7 +7,7 @@ from pathlib import Path
 import plr_dspy
 
 PACKAGE = Path(plr_dspy.__file__).parent
-LONGEST = 400
+LONGEST = 500
 """Lines of a file."""
 
 

@@ -1,8 +1,9 @@
-"""What live benchmarks keep under --out: the same command goes on, and any other one begins anew."""
+"""Benchmarks know the package, and what live ones keep under --out: the same command goes on, any other begins anew."""
 
 import json
 import sys
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import dspy
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import fewshot
 import live
 
-from plr_dspy.experiments.runs.served_model import ServedModel
+from paper.model import ServedModel
 
 FIRST = {"--model": "hosted_vllm/one", "--pool": "20", "--test": "10", "--demos": "2"}
 
@@ -42,7 +43,6 @@ def run(tmp_path, monkeypatch, capsys):
         yield lambda max_tokens: dspy.LM(f"fake/{self.model}", engine=Engine(self.model), cache=False)
 
     monkeypatch.setattr(ServedModel, "open", opened)
-    monkeypatch.setattr(ServedModel, "__post_init__", lambda self: None)
 
     def of(benchmark, out, data="first", **changed):
         side = "original" if benchmark is live else "labelled"
@@ -76,3 +76,8 @@ def test_a_result_is_taken_up_by_the_same_command_alone(run, benchmark, changed)
     assert run(benchmark, "shared") == (first, 0)
     assert run(benchmark, "shared", **changed) == run(benchmark, "alone", **changed)
     assert run(benchmark, "shared") == (first, 0)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(live.__file__).parent.glob("*.py")))
+def test_no_benchmark_uses_a_name_that_is_gone(name):
+    import_module(name)

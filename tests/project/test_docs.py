@@ -20,7 +20,7 @@ from label_engines import Async
 import plr_dspy
 import plr_dspy.baselines
 import plr_dspy.local
-from plr_dspy.compilation.budget import BUDGETS
+from plr_dspy.compilation.plan import BUDGETS
 from plr_dspy.data import load_reviews
 
 ROOT = Path(__file__).parents[2]

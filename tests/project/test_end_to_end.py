@@ -20,8 +20,10 @@ def trainset():
     return load_reviews("train")[:60]
 
 
-@pytest.mark.parametrize("route", ["completion", "chat", "litellm"])
-def test_every_route_to_the_server(server, route, monkeypatch):
+@pytest.mark.parametrize(
+    ("route", "options"), [("completion", {}), ("chat", {}), ("chat", {"engine": "litellm"})]
+)
+def test_every_route_to_the_server(server, route, options, monkeypatch):
     through_litellm = []
     for name in ("completion", "text_completion"):
         original = getattr(litellm, name)
@@ -33,13 +35,13 @@ def test_every_route_to_the_server(server, route, monkeypatch):
     reorder = PLReorder(
         accuracy, max_metric_calls=36, num_iterations=1, num_samples=3, num_threads=2, display_progress=False
     )
-    with dspy.context(lm=server.lm(route, max_tokens=4), adapter=PlainTextAdapter()):
+    with dspy.context(lm=server.lm(route, max_tokens=4, **options), adapter=PlainTextAdapter()):
         compiled = reorder.compile(student, trainset=trainset)
     report = reorder.report
     calls = report.program_calls["total"]
     assert report.distinct_prompts == 6
     assert 10 < calls <= 36
-    assert len(through_litellm) == (0 if route == "chat" else calls)
+    assert len(through_litellm) == (calls if route == "completion" or options else 0)
     assert {error.type for error in report.errors} <= {"AdapterParseError"}
     tokens = next(iter(report.tokens.values()))
     assert tokens["prompt_tokens"] > 30 * calls

@@ -15,15 +15,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = {"local", "examples", "plots", "experiments", "ray", "docs", "dev"}
+EXTRAS = {"local", "examples", "plots", "ray", "docs", "dev"}
 LOADED_AT_RUN_TIME = {
     "plr_dspy/data/reviews_test.jsonl",
     "plr_dspy/data/reviews_train.jsonl",
-    "plr_dspy/experiments/grading/equivalence_child.py",
-    "plr_dspy/experiments/analysis/published.json",
     "plr_dspy/local/llama_child.py",
-    "plr_dspy/report/page.css",
-    "plr_dspy/report/page.html",
     "plr_dspy/py.typed",
 }
 
@@ -120,7 +116,12 @@ def test_the_sdist_builds_the_same_wheel_and_holds_the_tests(release, wheel, che
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "Makefile", "constraints.txt", "pyproject.toml"} <= names
-    assert {"tests/project/test_release.py", "tests/fakes.py", "examples/chains.py", "docs/index.md"} <= names
+    assert {
+        "tests/project/test_release.py",
+        "tests/fakes.py",
+        "examples/paper/published.csv",
+        "docs/index.md",
+    } <= names
     assert not any(name.startswith((".git/", ".venv", "runs", "dist")) for name in names)
 
 
@@ -133,7 +134,6 @@ PROGRAM = """
     import plr_dspy
     from dspy import lm15
     from plr_dspy.data import load_reviews
-    from plr_dspy.experiments.analysis.published import load_published
 
     class Engine:
         def complete(self, request):
@@ -154,7 +154,6 @@ PROGRAM = """
     again = dspy.Predict("review -> sentiment")
     again.load("program.json")
     assert len(again.demos) == 4
-    assert load_published().tables
     optimizer.report.to_html("report.html")
     assert 0 < optimizer.report.program_calls["total"] <= 120
     sys.argv = ["plr-dspy", "report", "log"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.orderings.arrangement_space import ArrangementSpace
+from plr_dspy.search.space import OrderingSpace
 from plr_dspy.search.surrogate.arrangement_features import FAMILIES, ArrangementFeatures
 
 CLASSES = (0, 1, 0, 1, 2, 0, 2)
@@ -79,7 +79,7 @@ class TestFamilies:
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("sizes", [(7,), (7, 5)])
     def test_is_what_its_kernel_says(self, family, sizes):
-        space = ArrangementSpace.of_sizes(*sizes, max_length=5)
+        space = OrderingSpace.of_sizes(*sizes, max_length=5)
         some = drawn(space, 25)
         classes = [CLASSES[:size] for size in sizes]
         (features,) = ArrangementFeatures(space, classes=classes, families=[family])(some)
@@ -89,7 +89,7 @@ class TestFamilies:
         )
 
     @pytest.mark.parametrize(
-        "space", [ArrangementSpace.of_sizes(7, max_length=4), ArrangementSpace.of_sizes(7, 4, 1)]
+        "space", [OrderingSpace.of_sizes(7, max_length=4), OrderingSpace.of_sizes(7, 4, 1, min_length=0)]
     )
     def test_mean_zero_and_mean_squared_length_one(self, space):
         features = ArrangementFeatures(space, classes=[CLASSES[:size] for size in space.sizes])
@@ -99,7 +99,7 @@ class TestFamilies:
             assert (values**2).sum(axis=1).mean() == pytest.approx(1.0, abs=0.12)
 
     def test_a_table_row_depends_on_its_arrangement_alone(self):
-        space = ArrangementSpace.of_sizes(6)
+        space = OrderingSpace.of_sizes(6, min_length=0)
         features, some = ArrangementFeatures(space), drawn(space, 5)
         together = features(some)
         for row, arrangement in enumerate(some):
@@ -109,7 +109,7 @@ class TestFamilies:
     @settings(max_examples=20)
     @given(st.permutations(FAMILIES), st.integers(1, len(FAMILIES)))
     def test_any_choice_in_any_order(self, families, count):
-        space = ArrangementSpace.of_sizes(7, max_length=4)
+        space = OrderingSpace.of_sizes(7, max_length=4)
         chosen, some = families[:count], drawn(space, 3)
         features = ArrangementFeatures(space, classes=[CLASSES], families=chosen)
         assert features.names == list(chosen)
@@ -119,7 +119,7 @@ class TestFamilies:
             np.testing.assert_array_equal(values, known[name])
 
     def test_items_put_before_all_others_change_no_place(self):
-        space = ArrangementSpace.of_sizes(7, max_length=4)
+        space = OrderingSpace.of_sizes(7, max_length=4)
         short, long = ((2, 5, 3),), ((6, 2, 5, 3),)
         raw = dict(zip(FAMILIES, ArrangementFeatures(space, classes=[CLASSES])([short, long]), strict=True))
         for name in ("last", "class last"):
@@ -130,40 +130,40 @@ class TestFamilies:
 
 class TestSpaces:
     def test_a_fixed_number_of_items_is_no_family(self):
-        fixed = ArrangementSpace.of_sizes(6, min_length=3, max_length=3)
+        fixed = OrderingSpace.of_sizes(6, min_length=3, max_length=3)
         assert ArrangementFeatures(fixed).names == ["presence", "region", "last", "adjacency"]
-        whole = ArrangementSpace.of_sizes(6, min_length=6)
+        whole = OrderingSpace.of_sizes(6, min_length=6)
         assert ArrangementFeatures(whole).names == ["region", "last", "adjacency"]
 
     def test_nothing_to_arrange(self):
         for space in (
-            ArrangementSpace.of_sizes(4, max_length=0),
-            ArrangementSpace.of_sizes(1, 0, min_length=0, max_length=0),
+            OrderingSpace.of_sizes(4, max_length=0),
+            OrderingSpace.of_sizes(1, 0, min_length=0, max_length=0),
         ):
             with pytest.raises(ValueError, match="none of the families"):
                 ArrangementFeatures(space)
 
     def test_a_pool_that_shows_nothing_changes_nothing(self):
-        one = ArrangementSpace.of_sizes(5, max_length=3)
-        beside = ArrangementSpace((5, 4), ((0, 3), (0, 0)), ((0, 1), ()))
+        one = OrderingSpace.of_sizes(5, max_length=3)
+        beside = OrderingSpace((tuple(range(5)), tuple(range(4))), ((0, 3), (0, 0)), ((0, 1), ()))
         some = drawn(one, 20)
         tables = ArrangementFeatures(one)(some), ArrangementFeatures(beside)([(a[0], ()) for a in some])
         for alone, both_pools in zip(*tables, strict=True):
             np.testing.assert_allclose(shape(alone @ alone.T), shape(both_pools @ both_pools.T), atol=1e-9)
 
     def test_only_whether_an_item_is_shown(self):
-        features = ArrangementFeatures(ArrangementSpace.of_sizes(1))
+        features = ArrangementFeatures(OrderingSpace.of_sizes(1, min_length=0))
         assert features.names == ["number", "presence", "region", "last"]
         for values in features([((),), ((0,),)]):
             assert ((values[0] - values[1]) ** 2).sum() == pytest.approx(4.0, rel=0.05)
 
     @pytest.mark.parametrize("classes", [range(6), [3] * 6, [0, 1, 2, 3, 4, 4]])
     def test_classes_that_say_little_are_left_out(self, classes):
-        features = ArrangementFeatures(ArrangementSpace.of_sizes(6), classes=[list(classes)])
+        features = ArrangementFeatures(OrderingSpace.of_sizes(6, min_length=0), classes=[list(classes)])
         assert features.names == ITEM_FAMILIES
 
     def test_what_classes_are_called_does_not_matter(self):
-        space = ArrangementSpace.of_sizes(7, max_length=4)
+        space = OrderingSpace.of_sizes(7, max_length=4)
         renamed = [[-5, 40, 7][c] for c in CLASSES]
         families, some = [name for name in FAMILIES if "class" in name], drawn(space, 15)
         tables = [
@@ -173,7 +173,7 @@ class TestSpaces:
             np.testing.assert_allclose(one @ one.T, other @ other.T, atol=1e-9)
 
     def test_large_pools_go_without_pairs_of_items(self):
-        space = ArrangementSpace.of_sizes(200, max_length=8)
+        space = OrderingSpace.of_sizes(200, max_length=8)
         features = ArrangementFeatures(space, classes=[[i % 2 for i in range(200)]])
         assert features.names == [name for name in FAMILIES if name != "adjacency"]
 
@@ -181,14 +181,14 @@ class TestSpaces:
 class TestErrors:
     def test_unknown_families(self):
         with pytest.raises(ValueError, match=r"families must be of .* got \['size'\]"):
-            ArrangementFeatures(ArrangementSpace.of_sizes(4), families=["presence", "size"])
+            ArrangementFeatures(OrderingSpace.of_sizes(4, min_length=0), families=["presence", "size"])
 
     @pytest.mark.parametrize("classes", [[], [[0, 1, 0]], [[0, 1, 0, 1], [0]]])
     def test_classes_of_another_space(self, classes):
         with pytest.raises(ValueError, match="a class for each item"):
-            ArrangementFeatures(ArrangementSpace.of_sizes(4), classes=classes)
+            ArrangementFeatures(OrderingSpace.of_sizes(4, min_length=0), classes=classes)
 
     @pytest.mark.parametrize("families", [[], ["class share"]])
     def test_families_that_say_nothing(self, families):
         with pytest.raises(ValueError, match="none of the families"):
-            ArrangementFeatures(ArrangementSpace.of_sizes(4), families=families)
+            ArrangementFeatures(OrderingSpace.of_sizes(4, min_length=0), families=families)

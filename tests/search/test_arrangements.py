@@ -1,26 +1,22 @@
 """Searches over arrangements: which items, how many, in what order."""
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from worlds import play
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from arrangements import ArrangementWorld, claim, default_outcome, halving, random_search
+from arrangements import ArrangementPool, ArrangementWorld, claim, default_outcome, halving, random_search
 
-from plr_dspy import CrossEntropySearch, MaximumLikelihood
-from plr_dspy.orderings.arrangement_space import ArrangementSpace
-from plr_dspy.orderings.space import OrderingSpace
-from plr_dspy.orderings.trials import Trial
-from plr_dspy.search.loop import Progress
+from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA, Trial
 from plr_dspy.search.surrogate.model import OrderingModel
 from plr_dspy.search.thompson import ThompsonSearch
-from plr_dspy.statistics.comparisons import agreement
 
-SPACE = ArrangementSpace.of_sizes(12, max_length=4, identity=((),))
+SPACE = OrderingSpace.of_sizes(12, max_length=4, identity=((),))
 
 
 def trial(arrangement, score=None, *, num_examples=6):
@@ -32,18 +28,14 @@ def trial(arrangement, score=None, *, num_examples=6):
     return Trial(arrangement, float(np.mean([s for _, s in scores])), num_examples, scores)
 
 
-def play(search, *, rounds=5):
-    asked = []
-    for _ in range(rounds):
-        batch = search.ask()
-        asked += batch
-        search.tell([trial(arrangement) for arrangement in batch])
-    return asked
+def scored(arrangements):
+    return [trial(arrangement) for arrangement in arrangements]
 
 
 def searched(space=SPACE, **options):
+    """A search after five rounds, and what it asked for."""
     search = ThompsonSearch(space, num_examples=50, num_samples=8, num_initial=20, **options)
-    return search, play(search)
+    return search, [arrangement for batch in play(search, scored, rounds=5) for arrangement in batch]
 
 
 class TestThompson:
@@ -56,13 +48,13 @@ class TestThompson:
     def test_finds_the_item_its_place_and_the_number(self):
         for seed in range(3):
             search, asked = searched(seed=seed)
-            best = search.ranked([trial(arrangement) for arrangement in asked])[0].ordering
+            best = search.ranked(scored(asked))[0].ordering
             assert best[0][-1] == 3
             assert len(best[0]) <= 2
             assert 3 in search.mode()[0]
 
     def test_never_asks_for_what_is_not_allowed(self):
-        space = ArrangementSpace.of_sizes(
+        space = OrderingSpace.of_sizes(
             12, max_length=4, identity=((),), allowed=lambda arrangement: sum(arrangement[0]) <= 9
         )
         search, asked = searched(space)
@@ -70,54 +62,15 @@ class TestThompson:
         assert all(sum(items) <= 9 for (items,) in [*asked, search.mode(), *search.draw(50)])
 
     def test_several_pools_and_classes(self):
-        space = ArrangementSpace.of_sizes(6, 5, max_length=3, identity=((0,), ()))
+        space = OrderingSpace.of_sizes(6, 5, max_length=3, identity=((0,), ()))
         search, asked = searched(space, classes=[[0, 1] * 3, [0] * 5], example_classes=[0, 1] * 25)
         assert len(search.distributions) == 2
         assert len({len(second) for _, second in asked}) > 1
 
-    def test_goes_on_from_its_state(self):
-        search, _ = searched(seed=4)
-        state = json.loads(json.dumps(search.state_dict()))
-        again = ThompsonSearch(SPACE, num_examples=50, num_samples=8, num_initial=20, seed=4)
-        again.load_state_dict(state)
-        assert again.ask() == search.ask()
-        assert again.draw(5) == search.draw(5)
-
-    def test_refuses_the_state_of_other_limits(self):
-        state = searched()[0].state_dict()
-        other = ThompsonSearch(ArrangementSpace.of_sizes(12, max_length=3), num_examples=50)
-        with pytest.raises(ValueError, match=r"limits \(\(0, 4\),\)"):
-            other.load_state_dict(state)
-
     def test_small_spaces_are_asked_for_whole(self):
-        space = ArrangementSpace.of_sizes(3, identity=((),))
+        space = OrderingSpace.of_sizes(3, min_length=0, identity=((),))
         search = ThompsonSearch(space, num_examples=10, num_initial=16)
         assert sorted(search.ask()) == sorted(space.enumerate())
-
-
-class TestProgress:
-    def test_rounds_note_the_probability_of_the_mode_and_the_agreement(self):
-        search = ThompsonSearch(SPACE, num_examples=50, num_samples=8, num_initial=20)
-        progress = Progress()
-        for _ in range(4):
-            trials = [trial(arrangement) for arrangement in search.ask()]
-            progress.note(search, trials, search.tell(trials), 0)
-        first, *_, last = progress.history
-        assert 0 < first.mode_probability[0] < last.mode_probability[0] <= 1
-        assert 0 <= last.agreement <= 1
-        assert Progress.from_state(json.loads(json.dumps(progress.state_dict()))) == Progress(
-            {o: Trial(o, t.score, t.num_examples) for o, t in progress.trials.items()}, progress.history
-        )
-
-    def test_agreement_of_arrangements(self):
-        assert agreement([((2, 1),)] * 3, [5]) == 1.0
-        assert agreement([((),)] * 3, [5]) == 1.0
-        assert agreement([((1, 2),), ((2, 1),), ((0,),)], [3]) < 0.5
-        orders = [((0, 1, 2),), ((2, 1, 0),), ((1, 0, 2),)]
-        assert agreement(orders) == agreement(orders, [3])
-
-    def test_agreement_counts_from_the_end(self):
-        assert agreement([((1, 0),), ((2, 0),)], [4]) > agreement([((0, 1),), ((0, 2),)], [4])
 
 
 class TestModel:
@@ -136,7 +89,7 @@ class TestModel:
         assert dict(fitted.estimates())[best] > 0.55
 
     def test_what_the_space_does_not_hold_has_an_effect_of_its_own(self):
-        space = ArrangementSpace.of_sizes(12, min_length=1, max_length=2)
+        space = OrderingSpace.of_sizes(12, min_length=1, max_length=2)
         model, outside = OrderingModel(space), [((),), ((0, 1, 2, 3),)]
         scores = {a: dict(trial(a).scores) for a in [*space.draw(20, np.random.default_rng(0)), *outside]}
         fitted = model.fit(scores)
@@ -146,8 +99,19 @@ class TestModel:
 class TestOtherSearches:
     def test_the_papers_search_takes_arrangements(self):
         search = CrossEntropySearch(SPACE, num_samples=40, elite_fraction=0.2, seed=1)
-        play(search, rounds=6)
+        play(search, scored)
         assert search.mode()[0][-1:] == (3,)
+
+    @pytest.mark.parametrize("rule", [RankEMA(), MaximumLikelihood(num_steps=5), MixtureEM(num_steps=5)])
+    def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(self, rule):
+        space = OrderingSpace.of_sizes(4, max_length=3)
+        search = CrossEntropySearch(space, update=rule, elite_fraction=1.0)
+        search.tell([Trial(((3, 1),), 1.0), Trial(((0, 2, 1),), 1.0), Trial(((),), 1.0)])
+        (found,) = search.distributions
+        expected = rule.update(rule.initial(4), torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1] * 4]))
+        torch.testing.assert_close(found.logits, expected.logits)
+        shares = 0.95 * (0.3 / 4 + 0.7 * np.array([1, 0, 1, 1]) / 3) + 0.05 / 4
+        assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
 
     def test_an_update_without_smoothing_is_refused(self):
         class Own:
@@ -168,21 +132,21 @@ class TestWorlds:
     def test_better_than_the_best_of_random_arrangements_at_as_many_calls(self):
         scores = []
         for seed in range(61_000, 61_006):
-            world = ArrangementWorld(50, seed)
-            found = default_outcome(world, 1_000, seed).ordering
-            others = (method(world, 1_000, seed) for method in (halving, random_search))
-            scores.append([world.truth(arrangement) for arrangement in (found, *others)])
+            pool = ArrangementPool.of(ArrangementWorld(50, seed), 100)
+            found = default_outcome(pool, 1_000, seed).ordering
+            others = (method(pool, 1_000, seed) for method in (halving, random_search))
+            scores.append([pool.truth(arrangement) for arrangement in (found, *others)])
         default, by_halving, at_random = np.mean(scores, axis=0)
         assert default > by_halving + 0.02
         assert default > at_random + 0.07
 
     @pytest.mark.parametrize(
-        ("kind", "num_examples"), [("nothing", 10), ("nothing", 40), ("harm", 20), ("harm", 40)]
+        ("kind", "num_known"), [("nothing", 10), ("nothing", 40), ("harm", 20), ("harm", 40)]
     )
-    def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_examples):
+    def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_known):
         """At most one of ten is called better, but for the luck of 8 compiles: of three or more the chance is 4 %."""
-        worlds = [ArrangementWorld(20, 300 + seed, kind=kind, num_examples=num_examples) for seed in range(8)]
-        told = [claim(world, 300, seed) for seed, world in enumerate(worlds)]
+        worlds = [ArrangementWorld(20, 300 + seed, kind=kind, num_known=num_known) for seed in range(8)]
+        told = [claim(ArrangementPool.of(world, num_known), 300, seed) for seed, world in enumerate(worlds)]
         replaced, better, change = zip(*told, strict=True)
         assert sum(better) <= 2
         assert np.mean(change) > -0.01
@@ -190,13 +154,11 @@ class TestWorlds:
 
     def test_a_student_that_any_demo_harms_stays(self):
         class Harmed(ArrangementWorld):
-            def answers(self, arrangement):
-                right = super().answers(arrangement)
+            def answers(self, order):
+                right = super().answers(order)
                 lost = np.random.default_rng(7).random(len(right)) < 0.4
-                return right & ~lost if any(arrangement) else right
+                return right & ~lost if order else right
 
-        stays = [
-            default_outcome(Harmed(20, 400 + seed, kind="nothing"), 300, seed).ordering == ((),)
-            for seed in range(5)
-        ]
+        pools = [ArrangementPool.of(Harmed(20, 400 + seed, kind="nothing"), 100) for seed in range(5)]
+        stays = [default_outcome(pool, 300, seed).ordering == ((),) for seed, pool in enumerate(pools)]
         assert sum(stays) >= 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.linalg import helmert
 
 from plr_dspy import OrderingSpace
-from plr_dspy.orderings.space import WITHOUT_DEMOS
+from plr_dspy.search.space import WITHOUT_DEMOS
 from plr_dspy.search.surrogate.effect_process import EffectProcess
 from plr_dspy.search.surrogate.features import OrderingFeatures
 from plr_dspy.search.surrogate.gains import Gains, independent_gains

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.orderings.arrangement_space import Arrangement, ArrangementSpace
+from plr_dspy.search.space import Ordering, OrderingSpace
 
 Array = NDArray[np.float64]
 Family = Callable[[Array, Array], Array]
@@ -67,7 +67,7 @@ class ArrangementFeatures:
 
     def __init__(
         self,
-        space: ArrangementSpace,
+        space: OrderingSpace,
         *,
         classes: Sequence[Sequence[int]] | None = None,
         families: Sequence[str] = FAMILIES,
@@ -97,14 +97,14 @@ class ArrangementFeatures:
                 f"none of the families {list(families)} tells arrangements of {space.sizes} items apart"
             )
 
-    def __call__(self, arrangements: Sequence[Arrangement]) -> list[Array]:
+    def __call__(self, arrangements: Sequence[Ordering]) -> list[Array]:
         """Features ``[m, d]`` of each family."""
         raws = self._raw(arrangements, self.names).values()
         return [
             (raw - mean) * scale for raw, mean, scale in zip(raws, self._means, self._scales, strict=True)
         ]
 
-    def _raw(self, arrangements: Sequence[Arrangement], families: Sequence[str]) -> dict[str, Array]:
+    def _raw(self, arrangements: Sequence[Ordering], families: Sequence[str]) -> dict[str, Array]:
         """Features of all pools side by side, of the families that some pool has."""
         parts: dict[str, list[Array]] = {name: [] for name in families}
         for number, pool in enumerate(self._pools):

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plr_dspy.orderings.plackett_luce import PlackettLuce, draw_orderings
-from plr_dspy.orderings.space import Ordering, OrderingSpace
+from plr_dspy.plackett_luce.distribution import PlackettLuce
+from plr_dspy.search.space import Ordering, OrderingSpace
 
 Array = NDArray[np.float64]
 Family = Callable[[NDArray[np.int64]], Array]
@@ -153,6 +153,7 @@ def random_orderings(space: OrderingSpace, number: int) -> list[Ordering]:
     """So many, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
     blocks = [
-        draw_orderings(PlackettLuce(torch.zeros(size)), number, generator).tolist() for size in space.sizes
+        PlackettLuce(torch.zeros(size), generator=generator).sample((number,)).tolist()
+        for size in space.sizes
     ]
     return [space.canonical(ordering) for ordering in zip(*blocks, strict=True)]

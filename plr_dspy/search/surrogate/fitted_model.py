@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.orderings.space import Ordering
-from plr_dspy.orderings.trials import ScoreEstimate
-from plr_dspy.report.schema import Leaning
+from plr_dspy.report.data import Leaning
 from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.space import Ordering, ScoreEstimate
 from plr_dspy.search.surrogate.gains import gain_of_calibration
 from plr_dspy.search.surrogate.gaussian_process import Array, Surrogate
 from plr_dspy.search.surrogate.response_model import ResponseModel
@@ -221,7 +220,7 @@ class FittedModel:
             return None
         shares = [self._responses.answers(self.orderings.index(ordering)) for ordering in (original, chosen)]
         right, *answered = (np.round(share, 6).tolist() for share in (self._responses.right(), *shares))
-        return Leaning(right, *answered)
+        return Leaning(right=right, original=answered[0], chosen=answered[1])
 
     def counted(self, scores: Scores) -> Scores:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""

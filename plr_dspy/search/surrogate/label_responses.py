@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.orderings.space import Ordering
+from plr_dspy.search.space import Ordering
 
 Array = NDArray[np.float64]
 

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.orderings.arrangement_space import ArrangementSpace, SearchSpace
-from plr_dspy.orderings.space import Ordering
-from plr_dspy.orderings.trials import ScoreEstimate
 from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
 from plr_dspy.search.surrogate.arrangement_features import ArrangementFeatures
 from plr_dspy.search.surrogate.crossed_effects import score_table, shrunk_means
 from plr_dspy.search.surrogate.features import OrderingFeatures
@@ -45,7 +43,7 @@ class OrderingModel:
 
     def __init__(
         self,
-        space: SearchSpace,
+        space: OrderingSpace,
         *,
         classes: Sequence[Sequence[int]] | None = None,
         example_classes: Sequence[int] | None = None,
@@ -185,10 +183,10 @@ def _table(scores: Scores, orderings: Sequence[Ordering]) -> Array:
 
 
 def _make_features(
-    space: SearchSpace, classes: Sequence[Sequence[int]] | None, families: Sequence[str] | None
+    space: OrderingSpace, classes: Sequence[Sequence[int]] | None, families: Sequence[str] | None
 ) -> OrderingFeatures | ArrangementFeatures:
     """The features of a space's own kind; of the families named, None for all."""
     chosen: dict[str, Any] = {"classes": classes} | ({} if families is None else {"families": families})
-    if isinstance(space, ArrangementSpace):
+    if space.from_end:
         return ArrangementFeatures(space, **chosen)
     return OrderingFeatures(space, **chosen)

@@ -1,0 +1,10 @@
+"""`python examples/paper`, from wherever it is called."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paper.commands import main
+
+sys.exit(main())

@@ -1,0 +1,96 @@
+"""Scores a program's orders on examples that no optimizer has seen."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dspy
+import torch
+
+from plr_dspy import Report
+from plr_dspy.plackett_luce.distribution import PlackettLuce
+from plr_dspy.programs.evaluator import program_scorer
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.scoring.cells import FAILED
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.space import Ordering
+
+from .results import Ranking
+
+
+def digest(examples: Sequence[dspy.Example]) -> str:
+    """A name for these examples, in this order."""
+    text = json.dumps([example.toDict() for example in examples], sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class HeldOut:
+    """Held-out examples, and the calls on them.
+
+    Args:
+        program: The program, in the order chosen.
+        metric: The metric of the optimizer.
+        examples: The held-out examples.
+        num_threads: Calls under way at once.
+        folder: Folder that keeps the calls, for this metric alone; None keeps none.
+    """
+
+    def __init__(
+        self,
+        program: dspy.Module,
+        *,
+        metric: Any,
+        examples: Sequence[dspy.Example],
+        num_threads: int,
+        folder: Path | None = None,
+    ) -> None:
+        self.slots = ProgramSlots(program)
+        self._examples = range(len(examples))
+        self._path = None if folder is None else folder / f"held_out-{digest(examples)}.jsonl"
+        self._new_scorer = functools.partial(
+            program_scorer, program, self.slots, metric=metric, examples=examples, num_threads=num_threads
+        )
+
+    def scores(self) -> list[float]:
+        """Scores of the program as it is, one for each example."""
+        return self.rows([self.slots.space.identity])[0]
+
+    def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
+        """Score each ordering on each example, ``[orderings, examples]``; a wrong answer counts 0.
+
+        Raises:
+            RuntimeError: when a call failed: the next run of the same makes it again.
+        """
+        ledger = Ledger(self._path)
+        ledger.number_examples([str(number) for number in self._examples])
+        try:
+            cells = self._new_scorer(ledger=ledger).cells(dict.fromkeys(orderings, self._examples))
+            failed = [cell for row in cells.values() for cell in row.values() if cell.outcome == FAILED]
+            if failed:
+                ledger.retry()
+                raise RuntimeError(
+                    f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}; "
+                    "run the same again to repeat them"
+                )
+            return [[cell.score or 0.0 for cell in row.values()] for row in cells.values()]
+        finally:
+            ledger.close()
+
+
+def ranked_orders(report: Report, held_out: HeldOut) -> Ranking:
+    """Score all orders that can be told apart, with the probability that the reported search gave each of them."""
+    slots = held_out.slots
+    orderings = list(slots.space.enumerate())
+    distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
+    log_probs = (
+        sum(float(d.log_prob(torch.tensor(p))) for d, p in zip(distributions, ordering, strict=True))
+        for ordering in orderings
+    )
+    orders = (tuple(d for order in slots.permutations(each).values() for d in order) for each in orderings)
+    accuracies = tuple(sum(row) / len(row) for row in held_out.rows(orderings))
+    return Ranking(tuple(orders), tuple(log_probs), accuracies)

@@ -1,0 +1,456 @@
+"""The paper's tables, of our runs: accuracy, paired differences, costs, ablations, rankings, and its own numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from plr_dspy.runtime.files import write_atomically
+from plr_dspy.statistics.comparisons import paired_interval
+
+from .model import LOCAL
+from .protocol import ABLATIONS, METHODS
+from .results import Ranking, Result
+from .tasks import TASKS
+
+PARTIAL, AVERAGE, BASE = "†", "average", "Static"
+PAPER, PAPER_SEEDS = "arXiv:2603.21373", 5
+PUBLISHED = Path(__file__).with_name("published.csv")
+"""Accuracies in % that the paper's LaTeX source prints, by model, task, number of demos and our name of the method.
+
+Its reasoning table heads the MATH500 columns 8, 4, 32, 16; they are kept as headed, with which its averages are right.
+The unweighted PLR-1 and PLR-4 of its ablations, and those with an elite fraction of 0.2, are those of the main table.
+"""
+MARKS = {"md": ("{}", "**{}**", "<ins>{}</ins>", "*{}*")}
+MARKS["tex"] = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}", r"\textit{{{}}}")
+LATEX = {**{character: "\\" + character for character in "&%$#_{}"}, "\\": r"\textbackslash{}", "\n": " "}
+LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+# A line end takes the last two as arguments.
+LATEX |= {"±": r"$\pm$", PARTIAL: r"$^{\dagger}$", "[": "{[}", "*": "{*}"}
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX sets as it stands."""
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it stands, in a table cell too."""
+    # An underscore within a word, and "<" before a number, are plain text, and read better so.
+    special = r"[\\|*`]|<(?=[A-Za-z/!?])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
+    return re.sub(special, lambda match: "\\" + match[0], text.replace("\n", " "))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table of numbers, and what must be known to read them.
+
+    Attributes:
+        name: Name of the files, and LaTeX label.
+        title: One sentence.
+        cells: A line for each cell: its "block" (a heading), "row", "column" and "text" for people, a "rank" whose
+            first three are marked, and numbers for the CSV.
+        notes: Sentences that stand below the table.
+    """
+
+    name: str
+    title: str
+    cells: pd.DataFrame
+    notes: Sequence[str]
+
+    def to_markdown(self) -> str:
+        """The table for people, readable as plain text too."""
+        parts = [f"## {escape_markdown(self.title)}"]
+        for heading, block in self._grid("md", escape_markdown).groupby(level="block"):
+            shown = block.droplevel("block").dropna(axis=1, how="all").fillna("")
+            lines = [["", *shown.columns], ["---", *["---:"] * shown.shape[1]]]
+            lines += [[row, *shown.loc[row]] for row in shown.index]
+            parts += [f"### {heading}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        return "\n\n".join([*parts, *map(escape_markdown, self.notes)]) + "\n"
+
+    def to_latex(self) -> str:
+        """A float, which needs the packages booktabs and multirow."""
+        grid = self._grid("tex", escape_latex).rename_axis(index=[None, None], columns=None)
+        caption, end = escape_latex(self.title), r"\end{table}"
+        settings = {"caption": caption, "label": f"tab:{self.name}", "position": "t"}
+        latex: str = grid.to_latex(na_rep="", escape=False, **settings)
+        return latex.replace(end, "\n".join([*map(escape_latex, self.notes), end]))
+
+    def to_csv(self) -> str:
+        """One line for each number or interval, with all digits; what is not known is empty."""
+        numbers = self.cells.drop(columns=["block", "row", "column", "text"]).dropna(how="all")
+        text: str = numbers.to_csv(index=False, lineterminator="\n")
+        return text
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write the table as .md, .tex and .csv, each whole or not at all; returns the files."""
+        texts = {"md": self.to_markdown(), "tex": self.to_latex(), "csv": self.to_csv()}
+        for ending, text in texts.items():
+            write_atomically(folder / f"{self.name}.{ending}", text.encode())
+        return [folder / f"{self.name}.{ending}" for ending in texts]
+
+    def _grid(self, ending: str, escape: Any) -> pd.DataFrame:
+        """The texts by block and row, and by column; what is no category is in the order in which it comes."""
+        ranks = self.cells["rank"].fillna(0) if "rank" in self.cells else [0] * len(self.cells)
+        marks = [MARKS[ending][rank if rank < 4 else 0] for rank in ranks]
+        shown = [mark.format(escape(text)) for mark, text in zip(marks, self.cells.text, strict=True)]
+        places = {}
+        for name in ("block", "row", "column"):
+            labels = self.cells[name]
+            known = labels.cat.categories if labels.dtype == "category" else labels.unique()
+            places[name] = pd.Categorical(labels.map(escape), [escape(each) for each in known])
+        return pd.Series(shown, pd.MultiIndex.from_frame(pd.DataFrame(places))).unstack("column")
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, such as "1 demo" and "8 demos"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def frame_of(results: Sequence[Result]) -> pd.DataFrame:
+    """Make a frame of the results of one experiment, one row for each run: what all tables and figures take.
+
+    Returns:
+        The fields of `Result`, "percent", "calls" and tokens, by number of demos, task, method and seed. Tasks and
+        methods are categories in the order of the paper's tables; other ones come last, by name.
+
+    Raises:
+        ValueError: when there are no results, when they are of several models or prompt formats, when two are of one
+            run, or when the runs of one task and seed did not meet the same examples.
+    """
+    if not results:
+        raise ValueError("results must hold at least one record; got none: run a part of the grid first")
+    frame = pd.DataFrame([vars(result) for result in results])
+    frame["block"] = [counted(count, "demo") for count in frame.num_demos]
+    frame["percent"], frame["calls"] = 100 * frame.accuracy, [calls["total"] for calls in frame.program_calls]
+    for kind in ("prompt", "completion"):
+        frame[f"{kind} tokens"] = [float(tokens.get(kind, math.nan)) for tokens in frame.tokens]
+    if len(kinds := sorted(set(zip(frame.model, frame.format, strict=True)))) > 1:
+        raise ValueError(
+            f"results must be of one model and one prompt format; got {kinds}: make a table of each"
+        )
+    names = pd.Series([str(result.run) for result in results])
+    if names.duplicated().any():
+        twice = names[names.duplicated()].iloc[0]
+        raise ValueError(f"results must hold one record for each run; got two of {twice}: remove one")
+    examples = pd.Series(
+        [f"{len(result.scores)} {sorted((result.data or {}).items())}" for result in results]
+    )
+    if (examples.groupby([frame.task, frame.seed]).nunique() > 1).any():
+        raise ValueError(
+            "all runs of one task and seed must be scored on the same examples: make them with the same settings"
+        )
+    for name, known in (("task", TASKS), ("method", METHODS)):
+        there = set(frame[name])
+        order = [each for each in known if each in there] + sorted(there.difference(known))
+        frame[name] = pd.Categorical(frame[name], order, ordered=True)
+    return frame.sort_values(["num_demos", "task", "method", "seed"], ignore_index=True)
+
+
+def intervals(groups: Any, confidence: float = 0.95) -> pd.DataFrame:
+    """The "mean" of each group of numbers, one for each seed, with the ends "low" and "high" of its t interval.
+
+    One seed has no interval: its ends are NaN. The number of "seeds" comes too.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1); got {confidence!r}: pass 0.95 for 95 %")
+    found = groups.agg(["mean", "std", "size"]).rename(columns={"size": "seeds"})
+    half = stats.t.ppf(0.5 + confidence / 2, found.seeds - 1) * found["std"] / np.sqrt(found.seeds)
+    return found.assign(low=found["mean"] - half, high=found["mean"] + half)[["mean", "low", "high", "seeds"]]
+
+
+def grouped_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[float, float]:
+    """Student-t interval of the mean of all values, where only values of different groups are independent.
+
+    It is the cluster-robust interval with as many degrees of freedom as there are groups less one; of one group, NaN.
+    """
+    mean, count = np.mean(np.concatenate(groups)), sum(map(len, groups))
+    # The mean of these is the mean, and their spread is that of the groups' sums about what is expected of their size.
+    parts = pd.Series([mean + len(groups) / count * np.sum(np.subtract(group, mean)) for group in groups])
+    _, low, high, _ = intervals(parts.groupby(lambda _: 0), confidence).iloc[0]
+    return float(low), float(high)
+
+
+def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
+    """Two-sided p-value of a mean of paired differences, if either sign were as likely for each group as a whole.
+
+    It is exact up to 16 groups; beyond, 65,536 flips are drawn, the same ones at each call. One group has 1.0.
+    """
+    sums = np.array([math.fsum(group) for group in groups])
+    if sums.size < 2:
+        return 1.0  # the one group and its opposite are equally far from 0
+    test = stats.permutation_test(
+        (sums,),
+        lambda values, axis: values.sum(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=2**16,
+        random_state=np.random.default_rng(0),
+    )
+    return float(test.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values by Holm's step-down correction (Scandinavian Journal of Statistics 6, 1979), in the order given."""
+    p = pd.Series(p_values, dtype=float).sort_values(kind="stable")
+    corrected = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1.0)
+    return [float(value) for value in corrected.sort_index()]
+
+
+def _with_margins(cells: pd.DataFrame) -> list[str]:
+    """Means with half the width of their intervals, where they have one."""
+    margins = ["" if math.isnan(half) else f" ± {half:.1f}" for half in (cells.high - cells.low) / 2]
+    return [f"{mean:.1f}{margin}" for mean, margin in zip(cells["mean"], margins, strict=True)]
+
+
+def _line(block: str, row: str, texts: Mapping[str, str], numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The cells of a line; the first one has its numbers."""
+    cells = [{"block": block, "row": row, "column": column, "text": text} for column, text in texts.items()]
+    return [{**cells[0], **numbers}, *cells[1:]]
+
+
+def _setting_notes(frame: pd.DataFrame) -> list[str]:
+    """Name the settings and versions that are not the same in all results."""
+    described = pd.DataFrame([{**s, **v} for s, v in zip(frame.settings, frame.versions, strict=True)])
+    differing = sorted(described.columns[described.map(repr).nunique() > 1])
+    return [f"Not all runs were made alike; they differ in: {', '.join(differing)}."] if differing else []
+
+
+def _differ(frame: pd.DataFrame) -> bool:
+    """Whether some methods have other runs than the rest."""
+    places = frame.groupby("method", observed=True)[["num_demos", "task", "seed"]]
+    return bool(places.apply(lambda runs: str(runs.astype(str).values.tolist())).nunique() > 1)
+
+
+def accuracy_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table:
+    """Mean accuracy over seeds in %, a block for each number of demos, a column for each of its tasks.
+
+    The interval is Student's t on the accuracies by seed, so it is of the mean over other seeds, with all that a seed
+    draws: demos, held-out examples, the method's own choices. A macro average is the mean over the tasks of the block,
+    by seed, on the seeds that a method has on all of them. Ranks are by the mean, and ties share them. They are among
+    the methods that have all seeds of their column; where only one has, there are none.
+    """
+    place = ["num_demos", "block", "method"]
+    frame = frame.assign(task=frame.task.cat.add_categories(AVERAGE))
+    whole = frame.groupby([*place, "seed"], observed=True).percent.agg(["mean", "size"]).reset_index()
+    num_tasks = whole.num_demos.map(frame.groupby("num_demos").task.nunique())
+    whole = whole[(whole["size"] == num_tasks) & (num_tasks > 1)].rename(columns={"mean": "percent"})
+    average = pd.Categorical([AVERAGE] * len(whole), dtype=frame.task.dtype)
+    long = pd.concat([frame, whole.assign(task=average)])
+    cells = intervals(long.groupby([*place, "task"], observed=True).percent, confidence)
+    seeds = long.groupby(["num_demos", "task"], observed=True).seed.nunique().rename("of_seeds")
+    cells = cells.join(seeds).reset_index()
+    # What differs in the last bit only is a tie.
+    means = cells["mean"].round(9).where(cells.seeds == cells.of_seeds)
+    by_column = means.groupby([cells.num_demos, cells.task], observed=True)
+    ranks = by_column.rank("min", ascending=False).where(by_column.transform("count") > 1)
+    cells = cells.assign(rank=ranks.astype("Int64"), text=_with_margins(cells))
+    cells.loc[cells.seeds < cells.of_seeds, "text"] += PARTIAL
+    notes = [
+        f"Means over seeds ± half the width of a {100 * confidence:g} % t interval (none for one seed). Of each column "
+        "the best mean is bold, the second underlined, the third italic, among methods with all of its seeds.",
+        f"{AVERAGE}: the macro average, of methods that have all tasks of the block. {PARTIAL}: not all seeds of the "
+        "column. Empty: no runs; methods that read label probabilities have none on reasoning tasks.",
+        *_setting_notes(frame),
+    ]
+    title = f"Accuracy of {frame.model[0]} in %, {frame.format[0]} prompts"
+    return Table("accuracy", title, cells.assign(row=cells.method, column=cells.task), notes)
+
+
+def paired_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table | None:
+    """Mean differences of accuracy to Static in percentage points, paired; None without Static or any other method.
+
+    - By task and number of demos: the mean over the held-out examples of all shared seeds, pooled, with
+      `paired_interval`. It is of other examples for these very demos, and says nothing of other demos.
+    - Over all runs: the mean of the runs' differences, all runs counting alike, with `grouped_interval`. It is of
+      other runs like these (other draws of demos and examples, on tasks like these).
+    - p: of `sign_flip_test` on the same groups, two-sided; and with Holm's correction over the table's methods.
+    """
+    place = ["task", "num_demos", "seed"]
+    base = frame.loc[frame.method == BASE, [*place, "scores"]]
+    pairs = frame[frame.method != BASE].merge(base, on=place, suffixes=("", "_of_base"))
+    if pairs.empty:
+        return None
+    both = zip(pairs.scores, pairs.scores_of_base, strict=True)
+    pairs["differences"] = [100 * np.subtract(ours, theirs) for ours, theirs in both]
+    pairs["mean"] = pairs.differences.map(np.mean)
+    by_task = pairs.groupby(["num_demos", "block", "method", "task"], observed=True)
+    cells = by_task.agg(pooled=("differences", list), seeds=("seed", "size")).reset_index()
+    pooled = cells.pop("pooled").map(np.concatenate)
+    cells = cells.assign(mean=pooled.map(np.mean), examples=pooled.map(len), row=cells.method)
+    cells[["low", "high"]] = [paired_interval(each, confidence) for each in pooled]
+    cells["column"] = cells.task = cells.task.astype(str)
+    cells["text"] = [f"{cell.mean:+.1f} [{cell.low:+.1f}, {cell.high:+.1f}]" for cell in cells.itertuples()]
+    of_column = frame.groupby(["num_demos", "task"], observed=True).seed.nunique()
+    all_seeds = [of_column[each] for each in zip(cells.num_demos, cells.task, strict=True)]
+    cells.loc[cells.seeds < all_seeds, "text"] += PARTIAL
+    # Runs of one task and seed share their held-out examples: only groups of them are independent.
+    groups_of = {
+        method: [list(group) for _, group in theirs.groupby(["task", "seed"], observed=True)["mean"]]
+        for method, theirs in pairs.groupby("method", observed=True)
+    }
+    overall = []
+    p_values = [sign_flip_test(groups) for groups in groups_of.values()]
+    for (method, groups), p, p_holm in zip(groups_of.items(), p_values, holm(p_values), strict=True):
+        mean, (low, high) = float(np.mean(np.concatenate(groups))), grouped_interval(groups, confidence)
+        numbers = {
+            "num_demos": "all",
+            "task": "all",
+            "method": method,
+            "mean": mean,
+            "low": low,
+            "high": high,
+        }
+        numbers |= {"runs": sum(map(len, groups)), "groups": len(groups), "p": p, "p_holm": p_holm}
+        interval = f" [{low:+.1f}, {high:+.1f}]" if len(groups) > 1 else ""
+        texts = {
+            "difference": f"{mean:+.1f}{interval}",
+            "runs": str(numbers["runs"]),
+            "groups": str(len(groups)),
+        }
+        texts |= {n: "<.0001" if v < 0.0001 else f"{v:.4f}" for n, v in (("p", p), ("p (Holm)", p_holm))}
+        overall += _line("all runs", method, texts, numbers)
+    level = f"{100 * confidence:g} %"
+    notes = [
+        f"By task: mean difference to {BASE} over the pooled held-out examples of all seeds [its {level} interval, of "
+        f"other examples for the same demos]. {PARTIAL}: not all seeds of the column. Empty: no run in common.",
+        f"All runs: mean difference over the runs that {BASE} has too [its {level} interval over groups: runs of one "
+        "task and seed share examples]; p of a two-sided sign-flip test over groups, and with Holm's correction over "
+        "the methods. Intervals are not corrected for their number.",
+    ]
+    if others := [method for method in frame.method.unique() if method not in {BASE, *groups_of}]:
+        notes.append(f"No run in common: {', '.join(others)}.")
+    if _differ(pairs):
+        notes.append(
+            "Not all methods have the same runs: compare their differences over all runs only where they do."
+        )
+    if (fewest := min(map(len, groups_of.values()))) < 6:
+        notes.append(f"{counted(fewest, 'group')} of runs allow no p below {2.0 ** (1 - fewest):g}.")
+    title = f"Accuracy of {frame.model[0]} against {BASE} in percentage points, {frame.format[0]} prompts"
+    shown = pd.concat([cells, pd.DataFrame(overall)], ignore_index=True)
+    shown["row"] = pd.Categorical(shown.row, frame.method.cat.categories)
+    return Table("paired", title, shown, [*notes, *_setting_notes(frame)])
+
+
+def calls_table(frame: pd.DataFrame) -> Table:
+    """What a run costs: mean program calls, tokens by kind and seconds, by method and number of demos.
+
+    Means are over all runs (task and seed) of the method with that many demos, so they compare methods only where the
+    methods have the same ones; a note says where they have not. Tokens are over the runs that know them.
+    """
+    cells = []
+    for (num_demos, block, method), runs in frame.groupby(["num_demos", "block", "method"], observed=True):
+        means = runs[["calls", "prompt tokens", "completion tokens", "seconds"]].mean()
+        texts = {name: "" if math.isnan(mean) else f"{mean:,.0f}" for name, mean in means.items()}
+        numbers = {"num_demos": num_demos, "method": method, "runs": len(runs), **means}
+        cells += _line(block, method, {**texts, "runs": str(len(runs))}, numbers)
+    notes = ["Means over runs (tasks and seeds); of tokens, over the runs that know them."]
+    if any(_differ(block) for _, block in frame.groupby("num_demos")):
+        notes.append("Not all methods have the same runs: compare their means only where they do.")
+    title = f"What a run costs with {frame.model[0]}, {frame.format[0]} prompts"
+    return Table("calls", title, pd.DataFrame(cells), [*notes, *_setting_notes(frame)])
+
+
+def ablation_runs(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs of all ablations that have results of two settings, with "ablation", "value" and "setting" of each."""
+    parts = []
+    for ablation, values in ABLATIONS.items():
+        runs = frame[frame.method.isin(values)]
+        if runs.method.nunique() > 1:
+            parts.append(
+                runs.assign(ablation=ablation, value=[float(values[method]) for method in runs.method])
+            )
+    if not parts:
+        raise ValueError(
+            f"no ablation has results of two settings: make some: run --ablations {' '.join(ABLATIONS)}"
+        )
+    runs, names = pd.concat(parts, ignore_index=True), ("unweighted", "weighted")
+    by_value = zip(runs.ablation, runs.value, strict=True)
+    return runs.assign(setting=[names[int(v)] if a == "weighted" else f"{v:g}" for a, v in by_value])
+
+
+def ablation_table(frame: pd.DataFrame) -> Table:
+    """Held-out accuracy by setting: a block for each ablation, a column for each task and number of demos."""
+    keys = ["ablation", "value", "setting", "task", "num_demos", "block"]
+    cells = intervals(ablation_runs(frame).groupby(keys, observed=True).percent).reset_index()
+    cells["column"] = cells.task.astype(str) + ", " + cells.block
+    cells = cells.assign(
+        block=cells.ablation.str.replace("_", " "), row=cells.setting, text=_with_margins(cells)
+    )
+    note = "Means over seeds ± half the width of their 95 % t interval, where there are two or more."
+    return Table("ablation", "Held-out accuracy in % by setting", cells, [note, *_setting_notes(frame)])
+
+
+def kendall(ranking: Ranking) -> tuple[float, float]:
+    """Kendall's tau-b of log-probabilities and accuracies, and the p-value of a two-sided test of independence.
+
+    Tau is positive where probable orders are accurate. Both are NaN where all orders are equally accurate.
+    """
+    found = stats.kendalltau(ranking.log_probs, ranking.accuracies)
+    return float(found.statistic), float(found.pvalue)
+
+
+def ranking_table(frame: pd.DataFrame) -> Table | None:
+    """Kendall's tau of learnt probability and accuracy over all orders, a row for each ranking; None without any."""
+    cells = []
+    forms = {"orders": "{}", "tau": "{:+.2f}", "p": "{:.3f}", "lowest": "{:.3f}", "highest": "{:.3f}"}
+    for run in frame[frame.ranking.notna()].itertuples():
+        accuracies, (tau, p) = run.ranking.accuracies, kendall(run.ranking)
+        values = dict(zip(forms, (len(accuracies), tau, p, min(accuracies), max(accuracies)), strict=True))
+        texts = {
+            name: "" if math.isnan(values[name]) else form.format(values[name])
+            for name, form in forms.items()
+        }
+        place = {"task": run.task, "num_demos": run.num_demos, "seed": run.seed}
+        cells += _line("all", f"{run.task}, {run.block}, seed {run.seed}", texts, {**place, **values})
+    note = "p is of a test of independence; orders share examples, so it is a guide. Empty: all orders are equal."
+    title = "Kendall's tau of learnt probability and held-out accuracy, over all orders"
+    return Table("ranking", title, pd.DataFrame(cells), [note]) if cells else None
+
+
+def load_published() -> pd.DataFrame:
+    """The numbers of the paper, with "published_model", "task" (or an average), "num_demos", "method", "published"."""
+    wide = pd.read_csv(PUBLISHED).rename(columns={"model": "published_model"})
+    places = ["published_model", "task", "num_demos"]
+    return wide.melt(places, var_name="method", value_name="published").dropna()
+
+
+def published_table(frame: pd.DataFrame, name: str = "published") -> Table | None:
+    """Our mean accuracy, that of the paper, and the difference: a block for each number of demos and of its models.
+
+    None where the paper has none of the cells.
+    """
+    theirs, keys = load_published(), ["num_demos", "block", "task", "method"]
+    model = "SmolLM2-135M (local)" if frame.model[0] == LOCAL else str(frame.model[0])
+    ours = frame.groupby(keys, observed=True).percent.agg(["mean", "size"]).rename(columns={"size": "seeds"})
+    cells = ours.reset_index().merge(theirs, on=["num_demos", "task", "method"])
+    if cells.empty:
+        return None
+    places = {"published_model": theirs.published_model.unique()}
+    places |= {each: frame[each].cat.categories for each in ("method", "task")}
+    for column, known in places.items():
+        cells[column] = pd.Categorical(cells[column], known)
+    cells = cells.assign(model=model, published_seeds=PAPER_SEEDS, difference=cells["mean"] - cells.published)
+    cells = cells.sort_values(["num_demos", *places], ignore_index=True)
+    cells["text"] = [f"{c.mean:.1f} / {c.published:.1f} / {c.difference:+.1f}" for c in cells.itertuples()]
+    headings = zip(cells.block, cells.published_model, strict=True)
+    cells["block"] = [
+        f"{block}: ours {model}; paper {paper}, {PAPER_SEEDS} seeds" for block, paper in headings
+    ]
+    notes = [
+        f"ours / paper / difference, in points. ours: {model}, means over our seeds. paper: the model named above each "
+        f"block, means over {PAPER_SEEDS} seeds, as {PAPER} reports them.",
+        "Where the models are not the same, the difference is theirs first of all, and says nothing about a method.",
+    ]
+    if "math500" in set(cells.task):
+        notes.append("The paper heads its MATH500 columns 8, 4, 32, 16; they are kept as headed.")
+    title = f"Our accuracy beside that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
+    return Table(name, title, cells.assign(row=cells.method, column=cells.task), notes)

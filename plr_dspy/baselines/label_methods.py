@@ -1,0 +1,180 @@
+"""LocalE, GlobalE and PDO: the order with the best criterion of its label probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import dspy
+import numpy as np
+
+from plr_dspy.baselines import criteria
+from plr_dspy.baselines.criteria import Array
+from plr_dspy.baselines.label_based import Criterion, LabelReorderer
+from plr_dspy.labels.outputs import label_numbers, prior_shares
+from plr_dspy.optimizer.base import Common
+from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.calls import Metric
+from plr_dspy.programs.checks import number
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Variant = Literal["lu", "plr"]
+Setting = Literal["few-shot", "unlabelled", "prior"]
+
+
+class LocalE(LabelReorderer):
+    """The order whose label distributions are least over-confident: highest mean entropy over probing inputs.
+
+    The LM writes the probing inputs itself, one from each candidate's demos; no label is used. It needs a program
+    with one predictor, one finite output (Literal, enum or bool) and text inputs, and an LM that gives
+    log-probabilities. It makes ``num_candidates * (1 + inputs)`` program calls, with at most as many inputs as
+    candidates, and 2 on each selection example.
+
+    Source: Y. Lu et al., "Fantastically ordered prompts and where to find them", ACL 2022, Eq. 4 to 6.
+
+    Args:
+        metric: Only says in the report how the order does beside the original one, on the selection split.
+        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest mean entropy, which prefers
+            confident orders.
+        num_candidates: Random orders, the original one among them; of fewer orders, all.
+        temperature: At which probing inputs are written.
+        **common: As in `PLReorder`; with max_metric_calls fewer probing inputs, so that it is never exceeded.
+    """
+
+    name = makes_inputs = "LocalE"
+    least_calls = 2
+    entropies: ClassVar[dict[str, Criterion]] = {
+        "lu": criteria.local_entropy,
+        "plr": criteria.mean_confidence,
+    }
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        variant: Variant = "lu",
+        num_candidates: int = 24,
+        temperature: float = 2.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(metric, num_candidates=num_candidates, **common)
+        if variant not in get_args(Variant):
+            raise ValueError(f"variant must be 'lu' or 'plr'; got {variant!r}")
+        self.variant = variant
+        self.temperature = number("temperature", temperature, above=0.0) or 2.0
+
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Raise unless the LM can write inputs: text, and those of the predictor itself."""
+        super().check(program, trainset)
+        taken = set(program.predictors()[0].signature.input_fields)
+        for example in trainset:
+            if (given := set(example.inputs().keys())) != taken:
+                raise ValueError(
+                    f"{self.name} has the LM write inputs like those of the demos, so the predictor must take the "
+                    f"program's own inputs {sorted(given)}; it takes {sorted(taken)}: use PDO, PLReorder or TopKOrder"
+                )
+
+    def criterion(self, job: Job) -> Criterion:
+        """Return the entropy of the method."""
+        return self.entropies[self.variant]
+
+    def most_calls(self, *, num_train: int, num_orders: int) -> int:
+        """One to write an input, and one for each that was written."""
+        return 1 + num_orders
+
+
+class GlobalE(LocalE):
+    """The order whose predicted labels are most evenly spread: highest entropy of their shares over probing inputs.
+
+    Source: Y. Lu et al., "Fantastically ordered prompts and where to find them", ACL 2022, Eq. 2 and 3.
+
+    Args:
+        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest entropy of any probing input.
+        metric, num_candidates, temperature, **common: As in `LocalE`.
+    """
+
+    name = makes_inputs = "GlobalE"
+    entropies: ClassVar[dict[str, Criterion]] = {
+        "lu": criteria.global_entropy,
+        "plr": criteria.best_confidence,
+    }
+
+
+class PDO(LabelReorderer):
+    """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
+
+    It needs a program with one predictor, one finite output (Literal, enum or bool), and an LM that gives
+    log-probabilities. It makes a program call for each order and input, and 2 on each selection example.
+
+    Source: Z. Xu et al., "In-context example ordering guided by label distributions", NAACL Findings 2024.
+
+    Args:
+        metric: Only says in the report how the order does beside the original one, on the selection split.
+        setting: "few-shot": an empty input, and the uniform distribution. "unlabelled": the train split without its
+            labels, and the uniform distribution. "prior": the same, and `prior`.
+        prior: Probability of each label, for ``setting="prior"``; None takes the shares in the trainset.
+        num_candidates: Random orders, the original one among them; of fewer orders, all.
+        **common: As in `PLReorder`; with max_metric_calls fewer inputs, so that it is never exceeded.
+    """
+
+    name = "PDO"
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        setting: Setting = "few-shot",
+        prior: Mapping[Any, float] | None = None,
+        num_candidates: int = 24,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(metric, num_candidates=num_candidates, **common)
+        if setting not in get_args(Setting):
+            raise ValueError(f"setting must be one of {get_args(Setting)}; got {setting!r}")
+        if prior is not None and (setting != "prior" or not isinstance(prior, Mapping)):
+            raise ValueError(
+                f"prior must be a dict of labels and probabilities, with setting='prior'; got {prior!r} with "
+                f"setting={setting!r}"
+            )
+        self.setting = setting
+        self.prior = None if prior is None else {x: number(f"prior[{x!r}]", p) for x, p in prior.items()}
+
+    @property
+    def makes_inputs(self) -> str:  # type: ignore[override]
+        """The name of the method where it makes an input of its own."""
+        return "PDO(setting='few-shot')" if self.setting == "few-shot" else ""
+
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Raise unless the null input can be made, or the prior is one."""
+        super().check(program, trainset)
+        self._prior(program, trainset)
+
+    def criterion(self, job: Job) -> Criterion:
+        """Closeness to the prior, or to the uniform distribution."""
+        return partial(criteria.closeness, prior=self._prior(job.program, job.splits.train))
+
+    def most_calls(self, *, num_train: int, num_orders: int) -> int:
+        """One with the null input, or one for each train example."""
+        return 1 if self.setting == "few-shot" else num_train
+
+    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
+        """The null input, or those of the train split."""
+        examples = [dict(example.inputs().items()) for example in job.splits.train]
+        if self.setting == "few-shot":
+            return [dict.fromkeys(fields, "") for fields in examples[:1]]
+        return examples[: job.plan.num_train_examples]
+
+    def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> Array:
+        """The probability of each label, ``[L]``."""
+        output = self.output(program)
+        if self.setting != "prior":
+            return np.full(len(output.labels), 1.0 / len(output.labels))
+        if self.prior is not None:
+            return prior_shares(self.prior, output.labels)
+        known = label_numbers(examples, output)
+        counts = np.bincount(known[known >= 0], minlength=len(output.labels)).tolist()
+        shares = {text: each / max(1, sum(counts)) for text, each in zip(output.labels, counts, strict=True)}
+        return prior_shares(shares, output.labels, name="the trainset, or the prior that you pass instead,")

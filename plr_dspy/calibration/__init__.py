@@ -1,1 +1,0 @@
-"""Calibrated prediction: a finite output that is decided by calibrated probabilities of its labels."""

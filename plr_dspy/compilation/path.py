@@ -1,0 +1,477 @@
+"""One compile, from its first round to its outcome: search, race, compare, choose."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from plr_dspy.compilation.choice import (
+    Finalist,
+    Outcome,
+    any_difference,
+    calibration_effect,
+    choose,
+    comparison,
+    effect_without_comparison,
+    make_results,
+    weigh,
+)
+from plr_dspy.compilation.first_signs import FirstSigns
+from plr_dspy.compilation.plan import Plan
+from plr_dspy.report.iteration import Iteration
+from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
+from plr_dspy.scoring.rounds import StagedScores, Wanted
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.search import Search, as_ordering
+from plr_dspy.search.space import Ordering, ScoreEstimate, Trial
+from plr_dspy.search.stopping import Stopper
+from plr_dspy.search.surrogate.fitted_model import Scores
+from plr_dspy.statistics.comparisons import agreement
+
+logger = logging.getLogger(__name__)
+
+NOTHING_LEFT, ALL_ROUNDS, INTERRUPTED = "no new ordering left", "all iterations done", "interrupted"
+
+MIN_SHARE = 0.5
+"""Share of a round, but the first, that must be scored for a refit: fewer orderings would have too few elites."""
+
+MIN_COMPARED = 8
+"""Examples of the final comparison, at least, where there are so many."""
+
+MAX_KEPT = 0.6
+"""Share of money and time, at most, that a phase leaves to those after it."""
+
+KEPT_SHARE = 0.4
+"""Share of the orderings that go on to the next heat of a race."""
+
+
+class Compilation:
+    """A compile under way; what it has found can be had at any moment (`unfinished`).
+
+    Args:
+        search: Proposes orderings.
+        scorer: Of the train split followed by the selection split. Rounds that its ledger holds are taken as they were.
+        staged: Scores of the train split.
+        plan: The shape of the compile.
+        num_train: Examples of the train split.
+        original: What the user has: an ordering, or `WITHOUT_DEMOS`.
+        min_probability: Of being better on new examples that it takes to replace the original.
+        sample: Says one of the program's answers, for messages.
+        stoppers: What ends the search early.
+        limits: Arguments that say when the search ends, beside those of the plan.
+        bar: Shows how far it is.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        scorer: CellScorer,
+        staged: StagedScores,
+        *,
+        plan: Plan,
+        num_train: int,
+        original: Ordering,
+        min_probability: float = MIN_PROBABILITY,
+        sample: Callable[[], str] = str,
+        stoppers: Sequence[Stopper] = (),
+        limits: Mapping[str, Any] | None = None,
+        bar: ProgressBar | None = None,
+    ) -> None:
+        self.search, self.scorer, self.staged, self.plan, self.original = (
+            search,
+            scorer,
+            staged,
+            plan,
+            original,
+        )
+        self.selection = range(num_train, num_train + plan.num_selection_examples)
+        self.stopped = INTERRUPTED
+        self._min_probability = min_probability
+        by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
+        self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
+        self._stoppers = [*self._signal_stoppers(), *stoppers]
+        self._limits = {**asdict(plan), **(limits or {})}
+        self._bar = bar
+        self._history: list[Iteration] = []
+        self._trials: dict[Ordering, Trial] = {}
+        self._untold: Wanted | None = (
+            None  # what was scored of a round that the search has asked for and not been told
+        )
+
+    def run(self) -> Outcome:
+        """Search, race the best, compare the winners with the original on the selection split, and choose."""
+        if self.search.space.num_distinct < 2:
+            logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
+            return replace(self._keep_original(), stopped="all choices give the same prompt")
+        share = self._search()
+        if self._signs.nothing_found and self.search.space.holds(self.original):
+            return self._calibrated(replace(self._keep_original(), evidence=self._signs.evidence()))
+        return self._calibrated(self._choose(self._finalists(share), share))
+
+    def _search(self) -> float:
+        """Ask, score and tell until something ends it; returns the share of what follows that is to be done."""
+        scorer, course = self.scorer, self.scorer.ledger.course
+        scorer.phase = "search"
+        after = self.plan.race_calls + self.plan.final_calls
+        self._keep(after)
+        for scored in list(course.rounds):
+            wanted = {as_ordering(ordering): examples for ordering, examples in scored}
+            known = scorer.known_cells(wanted)
+            lost = any(len(known[ordering]) < len(examples) for ordering, examples in wanted.items())
+            if lost or not scorer.fits(wanted, kept=after):
+                break  # a line was taken out of the file, or the budget is smaller now
+            self.search.ask()  # which draws what it drew before
+            self._tell([as_ordering(ordering) for ordering, _ in scored], self.staged.score(wanted))
+        if course.ended is not None and course.ended["limits"] == self._limits_of(course.ended["stopped"]):
+            self.stopped = course.ended["stopped"]
+            self._signs.nothing_found = course.ended["nothing_found"]
+            if course.ended["untold"] is not None:
+                self.search.ask()
+                untold = {as_ordering(ordering): examples for ordering, examples in course.ended["untold"]}
+                self._trials.update(_trials(self.staged.score(untold)))
+            return float(course.ended["share"])
+        self.stopped = self._ask_score_tell()
+        share = self._share_left()
+        if self.stopped != TIME_LIMIT:
+            scorer.ledger.note(
+                {
+                    "ended": {
+                        "stopped": self.stopped,
+                        "nothing_found": self._signs.nothing_found,
+                        "share": share,
+                        "untold": None if self._untold is None else list(self._untold.items()),
+                        "limits": self._limits_of(self.stopped),
+                    }
+                }
+            )
+        return share
+
+    def _limits_of(self, stopped: str) -> dict[str, Any]:
+        """What must be as it was for a search that stopped so to have ended."""
+        return (
+            {**self._limits, "max_cost": self.scorer.budget.max_cost}
+            if stopped == COST_LIMIT
+            else self._limits
+        )
+
+    def _ask_score_tell(self) -> str:
+        """Go round until the search has made its calls or something ends it; returns what it was."""
+        while True:
+            for stopper in self._stoppers:
+                if reason := stopper(self._history):
+                    return reason
+            if len(self._history) >= self.plan.num_iterations:
+                return ALL_ROUNDS
+            orderings, self._untold = self.search.ask(), {}
+            if not orderings:
+                return NOTHING_LEFT
+            wanted = self.staged.wanted(orderings)
+            affordable = self.scorer.affordable(wanted, kept=self.plan.race_calls + self.plan.final_calls)
+            if len(affordable) < MIN_SHARE * len(wanted):
+                return BUDGET
+            scored = self.staged.score(affordable)
+            if scored and (len(scored) >= MIN_SHARE * len(wanted) or not self._history):
+                orderings = [ordering for ordering in orderings if ordering in scored]
+                self.scorer.ledger.note({"round": [[ordering, wanted[ordering]] for ordering in orderings]})
+                self._tell(orderings, scored)
+                self._untold = None
+            else:
+                self._trials.update(_trials(scored))
+                self._untold = {ordering: wanted[ordering] for ordering in scored}
+            if len(scored) < len(wanted):
+                return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
+            if self._bar is not None:
+                last = self._history[-1]
+                self._bar.show(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
+            logger.info("%s", self._history[-1])
+
+    def _tell(self, orderings: Sequence[Ordering], scored: Scores) -> None:
+        """Tell the search the scores of a round, and note how it went."""
+        search, found = self.search, _trials(scored)
+        trials = [found[ordering] for ordering in orderings]  # one may have been drawn several times
+        elites = search.tell(trials)
+        num_new = len(found.keys() - self._trials.keys())
+        self._trials.update(found)
+        scores = [trial.score for trial in trials]
+        best = self._best(1)[0]
+        self._history.append(
+            Iteration(
+                index=len(self._history),
+                num_samples=len(trials),
+                num_new=num_new,
+                mean_score=sum(scores) / len(scores),
+                best_score=max(scores),
+                elite_score=elites[-1].score,
+                best_score_so_far=best.score,
+                best_ordering=best.ordering,
+                program_calls=self.scorer.calls(),
+                mode_probability=search.proposal.mode_probabilities(),
+                num_elites=len(elites),
+                agreement=agreement([elite.ordering for elite in elites], search.space.sizes),
+            )
+        )
+
+    def _best(self, count: int) -> list[ScoreEstimate]:
+        """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
+        return self.search.ranked(list(self._trials.values()))[:count]
+
+    @property
+    def _least_compared(self) -> int:
+        """Program calls of the least final comparison."""
+        return self.plan.num_finalists * min(MIN_COMPARED, self.plan.num_selection_examples)
+
+    def _keep(self, num_calls: int) -> None:
+        """Begin a phase that leaves money and time to so many calls of the plan, or to the least comparison."""
+        budget, planned = self.scorer.budget, max(1, self.plan.program_calls)
+        affordable = max(1, min(planned, budget.calls + budget.calls_left))
+        kept = MARGIN * max(num_calls / planned, self._least_compared / affordable)
+        budget.allow(1.0 - min(MAX_KEPT, kept))
+
+    def _share_left(self) -> float:
+        """The share of race and final comparison that is to be done.
+
+        It is less where a search was ended early, by whoever wants to spend less, and where time or money are short.
+        """
+        plan, made = self.plan, self.scorer.calls("search")
+        planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
+        wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
+        pays = self.scorer.budget.calls_left / max(1, plan.race_calls + plan.final_calls)
+        return min(1.0, wanted, pays)
+
+    def _finalists(self, share: float) -> list[Finalist]:
+        """The original, and the winners of a race among the best orderings of the search."""
+        plan, scorer, search = self.plan, self.scorer, self.search
+        scorer.phase = "race"
+        self._keep(plan.final_calls)
+        num_calls = left = scorer.budget.limit - plan.final_calls - scorer.calls()
+        if share < 1.0:
+            kept = max(self._least_compared, share * plan.final_calls)
+            num_calls = max(
+                0, min(left, round(share * plan.race_calls), int(scorer.budget.calls_left - kept))
+            )
+        found = [estimate.ordering for estimate in self._best(plan.num_entrants)]
+        if found:
+            found += [search.mode(), *search.draw(plan.num_final_draws)]
+        winners = race(
+            self.staged,
+            scorer,
+            [ordering for ordering in dict.fromkeys(found) if ordering != self.original],
+            num_examples=plan.num_train_examples,
+            num_calls=num_calls,
+            kept=plan.final_calls,
+            num_winners=plan.num_best_seen,
+            guest=self.original,
+            estimate=lambda scores: dict(search.model.fit(scores).estimates()),
+        )
+        self.stopped = scorer.budget.refused or self.stopped
+        return [Finalist("original", self.original), *(Finalist("best seen", winner) for winner in winners)]
+
+    def known_scores(self) -> Scores:
+        """Scores that the choice goes by, beside those of the final comparison."""
+        return self.staged.scores()
+
+    def _signal_stoppers(self) -> list[Stopper]:
+        """What ends a search that can find nothing."""
+        return [self._signs]
+
+    def _choose(self, entries: Sequence[Finalist], share: float) -> Outcome:
+        """Score the finalists on the selection split, and choose by what all scores let one expect."""
+        scorer = self.scorer
+        if len(entries) < 2:
+            return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
+        rows, examples = self._compare([entry.ordering for entry in entries], share)
+        if len(rows) < 2:
+            return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
+        if len(rows) == len(entries):
+            scorer.ledger.settle()
+        entries = entries[: len(rows)]
+        known: dict[Ordering, dict[int, float]] = {o: dict(row) for o, row in self.known_scores().items()}
+        for entry, row in zip(entries, rows, strict=True):
+            known.setdefault(entry.ordering, {}).update(zip(examples, row, strict=True))
+        fitted = self.search.model.fit(known, kept=[entry.ordering for entry in entries])
+        counted = fitted.counted(known)
+        if fitted.calibrating:
+            entries = [entries[0], Finalist("calibrated", self.original), *entries[1:]]
+        rows = [
+            [(counted if i else known)[entry.ordering][example] for example in examples]
+            for i, entry in enumerate(entries)
+        ]
+        results = make_results(entries, rows, fitted)
+        differ = fitted.calibrating or any_difference(counted)
+        best = choose(results, min_probability=self._min_probability) if differ else 0
+        promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
+        before, ordering = fitted.as_it_is(self.original), entries[best].ordering
+        after = before + results[best].gain.expected
+        effect = calibration_effect(fitted, self.original, ordering)
+        return replace(
+            self._keep_original(),
+            ordering=ordering,
+            comparison=comparison(
+                rows[0],
+                rows[best],
+                num_candidates=len(rows),
+                gain=results[best].gain,
+                expected_original=(before, *fitted.interval(self.original, before, reference=self.original)),
+                expected_chosen=(after, *fitted.interval(ordering, after, reference=self.original)),
+            ),
+            candidates=results,
+            chosen=best,
+            offsets=results[best].offsets if fitted.calibrating else (),
+            evidence=weigh(counted, self.original, entries[best or promising].ordering),
+            leaning=fitted.leaning(self.original, ordering),
+            calibration=effect and effect.model_copy(update={"applied": fitted.calibrating and best > 0}),
+            fitted=fitted,
+        )
+
+    def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
+        """Scores of the finalists on as many selection examples as the budget pays for, and these.
+
+        Failed calls of the first one, the original, count as the best score of the others. There are rows of the first
+        orderings only where time or money is up.
+        """
+        scorer, plan = self.scorer, self.plan
+        scorer.phase = "final"
+        scorer.budget.allow(1.0)
+        count = min(
+            plan.num_selection_examples, max(MIN_COMPARED, round(share * plan.num_selection_examples))
+        )
+        while count and not scorer.fits(dict.fromkeys(orderings, self.selection[:count])):
+            count -= 1
+        if not count:
+            return [], []
+        examples, rows = scorer.table(orderings, self.selection[:count], favoured=0)
+        if len(rows) < len(orderings):
+            logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
+            self.stopped = scorer.budget.refused or self.stopped
+        return rows, examples
+
+    def _calibrated(self, outcome: Outcome) -> Outcome:
+        """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
+        model = self.search.model
+        if outcome.calibration is not None or not model.calibrating:
+            return outcome
+        effect = effect_without_comparison(model, self.staged.scores(), self.original, outcome.ordering)
+        if effect is None or outcome.ordering == self.original:
+            return replace(outcome, calibration=effect)
+        applied = effect.model_copy(update={"applied": True})
+        return replace(outcome, calibration=applied, offsets=tuple(effect.offsets))
+
+    def unfinished(self, error: BaseException) -> Outcome:
+        """What is known where the compile ended in an exception: the best order of the search, not compared."""
+        if not self._history and (scored := self.staged.salvage()):
+            self._trials = _trials(scored)
+            self.search.tell(list(self._trials.values()))
+        best = self._best(1)
+        phases = {"race": " in the race of the best", "final": " in the final comparison"}
+        ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
+        stopped = ended + phases.get(self.scorer.phase, "")
+        ordering = best[0].ordering if best else self.original
+        return self._calibrated(replace(self._keep_original(), ordering=ordering, stopped=stopped))
+
+    def _keep_original(self) -> Outcome:
+        """The outcome where the original order stays and nothing was compared."""
+        return Outcome(
+            ordering=self.original,
+            distributions=self.search.distributions,
+            comparison=None,
+            candidates=[],
+            evidence=None,
+            history=self._history,
+            program_calls=calls_by_phase(self.scorer, self.original, self.selection),
+            stopped=self.stopped,
+        )
+
+
+def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> dict[str, int]:
+    """Count the calls of a compile by phase, as in `Report`.
+
+    Args:
+        scorer: Has made them.
+        original: What the user has; its calls on the selection split count by themselves.
+        selection: That split.
+    """
+    counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
+    counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
+    own = scorer.known_cells({original: selection})[original] if scorer.phase == "final" else {}
+    total = scorer.budget.calls
+    final = total - sum(counts.values()) - len(own)
+    return {
+        **counts,
+        "final": final,
+        "original": len(own),
+        "total": total,
+        "resumed": scorer.ledger.num_resumed,
+    }
+
+
+def race(
+    staged: StagedScores,
+    scorer: CellScorer,
+    entrants: Sequence[Ordering],
+    *,
+    num_examples: int,
+    num_calls: int,
+    num_winners: int,
+    kept: int = 0,
+    guest: Ordering | None = None,
+    estimate: Callable[[Scores], Mapping[Ordering, float]],
+) -> list[Ordering]:
+    """Sequential halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013): ever fewer orderings on ever more examples.
+
+    Args:
+        staged, scorer: Have scored entrants in the search.
+        entrants: Distinct orderings. Those that are new are scored as often as the least scored one,
+            where half of the calls pay for that, and stay out otherwise.
+        num_examples: That there are.
+        num_calls: Program calls, at most; each heat has an equal share.
+        num_winners: How many to find.
+        kept: Calls of the budget that are for what follows.
+        guest: An ordering that is scored in the last heat as often as the others there, and cannot win: what
+            the winners are compared with afterwards.
+        estimate: What ranks them, from the scores of all orderings that are known; an ordering that
+            it says nothing of has lost.
+
+    Returns:
+        The winners, best first: fewer when there are fewer entrants, and no call is made without any. When time or
+        money is up, by what is known.
+    """
+
+    def extended(orderings: Sequence[Ordering], level: int) -> Wanted:
+        return scorer.affordable(staged.wanted(orderings, level), kept=kept)
+
+    known = [count for entrant in entrants if (count := staged.num_asked(entrant))]
+    least = min(known, default=staged.num_first)
+    new = [entrant for entrant in entrants if not staged.num_asked(entrant)][: num_calls // 2 // least]
+    staged.score(extended(new, least))
+    alive, spent, level = [e for e in entrants if staged.num_asked(e)], least * len(new), least
+    if not alive:
+        return []
+    num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
+    for heat in range(num_heats):
+        scored = [*alive, guest] if guest is not None and heat == num_heats - 1 else alive
+        asked = [staged.num_asked(ordering) for ordering in scored]
+        share = (num_calls - spent) / (num_heats - heat)
+        while level < num_examples and sum(max(0, level + 1 - count) for count in asked) <= share:
+            level += 1
+        spent += sum(max(0, level - count) for count in asked)
+        finished = staged.score(extended(scored, level))
+        means = estimate(staged.scores())
+        alive = sorted((o for o in alive if o in means), key=lambda ordering: -means[ordering])
+        if len(finished) < len(scored):
+            break
+        scorer.ledger.settle()
+        alive = alive[: max(num_winners, math.ceil(KEPT_SHARE * len(alive)))]
+    return alive[:num_winners]
+
+
+def _trials(scored: Scores) -> dict[Ordering, Trial]:
+    """Scores by example as trials."""
+    return {
+        ordering: Trial(ordering, math.fsum(row.values()) / len(row), len(row), tuple(row.items()))
+        for ordering, row in scored.items()
+    }

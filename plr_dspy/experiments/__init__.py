@@ -1,1 +1,0 @@
-"""The paper's protocol: tasks, grid, tables, ablations and figures (extra "experiments")."""

@@ -1,1 +1,0 @@
-"""Tables and figures of the results."""

@@ -1,1 +1,0 @@
-"""Makes the runs of an experiment, and keeps their results."""

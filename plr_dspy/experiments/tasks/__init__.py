@@ -1,1 +1,0 @@
-"""The eight tasks of the paper, and where their examples come from."""

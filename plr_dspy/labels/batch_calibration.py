@@ -1,0 +1,443 @@
+"""BatchCalibration: the DSPy optimizer that takes away how far a classifier leans to some of its labels."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+import numpy as np
+from dspy.teleprompt.teleprompt import Teleprompter
+from numpy.typing import NDArray
+
+from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
+from plr_dspy.labels.linear import fit_linear
+from plr_dspy.labels.outputs import (
+    CONTENT_FREE,
+    Array,
+    LabelOutput,
+    check_text_inputs,
+    label_numbers,
+    prior_shares,
+    warn_of_labels,
+)
+from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.labels.work import ReadingWork
+from plr_dspy.programs.checks import (
+    check_demos,
+    check_examples,
+    check_fields,
+    check_language_model,
+    check_student,
+    flag,
+    whole_number,
+)
+from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.programs.splits import shown_by, value_key
+from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.statistics.calibration import (
+    batch_offsets,
+    calibrated,
+    cross_validated,
+    is_far_from_even,
+    likely_shares,
+)
+
+logger = logging.getLogger(__name__)
+
+METHODS = ("batch", "contextual", "linear")
+
+INPUTS_PER_LABEL = 5
+"""With fewer, the labels that the inputs happen to have cost a point or more where there is nothing to correct."""
+
+
+@dataclass(frozen=True)
+class LabelReplies:
+    """What replies said of labels, those that said anything.
+
+    Attributes:
+        labels: What demos call them, ``[L]``.
+        inputs: Numbers of the inputs, ``[n]``.
+        log_probabilities: Of labels, ``[n, L]``.
+        unseen: Where a label was not among the likeliest tokens, ``[n, L]``.
+        answered: Number of the label that the program answered, ``[n]``; -1 for none.
+    """
+
+    labels: list[str]
+    inputs: NDArray[np.int64]
+    log_probabilities: Array
+    unseen: NDArray[np.bool_]
+    answered: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, cells: Mapping[int, Cell], output: LabelOutput) -> LabelReplies:
+        """Return what the cells of inputs hold.
+
+        Raises:
+            NoProbabilities: when fewer than two say anything.
+        """
+        labels, told = list(output.labels), {i: each for i, each in cells.items() if each.label_logprobs}
+        if len(told) < 2:
+            needs = "replies with labels among the likeliest tokens"
+            cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
+            if output.stated is not None:
+                needs = f"replies that state the probabilities of {output.name!r} as JSON"
+                cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
+            raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(cells)} have any: {cure}")
+        if len(told) < len(cells):
+            logger.warning("%d of %d replies say nothing of labels", len(cells) - len(told), len(cells))
+        return cls(
+            labels,
+            np.array(list(told)),
+            np.array([cell.label_logprobs for cell in told.values()]),
+            np.array([np.isin(np.arange(len(labels)), cell.unseen_labels) for cell in told.values()]),
+            np.array([labels.index(cell.value) if cell.value else -1 for cell in told.values()]),
+        )
+
+    def calibrated_to(self, shares: Array | None = None, *, method: str = "batch") -> Calibration:
+        """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
+        shares = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else shares
+        offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen).tolist()
+        rounded = np.round(shares, 6).tolist()
+        return Calibration.shifting(
+            self.labels, offsets, method=method, num_inputs=len(self.inputs), shares=rounded
+        )
+
+    def fitted_to(self, answers: NDArray[np.int64], *, seed: int) -> Calibration | None:
+        """Return the linear calibration to the right label of all inputs, ``[N]``; None where it gains nothing."""
+        fit = fit_linear(self.log_probabilities, answers[self.inputs], seed=seed)
+        if fit is None:
+            return None
+        scales, offsets = (tuple(each.tolist()) for each in fit)
+        return Calibration("linear", tuple(self.labels), offsets, scales, len(self.inputs))
+
+    def warn_of_answers(self, calibration: Calibration) -> None:
+        """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
+        moved = calibrated(self.log_probabilities, calibration.offsets, unseen=self.unseen)
+        tables = (self.log_probabilities, moved)
+        counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
+        if all(is_far_from_even(each) for each in counts):
+            logger.warning(
+                "answers are far from the same share of each label before calibration (%s) and after it (%s): if the "
+                "labels are not equally frequent, pass labelled examples, or their shares as prior",
+                *(_named(self.labels, each / each.sum()) for each in counts),
+            )
+
+
+def read_replies(
+    program: dspy.Module,
+    examples: Sequence[dspy.Example],
+    output: LabelOutput,
+    *,
+    as_it_is: bool = False,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
+    display_progress: bool = False,
+) -> LabelReplies:
+    """Run a program on the inputs of examples, for what its replies say of labels.
+
+    Args:
+        program: It has the output.
+        examples: Only their inputs are used.
+        output: The output whose labels are read.
+        as_it_is: Whether the program answers as it is. Otherwise the likeliest label is its answer, so that a reply
+            that cannot be read costs no second call, as in use.
+        num_threads, max_errors, display_progress: As in `BatchCalibration`.
+
+    Raises:
+        NoProbabilities: when the LM gives no log-probabilities, or fewer than two replies say anything of labels.
+        RuntimeError: when no call ended with an answer.
+        Exception: of the program, see `max_errors`.
+    """
+    slots = ProgramSlots(program)
+    decision = None if as_it_is else Calibration.none(output.labels).applied
+    with (
+        ProgressBar(len(examples), display=display_progress, title="BatchCalibration") as bar,
+        Interrupts() as interrupts,
+    ):
+        evaluator = ProgramEvaluator(
+            program,
+            slots,
+            ReadingWork(examples, output, purpose=PURPOSE, decision=decision),
+            names=[f"calibration input {i}" for i in range(len(examples))],
+            num_threads=num_threads,
+            max_errors=max_errors,
+            on_cell=bar.advance,
+            interrupted=interrupts.received,
+        )
+        scorer = CellScorer(evaluator)
+        (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
+    if failed := [cell for cell in cells.values() if cell.outcome == FAILED]:
+        if len(failed) == len(cells):
+            raise scorer.nothing_ran(failed, 1)
+        first = f"{failed[0].error}: {failed[0].message}"
+        logger.warning("%d of %d calls failed, the first by %s", len(failed), len(cells), first)
+    return LabelReplies.of(cells, output)
+
+
+class BatchCalibration(Teleprompter):  # type: ignore[misc]
+    """Calibrates the probabilities of a classifier's labels, and lets these decide.
+
+    Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
+    any labelled example, and taken away: see docs/calibration.md. If examples have labels, these decide to which shares
+    of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
+    bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp); or an output whose
+    probabilities replies state (`dspy.experimental.Choice`, `Noul`).
+
+    Args:
+        method: "batch" takes away the mean over inputs of the trainset (H. Zhou et al., "Batch calibration",
+            arXiv:2309.17249); "contextual" the mean over inputs without content, which costs three calls and needs text
+            inputs (T. Z. Zhao et al., "Calibrate before use", ICML 2021). "linear" fits a scale and an offset for each
+            label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
+            AISTATS 2024).
+        num_inputs: Examples of the trainset that are used, at most: one program call each.
+        prior: Share of inputs that each label is right for, by label, which answers are calibrated to whatever comes
+            of it. With None, "batch" looks at the labels of the trainset: answers are calibrated to their shares, if
+            these are clearly uneven, or to the same share each, whichever scores best by cross-validation, and stay as
+            they are where neither scores better; examples without a label are left out. Where none has one, and for
+            "contextual", None is the same share each. "linear" learns shares from its examples, and takes none.
+        predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
+        allow_uncalibrated: Whether the calibrated program answers as the student does, with a warning, where its LM
+            gives no log-probabilities; otherwise that is an error.
+        num_threads: Program calls under way at once; None takes DSPy's setting.
+        max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
+            setting.
+        seed: Of the choice of examples.
+        display_progress: Draw a progress bar.
+
+    Attributes:
+        accuracies: Where labels have decided in the last compile, the accuracy on its inputs of each way that was
+            compared: of the student "as it is", by its "likeliest label", "calibrated to" some shares (each input is
+            left out of what calibrates it), and "always" the most frequent label. Otherwise empty.
+
+    Raises:
+        TypeError, ValueError: for arguments out of range; the message says what to pass.
+    """
+
+    def __init__(
+        self,
+        method: str = "batch",
+        *,
+        num_inputs: int = 64,
+        prior: Mapping[Any, float] | None = None,
+        predictor: str | None = None,
+        allow_uncalibrated: bool = False,
+        num_threads: int | None = None,
+        max_errors: int | None = None,
+        seed: int = 0,
+        display_progress: bool = True,
+    ) -> None:
+        super().__init__()
+        if method not in METHODS:
+            raise ValueError(f"method must be one of {list(METHODS)}; got {method!r}")
+        if prior is not None and method == "linear":
+            raise ValueError("prior must be None with method='linear', which learns it: leave it out")
+        if prior is not None and not isinstance(prior, Mapping):
+            raise TypeError(f"prior must be a dict from labels to shares; got {prior!r}")
+        self.method = method
+        self.num_inputs = whole_number("num_inputs", num_inputs, least=2) or 64
+        self.prior = prior
+        self.predictor = predictor
+        self.allow_uncalibrated = flag("allow_uncalibrated", allow_uncalibrated)
+        self.num_threads = whole_number("num_threads", num_threads)
+        self.max_errors = whole_number("max_errors", max_errors)
+        self.seed = whole_number("seed", seed, least=0) or 0
+        self.display_progress = flag("display_progress", display_progress)
+        self.accuracies: dict[str, float] = {}
+
+    def compile(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        teacher: Any = None,
+        valset: list[dspy.Example] | None = None,
+        seed: int | None = None,
+    ) -> CalibratedProgram:
+        """Calibrate the student.
+
+        Args:
+            student: A program; it is not changed. One that is calibrated already is calibrated anew.
+            trainset: Examples. Those that the demos show are left out. "contextual" does not look at their labels.
+            teacher, valset: Ignored; other optimizers pass them.
+            seed: Instead of the constructor's.
+
+        Returns:
+            The calibrated program. Its `calibration` is None where labels have decided that answers stay as they are:
+            it tells the probabilities beside them.
+
+        Raises:
+            TypeError, ValueError: for bad arguments, before any program call.
+            NoProbabilities: when the LM gives no log-probabilities.
+            Exception: of the program, see `max_errors`.
+        """
+        seed = whole_number("seed", self.seed if seed is None else seed, least=0) or 0
+        predictor = self.predictor
+        if isinstance(student, CalibratedProgram):
+            student, predictor = student.program, predictor or student.predictor
+        check_student(student)
+        check_demos(student)
+        check_examples("trainset", trainset, student)
+        check_language_model(student)
+        output = calibrated_output(student, predictor)
+        prior = None if self.prior is None else prior_shares(self.prior, output.labels)
+        examples, counts = self._examples(student, trainset, output, seed=seed)
+        check_fields(student, trainset=examples)
+        answers = label_numbers(examples, output)
+        if self.method == "linear":
+            _check_labels(answers, examples, output)
+        deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
+        if deciding:
+            warn_of_labels(student, output, counts)
+        self.accuracies = {}
+        limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
+        replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
+        calibration: Calibration | None
+        if self.method == "linear":
+            calibration = replies.fitted_to(answers, seed=seed)
+        elif deciding:
+            calibration = self._best(replies, answers, counts=counts)
+        else:
+            calibration = replies.calibrated_to(prior, method=self.method)
+            if prior is None:
+                replies.warn_of_answers(calibration)
+        _log(replies, calibration, self.accuracies)
+        options: dict[str, Any] = {
+            "predictor": output.predictor,
+            "allow_uncalibrated": self.allow_uncalibrated,
+        }
+        return CalibratedProgram(student, calibration, **options).bound()
+
+    def _best(
+        self, replies: LabelReplies, answers: NDArray[np.int64], *, counts: Array
+    ) -> Calibration | None:
+        """The calibration by which the labels are answered best; None where that is none. Sets `accuracies`.
+
+        Args:
+            replies: Of the student as it is.
+            answers: The right label of all inputs ``[N]``; replies that say nothing of labels count as wrong.
+            counts: Examples of the trainset that each label is right for, ``[L]``.
+        """
+        told, labels = replies.log_probabilities, replies.labels
+        right, rows = np.eye(len(labels))[answers[replies.inputs]], np.arange(len(told))
+        ways: dict[str, tuple[Array, Calibration | None]] = {
+            "as it is": ((replies.answered == answers[replies.inputs]).astype(np.float64), None),
+            "likeliest label": (right[rows, told.argmax(axis=1)], Calibration.none(labels)),
+        }
+        for shares in likely_shares(counts):
+            scores = cross_validated(told, right, shares, unseen=replies.unseen)
+            ways[f"calibrated to {_named(labels, shares)}"] = scores, replies.calibrated_to(shares)
+        self.accuracies = {name: float(scores.sum()) / len(answers) for name, (scores, _) in ways.items()}
+        best = max(self.accuracies, key=self.accuracies.__getitem__)  # The first of equals: as it is.
+        most = int(counts.argmax())
+        self.accuracies[f"always {labels[most]!r}"] = float((answers == most).mean())
+        return ways[best][1]
+
+    def get_params(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {name: value for name, value in vars(self).items() if name != "accuracies"}
+
+    def _examples(
+        self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
+    ) -> tuple[list[dspy.Example], Array]:
+        """The examples that are used, inputs that differ and that no demo shows, and how often all have each label.
+
+        Raises:
+            ValueError: when there are too few.
+        """
+        num_labels = len(output.labels)
+        if self.method == "contextual":
+            if not trainset:
+                raise ValueError("trainset must hold an example, whose inputs are filled without content")
+            inputs = dict(trainset[0].inputs().items())
+            check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
+            free = [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
+            return free, np.zeros(num_labels)
+        shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
+        unshown = [example for i, example in enumerate(trainset) if i not in shown]
+        usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
+        if len(usable) < 2:
+            raise ValueError(
+                f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
+                f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
+            )
+        known = label_numbers(usable, output)
+        if self.method == "batch" and self.prior is None and (known < 0).any():
+            _warn_of_missing(usable, known, output)
+            if (known >= 0).sum() > 1:
+                usable = [each for each, number in zip(usable, known, strict=True) if number >= 0]
+                known = known[known >= 0]
+        count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * num_labels
+        if self.method == "batch" and count < wanted:
+            logger.warning(
+                "only %d inputs to calibrate %d labels on: which labels they happen to have moves the result; pass %d "
+                "or more%s",
+                count,
+                num_labels,
+                wanted,
+                " and a larger num_inputs" if self.num_inputs < wanted else "",
+            )
+        counts = np.bincount(known[known >= 0], minlength=num_labels).astype(np.float64)
+        return random.Random(seed).sample(usable, count), counts
+
+
+def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
+    """Shares by label, for people."""
+    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
+
+
+def _log(replies: LabelReplies, calibration: Calibration | None, accuracies: Mapping[str, float]) -> None:
+    """Log what came of a compile, in a line."""
+    means = np.exp(replies.log_probabilities).mean(axis=0).round(3).tolist()
+    to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
+    logger.info(
+        "%s, by %d inputs; mean probabilities before: %s%s",
+        "answers stay as they are" if calibration is None else f"calibrated{to}",
+        len(replies.inputs),
+        dict(zip(replies.labels, means, strict=True)),
+        "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in accuracies.items()),
+    )
+
+
+def _warn_of_missing(examples: Sequence[dspy.Example], known: NDArray[np.int64], output: LabelOutput) -> None:
+    """Warn where some examples have no label of the output, unless none has any value there."""
+    values = [each.get(output.name) for each, number in zip(examples, known, strict=True) if number < 0]
+    strange = next((value for value in values if value), None)
+    if strange is not None or (known >= 0).any():
+        logger.warning(
+            "%d of %d examples have none of the labels %s at %r%s: %s",
+            len(values),
+            len(known),
+            list(output.labels),
+            output.name,
+            "" if strange is None else f" (one has {strange!r})",
+            "they are left out" if (known >= 0).sum() > 1 else "all are taken to be equally frequent",
+        )
+
+
+def _check_labels(answers: NDArray[np.int64], examples: Sequence[dspy.Example], output: LabelOutput) -> None:
+    """Raise unless all examples have one of the labels, and not all the same.
+
+    Raises:
+        ValueError: with the reason and the cure.
+    """
+    texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
+    for answer, example in zip(answers, examples, strict=True):
+        if answer < 0:
+            raise ValueError(
+                f"method='linear' needs examples whose {output.name!r} is one of {texts}; got "
+                f"{example.get(output.name)!r}: give all examples one, {cure}"
+            )
+    if len(set(answers)) == 1:
+        raise ValueError(
+            f"method='linear' needs examples with different labels; all {len(answers)} have {texts[answers[0]]!r}: "
+            f"pass some with another, {cure}"
+        )

@@ -1,0 +1,385 @@
+"""A program whose finite output is decided by calibrated probabilities, which it gives beside the label."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dspy
+import numpy as np
+import orjson
+from dspy.predict.parameter import Parameter
+from dspy.predict.predict import serialize_object
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from plr_dspy._version import __version__
+from plr_dspy.labels.outputs import LabelOutput, needed_output
+from plr_dspy.labels.reader import Reading, labels_read, reading_of_answer
+from plr_dspy.labels.requests import LogprobRequests
+from plr_dspy.programs.checks import flag, saved_state
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.runtime.files import write_atomically
+from plr_dspy.statistics.calibration import calibrated
+
+logger = logging.getLogger(__name__)
+
+PURPOSE = "calibration"
+
+PROBABILITIES = "probabilities"
+"""Field of a prediction that calibrated programs add."""
+
+CURE = "the program that it wraps (its attribute program), or allow_uncalibrated=True"
+"""What answers without log-probabilities."""
+
+LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
+"""A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
+
+_REQUESTS: weakref.WeakKeyDictionary[Any, LogprobRequests] = weakref.WeakKeyDictionary()
+"""What is known of LMs that need not give log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the probabilities of labels are calibrated: ``scales * log p + offsets``, normalised.
+
+    Attributes:
+        method: How it was found: "batch", "contextual" or "linear"; "none" changes nothing.
+        labels: As demos call them, ``[L]``.
+        offsets, scales: Of the labels, ``[L]``.
+        num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile: where this order was not
+            called on one, others were.
+        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are fitted or not known.
+        adapter, model, prompt: What it was found with, which `CalibratedProgram` compares with what it is used with:
+            the name of the adapter, that of the language model, and a digest of the instructions, fields and demos.
+            None where that is not known. Equality of calibrations does not look at them.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # Of files from later versions.
+
+    method: str
+    labels: tuple[str, ...]
+    offsets: tuple[float, ...]
+    scales: tuple[float, ...]
+    num_inputs: int
+    shares: tuple[float, ...] = ()
+    adapter: str | None = field(default=None, compare=False)
+    model: str | None = field(default=None, compare=False)
+    prompt: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        numbers = [*self.offsets, *self.scales]
+        if not len(self.labels) == len(self.offsets) == len(self.scales) or not np.isfinite(numbers).all():
+            raise ValueError(f"calibration must have a finite offset and scale for each label; got {self}")
+
+    @classmethod
+    def shifting(
+        cls,
+        labels: Iterable[str],
+        offsets: Sequence[float],
+        *,
+        method: str = "batch",
+        num_inputs: int = 0,
+        shares: Sequence[float] = (),
+    ) -> Calibration:
+        """Return the calibration that adds offsets alone; arguments are the attributes."""
+        scales = (1.0,) * len(offsets)
+        return cls(method, tuple(labels), tuple(offsets), scales, num_inputs, tuple(shares))
+
+    @classmethod
+    def none(cls, labels: Iterable[str]) -> Calibration:
+        """Return the calibration that changes nothing."""
+        names = tuple(labels)
+        return cls.shifting(names, (0.0,) * len(names), method="none")
+
+    def applied(self, found: Reading) -> Reading:
+        """Return the reading with calibrated log-probabilities, and the label that is likeliest by them."""
+        unseen = np.isin(np.arange(len(self.labels)), found.unseen)
+        told = calibrated(found.log_probabilities, self.offsets, scales=self.scales, unseen=unseen)
+        return Reading(self.labels[int(told.argmax())], tuple(told.tolist()), found.unseen)
+
+
+_CALIBRATION = TypeAdapter(Calibration)
+
+
+def calibrated_output(program: dspy.Module, predictor: str | None) -> LabelOutput:
+    """Find the output that is calibrated.
+
+    Args:
+        program: It has one.
+        predictor: Name of the predictor that has it; None where only one does.
+
+    Raises:
+        ValueError: when there is no such output, or more than one, or one that the probabilities would replace.
+    """
+    predictors = dict(named_predictors(program))
+    names = list(predictors)
+    if predictor is not None and predictor not in names:
+        raise ValueError(f"predictor must be one of {names}; got {predictor!r}")
+    cure = "" if predictor is not None or len(names) == 1 else f", or pass predictor= with one of {names}"
+    output = needed_output(program, PURPOSE, only=predictor, cure=cure)
+    if any(PROBABILITIES in each.signature.output_fields for each in predictors.values()):
+        raise ValueError(
+            f"calibrated predictions hold the probabilities of labels as {PROBABILITIES!r}, and the program has an "
+            "output of this name: rename it"
+        )
+    return output
+
+
+class CalibratedProgram(dspy.Module):
+    """A program whose finite output is the likeliest label by calibrated probabilities.
+
+    It makes the LM calls of the program and no others, and asks for log-probabilities with them, unless replies state
+    probabilities, as `dspy.experimental.Choice` and `Noul` have them do. A prediction has the
+    calibrated probability of each label, by the label, at ``prediction.probabilities``; None where a reply says nothing
+    of any label. It saves to JSON, also as a part of a larger program; `load_program` loads it.
+
+    A calibration is of one prompt and one model. A call with another adapter or model than it was found with, or with
+    other instructions or demos, is logged as a warning, once.
+
+    DSPy neither saves nor optimizes parts of a program that are frozen. This one is never frozen, whatever is assigned
+    to its ``_compiled``.
+
+    Args:
+        program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is not changed.
+        calibration: As `BatchCalibration` finds it; None tells the probabilities, and decides nothing.
+        predictor: Name of the predictor with that output; None where only one has one.
+        allow_uncalibrated: Take the program's own answer, with a warning, where the LM gives no log-probabilities.
+
+    Attributes:
+        program, calibration, predictor, allow_uncalibrated: The same; the program is a copy.
+
+    Raises:
+        ValueError: for a program without such an output, or a calibration of other labels.
+    """
+
+    def __init__(
+        self,
+        program: dspy.Module,
+        calibration: Calibration | None = None,
+        *,
+        predictor: str | None = None,
+        allow_uncalibrated: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(program, dspy.Module):
+            raise TypeError(
+                f"program must be a dspy.Module; got {type(program).__name__}: pass an instance of one"
+            )
+        if isinstance(program, CalibratedProgram):
+            raise ValueError(
+                "program must not be calibrated already: pass its attribute program, which it wraps"
+            )
+        if not isinstance(calibration, (Calibration, type(None))):
+            raise TypeError(
+                f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
+            )
+        self.program = ProgramFactory(program).build({})
+        self.program._compiled = False  # What is frozen would not be saved.
+        self.predictor = calibrated_output(program, predictor).predictor
+        self.allow_uncalibrated = flag("allow_uncalibrated", allow_uncalibrated)
+        self.calibration = calibration
+        if calibration is not None:
+            self._check(calibration)
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return the program's prediction, with the calibrated label and the probabilities.
+
+        Raises:
+            NoProbabilities: when the LM gives no log-probabilities.
+            Exception: of the program.
+        """
+        with self._reading() as with_probabilities:
+            prediction = self.program(**inputs)
+        return with_probabilities(prediction)
+
+    async def aforward(self, **inputs: Any) -> Any:
+        """Do what `forward` does, with the program's async calls."""
+        with self._reading() as with_probabilities:
+            if hasattr(self.program, "aforward"):
+                prediction = await self.program.acall(**inputs)
+            else:
+                prediction = await dspy.asyncify(self.program)(**inputs)
+        return with_probabilities(prediction)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """Read what is said of labels in this context, and decide by it; yield what adds it to a prediction."""
+        output, decision = calibrated_output(self.program, self.predictor), None
+        requests = LogprobRequests(required=True)
+        if self.allow_uncalibrated:
+            predictor = self._predictor  # It stands for LMs that the program brings itself.
+            requests = _REQUESTS.setdefault(predictor.lm or dspy.settings.lm or predictor, LogprobRequests())
+        if self.calibration is not None:
+            decision = self.calibration.applied
+            self._warn_of_another_use(self.calibration)
+        reading = labels_read(
+            self.program, output, requests=requests, decision=decision, purpose=PURPOSE, cure=CURE
+        )
+
+        def with_probabilities(prediction: Any) -> Any:
+            if isinstance(prediction, dspy.Prediction):
+                found = reading_of_answer(reader, prediction)
+                told = found and np.exp(found.log_probabilities).tolist()
+                prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
+            return prediction
+
+        with reading as reader:
+            yield with_probabilities
+        if requests.reason:
+            _warn_once(f"answers are not calibrated: {requests.reason}", requests)
+
+    def _warn_of_another_use(self, calibration: Calibration) -> None:
+        """Warn where the calibration was found with another adapter, model or prompt than this call is made with."""
+        for name, now in self._now().items():
+            found = getattr(calibration, name)
+            if found and now and found != now:
+                other = f"the {name} {found}, and is used with {now}: configure {found}, or "
+                other = "other instructions or demos: " if name == "prompt" else other
+                _warn_once(
+                    f"the calibration was found with {other}calibrate the program anew", calibration.prompt
+                )
+
+    def bound(self) -> CalibratedProgram:
+        """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment.
+
+        Returns:
+            This program.
+        """
+        if self.calibration is not None:
+            missing: dict[str, Any] = {
+                name: now for name, now in self._now().items() if getattr(self.calibration, name) is None
+            }
+            self.calibration = replace(self.calibration, **missing)
+        return self
+
+    @property
+    def _predictor(self) -> dspy.Predict:
+        """The predictor whose output is calibrated."""
+        return dict(named_predictors(self.program))[self.predictor]
+
+    def _now(self) -> dict[str, str | None]:
+        """The adapter, the model and a digest of the prompt that a call would be made with."""
+        predictor = self._predictor
+        fields = list(predictor.signature.fields)
+        shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
+        prompt = [fields, predictor.signature.dump_state(), serialize_object(shown)]
+        try:
+            digest = hashlib.sha256(orjson.dumps(prompt, option=orjson.OPT_NON_STR_KEYS)).hexdigest()[:16]
+        except TypeError:  # What JSON cannot hold.
+            digest = None
+        adapter, model = dspy.settings.adapter or dspy.ChatAdapter(), predictor.lm or dspy.settings.lm
+        plainer = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
+        return {
+            "adapter": f"{type(adapter).__name__}{plainer}",
+            "model": str(model.model) if hasattr(model, "model") else None,
+            "prompt": digest,
+        }
+
+    def _check(self, calibration: Calibration) -> None:
+        """Raise where the calibration is of other labels."""
+        labels = calibrated_output(self.program, self.predictor).labels
+        if tuple(labels) != tuple(calibration.labels):
+            raise ValueError(
+                f"the calibration is of the labels {list(calibration.labels)}, and the program has {list(labels)}: "
+                "wrap the program that was calibrated, or calibrate this one"
+            )
+
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """Return those of the program, and the calibration, so that DSPy saves and loads it with them."""
+        return [*super().named_parameters(), ("calibration", _SavedCalibration(self))]
+
+    @property
+    def _compiled(self) -> bool:
+        """Whether it is frozen, which it never is: a larger program would not save it."""
+        return False
+
+    @_compiled.setter
+    def _compiled(self, value: bool) -> None:
+        """Take what optimizers assign."""
+
+    def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
+        """Become what `dump_state` was taken of.
+
+        Raises:
+            ValueError: when it is the state of a program without calibration, or with one of other labels.
+        """
+        if "calibration" not in state:
+            raise ValueError(
+                "the state is of a program that is not calibrated: load it into the program itself, and wrap that"
+            )
+        calibrated_output(self.program, state["calibration"]["predictor"])
+        super().load_state(state, **options)
+
+    def save(self, path: str | Path, *arguments: Any, **options: Any) -> None:
+        """Save as any program; to the student itself, the JSON says that it is calibrated."""
+        super().save(path, *arguments, **options)
+        if Path(path).suffix == ".json":
+            state = orjson.loads(Path(path).read_bytes())
+            state["metadata"]["dependency_versions"][LOADER] = __version__
+            layout = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE  # DSPy's
+            write_atomically(Path(path), orjson.dumps(state, option=layout))
+
+    def load(self, path: str | Path, allow_pickle: bool = False, allow_unsafe_lm_state: bool = False) -> None:
+        """Load what `save` wrote, as DSPy does.
+
+        Raises:
+            ValueError: as `load_state` does, or for a file that holds no saved program.
+        """
+        if Path(path).suffix == ".json":
+            self.load_state(saved_state(path), allow_unsafe_lm_state=allow_unsafe_lm_state)
+        else:
+            super().load(path, allow_pickle=allow_pickle, allow_unsafe_lm_state=allow_unsafe_lm_state)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _warn_once(message: str, what: Any) -> None:
+    """Warn, once for each message and what it is about, whichever copy of a program is called."""
+    logger.warning("%s", message)
+
+
+class _SavedCalibration(Parameter):  # type: ignore[misc]
+    """The calibration of a program as DSPy looks for it, saves it and loads it."""
+
+    def __init__(self, program: CalibratedProgram) -> None:
+        self._program = program
+
+    def reset(self) -> None:
+        """Keep it: a call says that the demos are others."""
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        """Return what `load_state` takes."""
+        program = self._program
+        found = None if program.calibration is None else asdict(program.calibration)
+        return {
+            "predictor": program.predictor,
+            "allow_uncalibrated": program.allow_uncalibrated,
+            "found": found,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Give the program this calibration.
+
+        Raises:
+            ValueError: when it is of other labels, or has other fields than this version knows.
+        """
+        program = self._program
+        program.predictor = calibrated_output(program.program, state["predictor"]).predictor
+        program.allow_uncalibrated |= state.get("allow_uncalibrated", False)
+        program.calibration = None
+        if state["found"] is not None:
+            try:
+                program.calibration = _CALIBRATION.validate_python(state["found"])
+            except ValidationError as error:
+                told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+                raise ValueError(
+                    f"the saved calibration cannot be read ({'; '.join(told)}): if a later plr_dspy wrote it, update "
+                    "plr_dspy, otherwise calibrate the program anew"
+                ) from error
+            program._check(program.calibration)

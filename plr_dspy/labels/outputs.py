@@ -1,0 +1,265 @@
+"""The output of a program that has few possible values, and how frequent its labels are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+import numpy as np
+from dspy.adapters.decision import evidence_type
+from dspy.adapters.decision_state import DecisionState
+from dspy.adapters.types.decision import Choice, Noul, Score
+from dspy.adapters.utils import get_annotation_name
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
+from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.prompts import decision_adapter
+from plr_dspy.statistics.calibration import is_far_from_even, likely_shares
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[np.float64]
+
+LABEL_TYPES = "a Literal, an enum or a bool"
+"""What outputs with few possible values are, as messages say it; a Choice or a Noul is one, too."""
+
+REANCHOR = "dspy.experimental.ReAnchor"
+"""What fits decisions that have no labels to calibrate; reasons that name it say what to do."""
+
+CONTENT_FREE = ("[N/A]", "", "[MASK]")
+"""Inputs without content, which show how far a prompt leans by itself."""
+
+ONE_SIDED = 3
+"""Demos that are all of one label, from which on that is told."""
+
+
+@dataclass(frozen=True)
+class StatedProbabilities:
+    """How the probabilities that a reply states of an output become its answer: DSPy's decision outputs ask for them.
+
+    Attributes:
+        kind: The output's type: a `dspy.experimental.Choice` or `Noul`.
+        weights: What DSPy multiplies the probability of each label by before it takes the largest, ``[L]``. A
+            threshold t of a `Noul` is the weights 1 - t of True and t of False.
+    """
+
+    kind: type[Choice] | type[Noul]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, state: DecisionState, name: str) -> StatedProbabilities:
+        """Return those of an output by what DSPy knows of a predictor's outputs."""
+        kind, settings = state.types[name], state.fields[name]
+        if issubclass(kind, Noul):
+            return cls(kind, (1.0 - settings["threshold"], settings["threshold"]))
+        return cls(kind, tuple(settings["weights"].get(label, 1.0) for label in kind.criteria()))
+
+    def are_asked_of(self, field: Any) -> bool:
+        """Tell whether a reply with this output field states them."""
+        return bool(field.annotation is evidence_type(self.kind))
+
+    def weighted(self, evidence: Any) -> Array:
+        """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
+        told = _as_dict(evidence)
+        if "noul" in told:
+            return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
+        return np.array([told["probabilities"][name] for name in self.kind.criteria()]) * self.weights
+
+    def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
+        """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
+        told, weights = _as_dict(evidence), np.array(self.weights)
+        stated = np.divide(probabilities, weights, out=np.zeros(len(weights)), where=weights > 0)
+        shares = (stated / stated.sum()).tolist()
+        if "noul" in told:
+            return {**told, "noul": shares[0]}
+        return {**told, "probabilities": dict(zip(self.kind.criteria(), shares, strict=True))}
+
+
+def _as_dict(evidence: Any) -> dict[str, Any]:
+    """Return evidence as a dict, its labels by their names."""
+    return evidence.model_dump(by_alias=True) if isinstance(evidence, BaseModel) else dict(evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelOutput:
+    """The one output of a program that has few possible values.
+
+    Attributes:
+        predictor: Name of the predictor that gives it.
+        name: Of the field.
+        labels: Its values, by what demos call them.
+        stated: How replies state the probabilities of its labels; None where log-probabilities tell them.
+        kind: The type of what predictions hold, where that is a decision with a label; None for the label itself.
+    """
+
+    predictor: str
+    name: str
+    labels: Mapping[str, Any]
+    stated: StatedProbabilities | None = None
+    kind: Any = None
+
+
+def label_outputs(name: str, predictor: dspy.Predict) -> list[LabelOutput]:
+    """Find all outputs of a predictor that have few possible values."""
+    decisions, found = decision_adapter(predictor), []
+    state = None if decisions is None else decisions.state
+    for field_name, field in predictor.signature.output_fields.items():
+        kind = None if state is None else state.types.get(field_name)
+        annotation = without_none(field.annotation) if kind is None else kind.model_fields["value"].annotation
+        if (labels := labels_of(annotation)) is None:
+            continue
+        stated = None if state is None or kind is None else StatedProbabilities.of(state, field_name)
+        found.append(
+            LabelOutput(name, field_name, labels, stated, kind if field.annotation is kind else None)
+        )
+    return found
+
+
+def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
+    """Find the only output with few possible values; a text is the reason why there is none.
+
+    Args:
+        program: Its predictors have the output.
+        only: Name of the predictor that is looked at; None for all.
+    """
+    predictors = {name: each for name, each in named_predictors(program) if only in (None, name)}
+    found = [output for name, predictor in predictors.items() for output in label_outputs(name, predictor)]
+    if not found:
+        fields = [field for each in predictors.values() for field in each.signature.output_fields.items()]
+        for name, field in fields:
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Score):
+                return (
+                    f"the output {name!r} is a Score, whose value lies between its levels (make it a Choice of the "
+                    f"levels, or let {REANCHOR} fit its cuts)"
+                )
+        return f"no output is {LABEL_TYPES}"
+    if (several := len({output.predictor for output in found})) > 1:
+        return f"{several} predictors have an output that is {LABEL_TYPES}"
+    if len(found) > 1:
+        return f"{len(found)} outputs are {LABEL_TYPES}"
+    (output,) = found
+    if len(output.labels) < 2 or "" in output.labels:
+        return f"the output {output.name!r} does not have two labels with a text"
+    predictor = predictors[output.predictor]
+    if (decisions := decision_adapter(predictor)) is not None and decisions.system_one:
+        client = type(predictor.lm or dspy.settings.lm).__name__
+        return (
+            f"the client {client} answers decision requests itself, past every adapter ({REANCHOR} can fit the weights "
+            "of its labels)"
+        )
+    return output
+
+
+def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str) -> LabelOutput:
+    """Find the only output with few possible values, which something needs.
+
+    Args:
+        program, only: As in `label_output`.
+        purpose: What needs it.
+        cure: What else can be done, for the message; it begins where a sentence may go on.
+
+    Raises:
+        ValueError: when there is none, or more than one.
+    """
+    output = label_output(program, only=only)
+    if isinstance(output, LabelOutput):
+        return output
+    if REANCHOR in output:
+        raise ValueError(f"{purpose} is not possible: {output}")
+    kinds = ", ".join(
+        f"{name}: {get_annotation_name(field.annotation)}"
+        for predictor, each in named_predictors(program)
+        if only in (None, predictor)
+        for name, field in each.signature.output_fields.items()
+    )
+    raise ValueError(
+        f"{purpose} needs an output with few possible values: {output} ({kinds}). Give exactly one output such a "
+        f"type{cure}"
+    )
+
+
+def label_numbers(examples: Sequence[Any], output: LabelOutput) -> NDArray[np.int64]:
+    """Numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
+    numbers = {text: number for number, text in enumerate(output.labels)}
+    values = [example.get(output.name) for example in examples]
+    # Data may hold what demos call an enum's member.
+    texts = [label_text(output.labels, value) or value for value in values]
+    return np.array(
+        [numbers.get(text, -1) if isinstance(text, str) else -1 for text in texts], dtype=np.int64
+    )
+
+
+def prior_shares(
+    prior: Mapping[Any, float | None], labels: Mapping[str, Any], *, name: str = "prior"
+) -> Array:
+    """The shares ``[L]`` of labels, which sum to 1; shares that were rounded are taken.
+
+    Args:
+        prior: Shares by label, either its value or what demos call it.
+        labels: Values ``[L]`` of the labels by what demos call them.
+        name: What users call the shares.
+
+    Raises:
+        ValueError: unless each label has a share above 0, and they sum to 1.
+    """
+    texts = {text: prior.get(value, prior.get(text)) for text, value in labels.items()}
+    if None in texts.values() or len(prior) != len(texts):
+        raise ValueError(f"{name} must have a share for each of the labels {list(texts)}; got {dict(prior)}")
+    try:
+        shares = np.array([float(share) for share in texts.values() if share is not None])
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must hold numbers; got {dict(prior)}") from None
+    if not (np.isfinite(shares).all() and (shares > 0).all()):
+        raise ValueError(f"{name} must have a share above 0 for each label; got {dict(prior)}")
+    if abs(shares.sum() - 1.0) > 1e-3:
+        raise ValueError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
+    normalised: Array = shares / shares.sum()
+    return normalised
+
+
+def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> None:
+    """Warn where demos are all of one label, or the labels of the examples are far from equally frequent.
+
+    Args:
+        program: Has the demos.
+        output: Its labels.
+        counts: Examples that each label is right for, ``[L]``.
+    """
+    texts = list(output.labels)
+    demos = label_numbers(dict(named_predictors(program))[output.predictor].demos, output)
+    if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
+        logger.warning(
+            "all %d demos have the label %r, so the model may answer it too often: give demos of several labels, as "
+            "PLFewShot chooses them",
+            len(demos),
+            texts[demos[0]],
+        )
+    if len(likely_shares(counts)) > 1 and is_far_from_even(counts):
+        most = int(counts.argmax())
+        logger.warning(
+            "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
+            "compare with it",
+            100.0 * counts[most] / counts.sum(),
+            texts[most],
+        )
+
+
+def check_text_inputs(
+    purpose: str, inputs: Mapping[str, Any], *, cure: str = "use PLReorder or TopKOrder"
+) -> None:
+    """Raise unless all inputs are text.
+
+    Raises:
+        ValueError: that names the first one that is not.
+    """
+    for name, value in inputs.items():
+        if not isinstance(value, str):
+            raise ValueError(
+                f"{purpose} makes inputs of its own, which must be text; input {name!r} is a {type(value).__name__}: "
+                f"{cure}"
+            )

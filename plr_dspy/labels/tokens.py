@@ -1,0 +1,140 @@
+"""From the log-probabilities of a reply's tokens to the probabilities of the labels that might stand there."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Alternatives: TypeAlias = Mapping[str, float]
+"""Log-probability of each of the likeliest tokens, by their text; an empty text is the end of the answer."""
+
+BEFORE_LABEL = " \t\r\n\"'`*([{"
+"""What a token may hold before the label begins in it: JSON quotes it, models like to make it bold."""
+
+
+class Position(NamedTuple):
+    """One place of a reply: the token that was generated, and what might have been, the token itself included."""
+
+    token: str
+    alternatives: Alternatives
+
+
+def positions_of(logprobs: Any) -> list[Position]:
+    """Return the positions of a reply from its log-probabilities, in the shape of chat or of plain completions.
+
+    Args:
+        logprobs: What DSPy gives as "logprobs"; None and empty ones make an empty list.
+    """
+
+    def part(name: str) -> Any:
+        return logprobs.get(name) if isinstance(logprobs, Mapping) else getattr(logprobs, name, None)
+
+    if (content := part("content")) is None:
+        tokens, values = part("tokens") or [], part("token_logprobs") or []
+        tops = part("top_logprobs") or [None] * len(tokens)
+        places = [(t, {t: value, **(top or {})}) for t, value, top in zip(tokens, values, tops, strict=False)]
+    else:
+        places = [
+            (place.token, {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))})
+            for place in content
+        ]
+    return [
+        Position(token, {text: value for text, value in alternatives.items() if value is not None})
+        for token, alternatives in places
+    ]
+
+
+def masses_in_reply(
+    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
+) -> tuple[Array, Alternatives]:
+    """Return the probabilities ``[L]`` of labels where a reply answers with one, and the likeliest tokens there.
+
+    Takes what `label_position` does, of a reply that has positions.
+    """
+    positions = positions[label_position(positions, labels, answered, name=name) :]
+    generated = accumulate((position.token for position in positions), initial="")
+    known = {text: position.alternatives for text, position in zip(generated, positions, strict=False)}
+    return from_alternatives(known[""], labels, after=known), known[""]
+
+
+def from_alternatives(
+    alternatives: Alternatives,
+    labels: Sequence[str],
+    *,
+    after: Mapping[str, Alternatives] = MappingProxyType({}),
+) -> Array:
+    """Return probabilities ``[L]`` of labels by their tokens: their sum is at most 1, as other answers have the rest.
+
+    A token that only one label begins with counts for this label. One that several begin with is followed by the tokens
+    after it, where these are known, and shared evenly among them elsewhere.
+
+    Args:
+        alternatives: The likeliest tokens at the position where the label begins.
+        labels: Distinct labels, ``[L]``; case matters only where they differ in nothing else.
+        after: The likeliest tokens further on, by the text that comes before them from there.
+    """
+    fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
+    before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
+    masses = np.zeros(len(labels))
+
+    def share(alternatives: Alternatives, rests: Mapping[int, str], before: str, probability: float) -> None:
+        """Share out what the tokens after `before` say among labels, of which these rests are missing."""
+        left = probability
+        for token, log_probability in alternatives.items():
+            text = fold(token if before else token.lstrip(before_label))
+            fitting = [i for i, rest in rests.items() if token and rest and _begin_alike(rest, text)]
+            if not fitting:
+                continue
+            mass = probability * math.exp(min(0.0, log_probability))
+            left -= mass
+            following = after.get(before + token) if len(fitting) > 1 else None
+            if following is not None:
+                share(following, {i: rests[i][len(text) :] for i in fitting}, before + token, mass)
+                continue
+            spelled = {fold(other) for other in alternatives if other != token}
+            sharing = [i for i in fitting if rests[i] not in spelled] or fitting
+            masses[sharing] += mass / len(sharing)
+        # A label that is complete ends with whatever does not make another one of it.
+        masses[[i for i, rest in rests.items() if not rest]] += max(0.0, left)
+
+    share(alternatives, {i: fold(label) for i, label in enumerate(labels)}, "", 1.0)
+    return masses
+
+
+def label_position(
+    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
+) -> int:
+    """Find where the label begins in a reply.
+
+    Args:
+        positions: The positions of the reply.
+        labels: What may stand there.
+        answered: The label that the adapter read from the reply: its last occurrence is the answer, as what was
+            thought aloud comes before. None where it read none: the first occurrence of any label, or what
+            follows the field's header, or the beginning.
+        name: The name of the field: where an occurrence comes right after it, others do not count.
+    """
+    tokens = [position.token for position in positions]
+    reply, ends = "".join(tokens), list(accumulate(map(len, tokens)))
+    wanted = sorted([answered] if answered is not None else labels, key=len, reverse=True)
+    label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"
+    for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
+        if found := list(re.finditer(before + label, reply, re.IGNORECASE)):
+            return bisect_right(ends, found[-1 if answered is not None else 0].start("label"))
+    # Something else stands in the place of a label: after the field's header, as in chat, or at the beginning.
+    header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
+    return min(bisect_right(ends, 0 if header is None else header.end()), len(tokens) - 1)
+
+
+def _begin_alike(rest: str, text: str) -> bool:
+    """Whether a token's text is the beginning of what is missing of a label, or that and the end of the word."""
+    return rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum())

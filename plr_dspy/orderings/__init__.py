@@ -1,1 +1,0 @@
-"""Orderings of demos, the Plackett-Luce distribution over them, and its updates."""

@@ -1,0 +1,353 @@
+"""Update rules: refit a distribution to its elites (PLR Algorithm 1).
+
+A rule is pure: it changes neither the distribution nor the elites that it is given. Elites are rankings ``[m, n]``.
+Those that show only some of the items are filled up with -1, and the rules here learn from what they show.
+
+The fits are written in numpy, with their gradient: for so few numbers torch takes several times as long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plr_dspy.plackett_luce.distribution import (
+    NOT_SHOWN,
+    PlackettLuce,
+    are_rankings,
+    completed,
+    log_probabilities,
+)
+
+Array = NDArray[np.float64]
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+"""Adam's, as in its paper (arXiv:1412.6980) and in torch."""
+
+TINY = 1e-300
+"""Least weight of an item beside the heaviest one in a fit, so that no sum of weights is 0."""
+
+UNIFORM_SHARE = 0.05
+"""Share of the probability that all numbers of items have in equal parts, at least: none dies out."""
+
+
+@runtime_checkable
+class UpdateRule(Protocol):
+    """What a search asks of an update rule. To arrange demos it needs a `smoothing`, too, as the rules here have."""
+
+    name: ClassVar[str]
+
+    @property
+    def weighted(self) -> bool:
+        """Whether elites count in proportion to their scores."""
+
+    def initial(self, num_items: int) -> PlackettLuce:
+        """The uniform distribution over orderings of `num_items` items, float64."""
+
+    def update(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
+    ) -> PlackettLuce:
+        """The next distribution, from elites ``[m, n]`` and their weights ``[m]`` (None: all 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEMA:
+    """Moving average towards the elites' mean ranks (the EMA update of PLR).
+
+    Items that an elite does not show share the mean of the places left over: it says that they come after those that
+    it shows, and nothing of their order. So an elite that shows none draws all logits together.
+
+    Attributes:
+        smoothing: Share of the new target in the mix, in (0, 1].
+        temperature: Divides the ranks; smaller is greedier.
+        clip: Bound on the absolute value of a logit.
+        weighted: Whether a search weights the elites by their scores.
+    """
+
+    name: ClassVar[str] = "ema"
+    smoothing: float = 0.7
+    temperature: float = 1.0
+    clip: float = 20.0
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        _check_fraction("smoothing", self.smoothing)
+        _check_positive("temperature", self.temperature)
+        _check_positive("clip", self.clip)
+
+    def initial(self, num_items: int) -> PlackettLuce:
+        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+
+    def update(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
+    ) -> PlackettLuce:
+        if distribution.weights is not None:
+            raise TypeError("RankEMA updates a single PlackettLuce; got a mixture: use MixtureEM")
+        logits = distribution.logits
+        weights = checked_weights(elites, weights, logits)
+        mean_ranks = (weights @ tied_ranks(elites).to(weights)) / weights.sum()  # 0 = first
+        target = -mean_ranks / self.temperature
+        mixed = (1.0 - self.smoothing) * logits + self.smoothing * target  # PLR, EMA update
+        return distribution.copy(logits=_centred(mixed).clamp(-self.clip, self.clip))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureEM:
+    """One expectation-maximisation step of a mixture of Plackett-Luce (the EM update of PLR).
+
+    Each component is fitted by Adam from its current logits, and smoothed.
+
+    Deviation: components start equal, and an E-step on equal components gives each elite the same
+    responsibility everywhere, so that they stay equal for ever (in the published code a "mixture of
+    4" is a single Plackett-Luce). While components are equal, each of the equal ones takes the
+    elites nearest in Kendall distance to one of as many elites far from each other.
+
+    Attributes:
+        num_components: Number of Plackett-Luce components C.
+        weight_floor: Least weight of a component, before weights are normalised.
+        smoothing: Share of the fitted logits in the mix, in (0, 1].
+        num_steps: Adam steps.
+        learning_rate: Adam's step size.
+        l2: Penalty on the squared logits (adds ``-l2 * logits`` to the gradient).
+        clip: Bound on the absolute value of a logit, after every step.
+        weighted: Whether a search weights the elites by their scores.
+    """
+
+    name: ClassVar[str] = "mixture"
+    num_components: int = 4
+    weight_floor: float = 1e-3
+    smoothing: float = 0.7
+    num_steps: int = 60
+    learning_rate: float = 0.1
+    l2: float = 0.0
+    clip: float = 20.0
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_components", "num_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}")
+        if not 0.0 <= self.weight_floor < 1.0:
+            raise ValueError(f"weight_floor must lie in [0, 1); got {self.weight_floor!r}")
+        _check_fraction("smoothing", self.smoothing)
+        _check_positive("learning_rate", self.learning_rate)
+        _check_positive("clip", self.clip)
+        if not self.l2 >= 0.0:
+            raise ValueError(f"l2 must not be negative; got {self.l2!r}")
+
+    def initial(self, num_items: int) -> PlackettLuce:
+        if self.num_components == 1:
+            return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+        weights = torch.full((self.num_components,), 1.0 / self.num_components, dtype=torch.float64)
+        logits = torch.zeros(self.num_components, num_items, dtype=torch.float64)
+        return PlackettLuce(logits, weights=weights)
+
+    def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
+
+        With few elites the likelihood has no finite maximum: steps, clip and penalty bound the logits.
+
+        Args:
+            logits: Start, ``[n]``, or of components ``[c, n]``; each row is fitted by itself.
+            elites: ``[m, n]``. Of one that shows few items, the likelihood is that of all orderings that begin so.
+            weights: ``[m]``, or ``[c, m]``; None for 1.
+
+        Returns:
+            The logits after the steps, before smoothing.
+        """
+        likelihood = _Likelihood(elites, weights)
+        theta = _projected(logits.detach().cpu().double().numpy(), self.clip)
+        mean, square = np.zeros_like(theta), np.zeros_like(theta)  # of the gradients, moving
+        for step in range(1, self.num_steps + 1):
+            slope = self.l2 * theta - likelihood.gradient(theta)
+            mean += (1 - BETAS[0]) * (slope - mean)
+            square += (1 - BETAS[1]) * (slope * slope - square)
+            length = self.learning_rate / (1 - BETAS[0] ** step)
+            scale = np.sqrt(square / (1 - BETAS[1] ** step)) + EPSILON
+            theta = _projected(theta - length * mean / scale, self.clip)
+        return torch.from_numpy(theta).to(logits)
+
+    def update(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
+    ) -> PlackettLuce:
+        logits = distribution.logits
+        count = 1 if distribution.weights is None else len(distribution.weights)
+        if count != self.num_components:
+            raise TypeError(
+                f"{type(self).__name__} updates a PlackettLuce with {self.num_components} components; got one with "
+                f"{count}: use MixtureEM(num_components={count})"
+            )
+        weights = checked_weights(elites, weights, logits)
+        shares = weights
+        if distribution.weights is not None:
+            shares = weights * _responsibilities(distribution, elites)  # [c, m]
+        # A component that explains none of the elites has nothing to learn from: it stays.
+        fitted = self.fit(logits, elites, shares)  # PLR, MLE update; EM: components
+        mixed = _centred((1.0 - self.smoothing) * logits + self.smoothing * fitted)
+        if distribution.weights is None:
+            return distribution.copy(logits=mixed)
+        explained = (shares.sum(dim=-1) / weights.sum()).clamp_min(self.weight_floor)  # PLR, EM: weights
+        return distribution.copy(logits=mixed, weights=explained / explained.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaximumLikelihood(MixtureEM):
+    """Smoothed maximum likelihood of the elites, by Adam from the current logits (the MLE update of PLR).
+
+    Attributes:
+        smoothing, num_steps, learning_rate, l2, clip, weighted: As in `MixtureEM`, of which it is the one with a single
+            component.
+    """
+
+    name: ClassVar[str] = "mle"
+    num_components: int = field(default=1, init=False, repr=False)
+    weight_floor: float = field(default=0.0, init=False, repr=False)
+
+
+class _Likelihood:
+    """The weighted likelihood of elites ``[m, n]``, for weights ``[*c, m]`` (None: all 1)."""
+
+    def __init__(self, elites: Tensor, weights: Tensor | None) -> None:
+        orderings, shown = (each.cpu().numpy() for each in completed(elites, elites.shape[-1]))
+        count, size = orderings.shape
+        self._weights = np.ones(count) if weights is None else weights.detach().cpu().double().numpy()
+        self._last_first, self._shown = orderings[:, ::-1], shown.astype(np.float64)
+        ranks = orderings.argsort(axis=-1)
+        # Where each item stands, in all orderings one after another.
+        self._places = np.arange(count)[:, None] * size + ranks
+        self._appeared = self._weights @ (ranks < shown.sum(axis=-1, keepdims=True))
+
+    def gradient(self, theta: Array) -> Array:
+        """Of sum_m w_m log Pr(pi_m), ``[*c, n]``.
+
+        An item shown adds 1, and every item takes away its chance of coming next at each position shown up to its own
+        (PLR Eq. 2).
+        """
+        worth = np.maximum(np.exp(theta - theta.max(axis=-1, keepdims=True)), TINY)
+        remaining = worth[..., self._last_first].cumsum(axis=-1)[..., ::-1]  # [*c, m, n]
+        inverse = (self._shown / remaining).cumsum(axis=-1).reshape(*theta.shape[:-1], -1)
+        by_item = inverse.take(self._places, axis=-1)
+        gradient: Array = self._appeared - worth * (self._weights[..., None, :] @ by_item)[..., 0, :]
+        return gradient
+
+
+def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
+    """E-step: the share of each component in each elite, ``[c, m]``; equal components share them out by distance."""
+    assert mixture.weights is not None
+    logits = mixture.logits
+    log_joint = log_probabilities(logits[:, None, :], elites) + mixture.weights.log()[:, None]
+    responsibilities = torch.softmax(log_joint, dim=0)
+    twins = (logits[:, None, :] - logits[None, :, :]).abs().amax(dim=-1) < 1e-9
+    for k in range(len(twins)):
+        group = twins[k].nonzero().flatten()
+        if len(group) > 1 and int(group[0]) == k:
+            pooled = responsibilities[group].sum(dim=0)
+            responsibilities[group] = pooled * split_by_distance(elites, len(group)).T.to(pooled)
+    return responsibilities
+
+
+def split_by_distance(elites: Tensor, num_groups: int) -> Tensor:
+    """Assign each elite to the nearest of up to `num_groups` elites that lie far apart, ``[m, groups]``.
+
+    Centres are chosen farthest-first from the first (best) elite, in Kendall distance. A pair of items that one elite
+    orders, and of which another shows neither, counts half (K^(1/2) of R. Fagin, R. Kumar and D. Sivakumar, "Comparing
+    top k lists", SIAM Journal on Discrete Mathematics 17, 2003).
+    """
+    ranks = tied_ranks(elites)
+    before = (ranks[:, :, None] < ranks[:, None, :]).flatten(1).double()  # [m, n * n]
+    number, both = before.sum(dim=1), before @ before.T
+    distance = number[:, None] + number - 2 * both  # twice the Kendall distance
+    centres = [0]
+    while len(centres) < num_groups:
+        nearest = distance[:, centres].amin(dim=1)
+        if float(nearest.max()) == 0.0:
+            break
+        centres.append(int(nearest.argmax()))
+    return torch.nn.functional.one_hot(distance[:, centres].argmin(dim=1), num_groups).double()
+
+
+def tied_ranks(rankings: Tensor) -> Tensor:
+    """Place of each item ``[m, n]`` in float64; the items left out share the mean of the places left over."""
+    orderings, shown = completed(rankings, rankings.shape[-1])
+    ranks, lengths = orderings.argsort(dim=-1).double(), shown.sum(dim=-1, keepdim=True)
+    return ranks.where(ranks < lengths, (lengths + rankings.shape[-1] - 1) / 2)
+
+
+def updated_lengths(
+    probabilities: Tensor, elites: Tensor, weights: Tensor | None, *, max_length: int, smoothing: float
+) -> Tensor:
+    """Move the probabilities ``[l]`` of numbers of items, up to the largest one, part of the way to those of elites."""
+    lengths = (elites != NOT_SHOWN).sum(dim=-1) - (max_length + 1 - len(probabilities))
+    counted = torch.ones(len(elites)) if weights is None else weights
+    counts = torch.bincount(lengths, weights=counted.to(probabilities), minlength=len(probabilities))
+    smoothed = (1.0 - smoothing) * probabilities + smoothing * counts / counts.sum()
+    return (1.0 - UNIFORM_SHARE) * smoothed + UNIFORM_SHARE / len(probabilities)
+
+
+def checked_weights(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
+    """Weights ``[m]`` in the dtype and on the device of `like`; they and the elites are checked."""
+    if elites.dim() != 2 or elites.shape[0] < 1 or elites.shape[1] != like.shape[-1]:
+        raise ValueError(
+            f"elites must have shape [m, {like.shape[-1]}] with m >= 1 orderings of the distribution's items; "
+            f"got {list(elites.shape)}"
+        )
+    if not bool(are_rankings(elites, elites.shape[1]).all()):
+        raise ValueError("elites must have different items in each row, followed by -1 where they show fewer")
+    if weights is None:
+        return torch.ones(elites.shape[0], dtype=like.dtype, device=like.device)
+    weights = weights.to(dtype=like.dtype, device=like.device)
+    if weights.shape != elites.shape[:1]:
+        raise ValueError(
+            f"weights must have one entry for each of the {elites.shape[0]} elites; got {list(weights.shape)}"
+        )
+    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or float(weights.sum()) <= 0:
+        raise ValueError("weights must be finite, not negative, and not all 0")
+    return weights
+
+
+def update_rule(update: str | UpdateRule) -> UpdateRule:
+    """The rule a name stands for ("ema", "mle", "mixture"), or the rule itself.
+
+    Raises:
+        ValueError: for an unknown name.
+        TypeError: for an object that is no rule.
+    """
+    rules: dict[str, type[RankEMA] | type[MixtureEM]] = {
+        rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)
+    }
+    if isinstance(update, str):
+        if update not in rules:
+            raise ValueError(f"update must be one of {sorted(rules)} or an update object; got {update!r}")
+        return rules[update]()
+    if isinstance(update, type) or not isinstance(update, UpdateRule):
+        raise TypeError(
+            f"update must be one of {sorted(rules)} or an update object such as MaximumLikelihood(); "
+            f"got {update!r}"
+        )
+    return update
+
+
+def _projected(values: Array, clip: float) -> Array:
+    centred: Array = values - values.mean(axis=-1, keepdims=True)
+    return np.minimum(np.maximum(centred, -clip), clip)
+
+
+def _centred(logits: Tensor) -> Tensor:
+    """Logits with mean 0 over the items; the distribution is the same."""
+    return logits - logits.mean(dim=-1, keepdim=True)
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{name} must lie in (0, 1]; got {value!r}")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0.0:
+        raise ValueError(f"{name} must be positive; got {value!r}")

@@ -1,0 +1,315 @@
+"""Checks of what a user passes, made before any program call is paid for, and of what a saved program holds."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import numbers
+import operator
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from inspect import Parameter
+from pathlib import Path
+from typing import Any
+
+import dspy
+import numpy as np
+import orjson
+from dspy.predict.predict import serialize_object
+from dspy.utils.saving import get_dependency_versions
+
+from plr_dspy.programs.calls import forward_of
+from plr_dspy.programs.copies import is_language_model, language_models, named_predictors
+
+logger = logging.getLogger(__name__)
+
+
+def whole_number(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int | None:
+    """The value as an int, or None for None; arguments and errors are those of `count`."""
+    if value is None:
+        return None
+    return count(name, value, least=least, most=most, kind="a whole number or None")
+
+
+def count(
+    name: str, value: Any, *, least: int = 1, most: int | None = None, kind: str = "a whole number"
+) -> int:
+    """The value as an int.
+
+    Raises:
+        TypeError: when it is no whole number; bools are none.
+        ValueError: when it is out of range.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be {kind}; got {value!r}")
+    if number < least or (most is not None and number > most):
+        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name} must be {bounds}; got {number}")
+    return number
+
+
+def number(name: str, value: Any, *, above: float | None = None, most: float | None = None) -> float | None:
+    """The value as a finite float, or None for None.
+
+    Raises:
+        TypeError: when it is no number.
+        ValueError: when it is out of range.
+    """
+    if value is None:
+        return None
+    within = "" if most is None else f" in ({above:g}, {most:g}]"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number{within} or None; got {value!r}")
+    result = float(value)
+    if not math.isfinite(result) or (above is not None and result <= above) or (most or result) < result:
+        bounds = f"be a finite number{'' if above is None else f' above {above:g}'}"
+        raise ValueError(f"{name} must {bounds if most is None else f'lie{within}'}; got {result}")
+    return result
+
+
+def fraction(name: str, value: Any) -> float | None:
+    """The value as a float in (0, 1], or None for None; errors are those of `number`."""
+    return number(name, value, above=0.0, most=1.0)
+
+
+def flag(name: str, value: Any) -> bool:
+    """The value as a bool.
+
+    Raises:
+        TypeError: when it is none: any text, such as "no", would count as True.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False; got {value!r}")
+    return bool(value)
+
+
+def as_folder(name: str, value: Any) -> Path | None:
+    """The value as a path, or None for None.
+
+    Raises:
+        TypeError: when it is neither text nor a path.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise TypeError(f"{name} must be the path of a folder, or None; got {value!r}")
+    return Path(value).expanduser().absolute()
+
+
+def check_log_dir(log_dir: Path) -> None:
+    """Make the folder, and raise unless files can be written there."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
+    except (OSError, ValueError) as error:  # ValueError: of a null byte
+        raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
+
+
+def check_student(student: Any, name: str = "student") -> None:
+    """Raise unless this is a program with predictors; the name is what the user knows it by."""
+    if not isinstance(student, dspy.Module):
+        hint = ": pass an instance, not the class" if isinstance(student, type) else ""
+        raise TypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
+    if "KNNFewShot" in getattr(vars(student).get("forward"), "__qualname__", ""):
+        raise TypeError(
+            f"{name} was compiled by KNNFewShot, which picks demos anew at each call: there is no order to learn; "
+            "use an optimizer that leaves demos in the program, such as dspy.BootstrapFewShot"
+        )
+    if type(student).__qualname__.startswith("Ensemble.compile."):
+        raise TypeError(
+            f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them"
+        )
+    forward = forward_of(student)
+    is_async = inspect.iscoroutinefunction(forward)
+    if is_async or (forward is None and hasattr(student, "aforward")):
+        raise TypeError(
+            f"{name} is an async program, which cannot run in worker threads as it is: "
+            f"{'rename its forward to aforward, ' * is_async}wrap it with dspy.syncify(program) and compile that"
+        )
+    if forward is None and type(student).__call__ is dspy.Module.__call__:
+        raise TypeError(f"{name} must have a forward method; {type(student).__name__} has none: define one")
+    names = [predictor for predictor, _ in named_predictors(student)]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"{name} has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
+        )
+    if not names:
+        raise ValueError(
+            f"{name} has no predictors to order demos in: it holds none, or all of them lie in frozen (compiled) "
+            "sub-modules, which are left alone; compile the sub-module itself, or set its _compiled to False"
+        )
+
+
+def check_language_model(student: dspy.Module) -> None:
+    """Raise unless some LM is configured, for DSPy or on a module of the program, and an adapter if any."""
+    lm, adapter = dspy.settings.lm, dspy.settings.adapter
+    if lm is None and not language_models(student):
+        raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
+    if lm is not None and not is_language_model(lm):
+        named = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
+        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={named})")
+    if adapter is not None and not isinstance(adapter, dspy.Adapter):
+        raise TypeError(
+            f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
+        )
+
+
+def check_demos(student: dspy.Module) -> None:
+    """Raise unless all demos are examples or dicts; warn when `program.save` cannot write them as JSON."""
+    for name, predictor in named_predictors(student):
+        if not isinstance(predictor.demos, Sequence):
+            raise TypeError(
+                f"demos of predictor {name!r} must be a list; got {type(predictor.demos).__name__}: pass [] for none"
+            )
+        for i, demo in enumerate(predictor.demos):
+            if not isinstance(demo, (dspy.Example, Mapping)):
+                raise TypeError(
+                    f"demo {i} of predictor {name!r} must be a dspy.Example or a dict; got {type(demo).__name__}"
+                )
+    if obstacle := json_obstacle(student):
+        logger.warning("%s", obstacle)
+
+
+def check_examples(name: str, examples: Any, student: dspy.Module) -> None:
+    """Raise unless this is a sequence of `dspy.Example` with inputs set.
+
+    Args:
+        name: What the user knows it by.
+        examples: What the user passed.
+        student: The program; errors name its inputs.
+    """
+    if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
+        raise TypeError(f"{name} must be a list of dspy.Example; got {type(examples).__name__}")
+    inputs = ", ".join(f'"{field}"' for field in _input_names(student)) or "..."
+    for i, example in enumerate(examples):
+        if not isinstance(example, dspy.Example):
+            kind = type(example).__name__
+            cure = f"dspy.Example(...).with_inputs({inputs})"
+            raise TypeError(f"{name}[{i}] must be a dspy.Example; got {kind}: make each one {cure}")
+        if not getattr(example, "_input_keys", None):
+            raise ValueError(
+                f"{name}[{i}] has no inputs: name those of each example by with_inputs({inputs})"
+            )
+
+
+def check_fields(student: dspy.Module, **datasets: Sequence[dspy.Example]) -> None:
+    """Raise when an example lacks an input of the program, or when no prompt shows a field of any demo.
+
+    What larger programs pass to their predictors cannot be known before they run.
+    """
+    signature = _signature(student)
+    for dataset, examples in datasets.items():
+        for i, example in enumerate(examples):
+            given = sorted(example.inputs().keys())
+            try:
+                if signature is not None:
+                    signature.bind(**dict.fromkeys(given))
+            except TypeError as error:
+                problem = f"forward{signature} cannot take them ({error})"
+                if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
+                    problem = f"it needs {sorted(_input_names(student))}"
+                raise ValueError(
+                    f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: rename "
+                    "the fields of the examples or of the program, or name the inputs in with_inputs"
+                ) from None
+    mismatches = [
+        f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
+        for name, predictor in named_predictors(student)
+        if predictor.demos
+        and not (held := {field for demo in predictor.demos for field in demo})
+        & (shown := set(predictor.signature.fields))
+    ]
+    if mismatches and len(mismatches) == sum(bool(p.demos) for _, p in named_predictors(student)):
+        raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
+
+
+def _signature(student: dspy.Module) -> inspect.Signature | None:
+    """The signature of what a call of the program runs; None where that is not written in Python."""
+    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
+        fields = named_predictors(student)[0][1].signature.input_fields.items()
+        needed = [Parameter(n, Parameter.KEYWORD_ONLY) for n, field in fields if field.is_required()]
+        return inspect.Signature([*needed, Parameter("others", Parameter.VAR_KEYWORD)])
+    try:
+        return inspect.signature(forward_of(student) or student)
+    except (TypeError, ValueError):
+        return None
+
+
+def _input_names(student: dspy.Module) -> list[str]:
+    """The names of the inputs that a program needs; none where its forward does not say them."""
+    if (signature := _signature(student)) is None:
+        return []
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return [
+        n for n, each in signature.parameters.items() if each.kind in named and each.default is each.empty
+    ]
+
+
+def json_obstacle(program: dspy.Module) -> str:
+    """Say what keeps `program.save("x.json")` from its work, and what to do; empty if nothing does."""
+    if obstacle := demo_obstacle(program):
+        return obstacle
+    try:
+        orjson.dumps(program.dump_state())
+    except Exception as error:
+        return (
+            f"program.save('x.json') will fail ({type(error).__name__}: {error}): leave language models to "
+            "dspy.configure(lm=...), and keep to plain data, or save with save_program=True"
+        )
+    return ""
+
+
+def demo_obstacle(program: dspy.Module) -> str:
+    """Say which demo keeps `program.save("x.json")` from its work, and what to do; empty if none does."""
+    obstacles = []
+    for name, predictor in named_predictors(program):
+        for i, demo in enumerate(predictor.demos):
+            for field, value in demo.items():
+                try:
+                    orjson.dumps(serialize_object(value))
+                except TypeError as error:
+                    kind = type(value).__name__
+                    obstacles.append(
+                        f"demo {i} of predictor {name!r} holds a {kind} in field {field!r} ({error})"
+                    )
+    if not obstacles:
+        return ""
+    more = f", and {len(obstacles) - 1} more fields are like it" if len(obstacles) > 1 else ""
+    return (
+        f"{obstacles[0]}{more}: program.save('x.json') will fail; convert it to plain data, such as int(...), str(...) "
+        "or list(...), or save as 'x.pkl' or with save_program=True"
+    )
+
+
+def saved_state(path: str | Path) -> dict[str, Any]:
+    """Read what `program.save("x.json")` wrote, and warn where that was with other versions.
+
+    Returns:
+        The state, as `load_state` takes it.
+
+    Raises:
+        OSError: when the file cannot be read.
+        ValueError: when it holds no saved program.
+    """
+    path = Path(path)
+    if path.suffix != ".json":
+        raise ValueError(
+            f"path must end in .json; got {str(path)!r}: save the program with program.save('x.json'), or load what "
+            "was saved with save_program=True with dspy.load"
+        )
+    try:
+        state: dict[str, Any] = orjson.loads(path.read_bytes())
+        versions = state.pop("metadata")["dependency_versions"]
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no program: pass a file that program.save('x.json') wrote") from error
+    for name, version in get_dependency_versions().items():
+        if versions.get(name) not in (version, None):
+            logger.warning("%s was saved with %s %s, and this is %s", path, name, versions[name], version)
+    return state

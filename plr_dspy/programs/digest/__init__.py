@@ -1,1 +1,0 @@
-"""Describes programs by texts and digests that are the same in every process."""

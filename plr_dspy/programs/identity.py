@@ -1,0 +1,302 @@
+"""What decides what programs and metrics do, as facts by name: a compile goes on where these are what they were."""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import pickle
+import re
+import sys
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from functools import cached_property, partial
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from random import Random
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import dspy
+import numpy as np
+from pydantic import BaseModel
+
+from plr_dspy.programs.copies import PLAIN, attributes, is_language_model
+
+SHOWN = (bool, int, type(None))
+"""Types of values that a message may show; of others, digests are kept: they may be long, or secret."""
+
+ACCESS = re.compile(
+    r"(^|_)(key|secret|password|token|url|endpoint|credentials?)$|retries$|region|^aws_|^azure_|^vertex_"
+    r"|^(api_base|cache|timeout|headers|extra_headers)$",
+    re.IGNORECASE,
+)
+"""Names by which LMs and objects of libraries are told how to reach a service; a user's `answer_key` is no key."""
+
+GLOBAL_KEY = re.compile(r"(^|_)api_key$", re.IGNORECASE)
+"""Names of the user's global variables that can only be a key to a service."""
+
+NOT_DECIDING = {"callbacks", "history", "corpus_embeddings", "index"}
+"""Attributes of DSPy's objects that record calls, or are computed from others and never twice to the last bit."""
+
+DEEPEST = 30
+"""Of values that lie deeper than this inside others, only the class is named."""
+
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, partial)
+
+
+def digest(value: Any) -> str:
+    """Digest a value and the user's code that it needs: `#` and 64 bits in hexadecimal, the same in every process."""
+    return _hashed(repr(sorted(facts({"": value}).items())))
+
+
+def facts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect, by name, what decides what values do, and what the user's functions and objects do that they reach.
+
+    Functions are told by their bytecode (there is source for few, and it may have been edited since), what they close
+    over and the global variables that they read and do not write; objects by their class and public attributes; what
+    belongs to an installed package by its name.
+
+    Returns:
+        Whole numbers, bools, None and the names of classes as they are; of all else digests, which begin with `#`.
+    """
+    walk = _Walk()
+    walk.add(values)
+    while walk.pending:
+        walk.take(*walk.pending.popleft())
+    return {name: fact for name, fact in walk.found.items() if name not in walk.written}
+
+
+def is_library(module: str | None) -> bool:
+    """Tell whether a module, by its name, belongs to Python or an installed package, and not to the user."""
+    package = (module or "").partition(".")[0]
+    if package == "__main__":  # whatever runs it
+        return False
+    if package in ("plr_dspy", "dspy") or package in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module or "") or sys.modules.get(package), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+class _Walk:
+    """Takes values apart one after the other.
+
+    Attributes:
+        found: The facts.
+        written: Names of global variables that the code writes itself: counters, caches.
+        pending: Values that have not been taken apart, by name.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.written: set[str] = set()
+        self.pending: deque[tuple[str, Any]] = deque()
+        self._globals: set[str] = set()
+        self._open: set[int] = set()
+        self._seen: dict[int, Any] = {}  # with the values themselves: an id stays theirs as long as they live
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Note that values are to be taken apart."""
+        self.pending.extend(values.items())
+
+    def take(self, name: str, value: Any) -> None:
+        """Note the facts about a value, and as pending what it reaches."""
+        kind = type(value)
+        if kind in SHOWN and not (kind is int and value.bit_length() > 63):
+            self._note(name, value)
+        elif _contents(value) is not None:
+            self._note(name, _hashed(self._text(name, value)))
+        elif id(value) not in self._seen:
+            self._seen[id(value)] = value
+            if isinstance(value, FunctionType):
+                self._note(f"the code of {name}", _hashed(self._function(name, value)))
+            elif isinstance(value, partial):
+                given: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+                self.add(
+                    {f"argument {key} of {name}": each for key, each in given.items()} | {name: value.func}
+                )
+            elif isinstance(value, (type, *CODE)):
+                self._note(f"the name of {name}", _named(value))
+                holder = getattr(value, "__self__", None)
+                if isinstance(value, type):
+                    self.add(_members(name, value))
+                elif holder is not None and not isinstance(holder, ModuleType):
+                    self.add({name: holder})
+            elif "__wrapped__" in attributes(value):  # a functools.lru_cache is one
+                self.add({name: value.__wrapped__})
+            else:
+                self._note(f"the class of {name}", kind.__qualname__)
+                self.add(_members(name, kind) | _attributes(name, value))
+
+    def _note(self, name: str, fact: Any) -> None:
+        while name in self.found:  # another function of this name
+            name += "'"
+        self.found[name] = fact
+
+    def _text(self, name: str, value: Any) -> str:
+        """Describe data, with the objects in it, by a text; code and modules are named there, and become pending."""
+        if id(value) in self._open or len(self._open) > DEEPEST:  # it holds itself, or goes on for ever
+            return _named(type(value))
+        self._open.add(id(value))
+        try:
+            return self._data(name, value)
+        except Exception:  # of the value's own: it cannot be told from others of its class
+            return _named(type(value))
+        finally:
+            self._open.discard(id(value))
+
+    def _data(self, name: str, value: Any) -> str:
+        if type(value) in PLAIN:
+            return repr(value)
+        if isinstance(value, dict):
+            rows = [f"{self._text(name, k)}: {self._text(f'{name}[{k}]', v)}" for k, v in value.items()]
+            return f"{{{', '.join(sorted(rows))}}}"
+        if isinstance(value, (set, frozenset)):
+            return f"{{{', '.join(sorted(self._text(name, each) for each in value))}}}"
+        if isinstance(value, (list, tuple, deque)):
+            return f"[{', '.join([self._text(f'{name}[{i}]', each) for i, each in enumerate(value)])}]"
+        if (contents := _contents(value)) is not None:
+            return f"{_named(type(value))} {self._text(name, contents)}"
+        if isinstance(value, (type, dspy.Module, *CODE)):
+            self.add({name: value})
+            return _named(value if isinstance(value, (FunctionType, type)) else type(value))
+        if id(value) in self._seen:
+            return _named(type(value))
+        self._seen[id(value)] = value
+        self.add({_named(type(value)): type(value)})
+        return f"{_named(type(value))} {self._text(name, _attributes('', value))}"
+
+    def _function(self, name: str, function: FunctionType) -> str:
+        """Describe what a function does; what it closes over and reads becomes pending."""
+        code = function.__code__
+        held = {f"default {i}": each for i, each in enumerate(function.__defaults__ or ())}
+        held |= function.__kwdefaults__ or {}
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if cell != type(cell)():  # it is set
+                held[variable] = cell.cell_contents
+        self.add({f"{variable} of {name}": each for variable, each in held.items()})
+        if is_library(function.__module__):
+            return _named(function)
+        names: dict[str, set[str]] = {"read": set(), "written": set(), "all": set()}
+        text, module = _behaviour(code, names), function.__globals__.get("__name__", "")
+        self.written |= {f"{each} of {module}" for each in names["written"]}
+        for each in sorted(names["read"] & function.__globals__.keys()):
+            self._global(module, each, function.__globals__[each], names["all"])
+        return text
+
+    def _global(self, module: str, name: str, value: Any, used: set[str]) -> None:
+        """Take a global variable that code reads; of a module of the user's, what code takes from it."""
+        full = f"{name} of {module}"
+        if full in self._globals or GLOBAL_KEY.search(name):
+            return
+        self._globals.add(full)
+        if not isinstance(value, ModuleType):
+            self.add({full: value})
+        elif not is_library(value.__name__):
+            for attribute in sorted(used & vars(value).keys() - {name}):
+                self._global(value.__name__, attribute, vars(value)[attribute], used - {name})
+
+
+def _contents(value: Any) -> Any:
+    """Return the data that tells a value from others of its class; None for code, and objects to be taken apart."""
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, (dict, set, frozenset, list, tuple, deque)):
+        return () if value is None else value
+    if isinstance(value, type):
+        if not issubclass(value, dspy.Signature):
+            return None
+        signature: Any = value
+        fields = {k: [repr(f.rebuild_annotation()), f.json_schema_extra] for k, f in signature.fields.items()}
+        return [signature.instructions, fields, list(fields)]
+    if isinstance(value, Enum):
+        return [value.name, value.value]
+    if isinstance(value, (dspy.Example, BaseModel)):
+        return dict(value.items()) if isinstance(value, dspy.Example) else dict(value)
+    if isinstance(value, dspy.Embedder) or is_language_model(value):
+        given = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
+        arguments = {name: each for name, each in given.items() if not ACCESS.search(name)}
+        return [getattr(value, "model", None), getattr(value, "model_type", None), arguments]
+    if isinstance(value, CODE) or "__wrapped__" in attributes(value):
+        return None
+    is_pythons = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    try:
+        if hasattr(kind, "__array__"):
+            array = np.asarray(value)
+            return [
+                str(array.dtype),
+                array.shape,
+                array.tolist() if array.dtype.hasobject else array.tobytes(),
+            ]
+        if is_pythons and not isinstance(value, Random):  # what numbers come next, calls decide
+            return pickle.dumps(value)
+    except Exception:  # it runs, or is open
+        return ()
+    return () if is_pythons else None
+
+
+def _attributes(name: str, value: Any) -> dict[str, Any]:
+    """Collect the attributes that decide what an object does, by the names that messages give them."""
+    kind = type(value)
+    if isinstance(value, dspy.Predict):
+        settings = [value.config, value.fields, value.lm]
+        parts = {"signature": value.signature, "demos": list(value.demos), "settings": settings}
+        return {f"the {part} of {name}": each for part, each in parts.items()}
+    of_dspy = any(base.__module__.partition(".")[0] == "dspy" for base in kind.__mro__)
+    closed = is_library(kind.__module__) and not isinstance(value, dspy.Module)
+    return {
+        f"{name}.{attribute}": part
+        for attribute, part in attributes(value).items()
+        if not attribute.startswith("_")
+        and not (of_dspy and attribute in NOT_DECIDING)
+        and not (is_library(kind.__module__) and ACCESS.search(attribute))
+        and not (closed and _contents(part) is None and not isinstance(part, CODE))
+        and not isinstance(getattr(kind, attribute, None), cached_property)
+    }
+
+
+def _members(name: str, kind: type) -> dict[str, Any]:
+    """Collect what a class and its bases define that are no library's."""
+    defined: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if not is_library(base.__module__):
+            defined |= vars(base)
+    return {
+        f"{name}.{key}": getattr(
+            member, "__func__", getattr(member, "fget", getattr(member, "func", member))
+        )  # of methods that need no object, properties, cached properties
+        for key, member in defined.items()
+        if key in ("__call__", "__init__") or not key.startswith(("__", "_abc_"))
+    }
+
+
+def _behaviour(code: CodeType, names: Mapping[str, set[str]]) -> str:
+    """Describe each instruction with what it is applied to, and the arguments; gather the names of what it uses."""
+    names["all"].update(code.co_names)
+    steps: list[str] = []
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
+            names["read" if step.opname.startswith("LOAD") else "written"].add(step.argval)
+        if step.opname == "STORE_NAME" and step.argval in (
+            "__doc__",
+            "__firstlineno__",
+            "__static_attributes__",
+        ):
+            del steps[-1:]  # the instruction that loads what is no behaviour
+        elif isinstance(step.argval, CodeType):
+            steps.append(_behaviour(step.argval, names))
+        else:
+            constant = sorted(map(repr, step.argval)) if isinstance(step.argval, frozenset) else step.argval
+            steps.append(f"{step.opname} {constant!r}")
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    counts = code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
+    return f"{steps} {arguments} {counts}"
+
+
+def _named(value: Any) -> str:
+    """Name a class, function or module together with the module that defines it."""
+    return (
+        f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
+    )
+
+
+def _hashed(text: str) -> str:
+    return "#" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]

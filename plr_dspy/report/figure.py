@@ -1,0 +1,171 @@
+"""Draws the figure of a report. This module needs matplotlib: import it where something is drawn."""
+
+from __future__ import annotations
+
+import base64
+import io
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plr_dspy.plackett_luce.distribution import PlackettLuce
+from plr_dspy.report.text import expected_scores, is_scored_by_metric
+
+try:
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("pictures need matplotlib: pip install 'plr-dspy[plots]'") from error
+
+if TYPE_CHECKING:
+    from plr_dspy.report.data import Report, SlotReport
+
+WIDTH = 7.0
+"""Of the figure, in inches."""
+
+BLUE, PALE, ORANGE, GREY = "#2b7fc4", "#6aa9dd", "#e07b00", "#80868f"
+"""Colours that can be told apart by eyes that see no red or green."""
+
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
+    "axes.labelsize": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "svg.fonttype": "none",  # A browser has fonts for more signs than matplotlib.
+    "svg.hashsalt": "plr_dspy",
+}
+
+
+class Picture(Figure):
+    """A figure that notebooks show, though pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=110)
+        return buffer.getvalue()
+
+
+def figure(report: Report) -> Figure:
+    """Draw a figure with a panel for each thing that there is to show."""
+    panels: list[tuple[float, Any]] = []
+    if report.comparison is not None or (report.history and is_scored_by_metric(report)):
+        panels.append((3.2, partial(_draw_scores, report=report)))
+    if report.best_by_number:
+        panels.append((2.8, partial(_draw_numbers, report=report)))
+    for slot in report.slots:
+        if slot.blocks:
+            rows = slot.num_demos * (0.26 if slot.num_demos <= 16 else 0.16)
+            panels.append((1.4 + rows, partial(_draw_places, slot=slot)))
+    if not panels:
+        empty = Picture(figsize=(WIDTH, 1.0))
+        empty.text(0.5, 0.5, f"Nothing to show: {report.stopped}", ha="center", va="center", parse_math=False)
+        return empty
+    heights = [height for height, _ in panels]
+    with matplotlib.rc_context(STYLE):
+        whole = Picture(figsize=(WIDTH, sum(heights)), layout="constrained")
+        parts = whole.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for part, (_, draw) in zip(parts, panels, strict=True):
+            draw(part.subplots())
+    return whole
+
+
+def data_uri(report: Report) -> str:
+    """Write the figure as the address of an image: an SVG in base64."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # A browser has the signs that fonts here lack.
+        figure(report).savefig(buffer, format="svg", metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def shorten(text: str, width: int) -> str:
+    """Write the text in one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
+
+
+def _draw_scores(axis: Axes, report: Report) -> None:
+    """Draw mean and best score of the rounds by program calls, then what is expected of both programs."""
+    rounds, c = report.history if is_scored_by_metric(report) else [], report.comparison
+    calls = [i.program_calls for i in rounds]
+    means, best = [i.mean_score for i in rounds], [i.best_score_so_far for i in rounds]
+    if rounds:
+        axis.plot(calls, means, "o--", color=PALE, markersize=4, linewidth=1.2, label="mean of the round")
+        axis.plot(calls, best, "s-", color=BLUE, markersize=4, label="best so far, estimated")
+        axis.set_xlabel("program calls")
+    else:
+        axis.set_xticks([])
+    shown = [*means, *best]
+    if c is not None:
+        total, expected = report.program_calls["total"], expected_scores(report)
+        where = "expected on new examples" if expected else f"on {c.num_examples} examples"
+        both = expected or ((c.original,) * 3, (c.chosen,) * 3)
+        names = (("your program", GREY, -1), ("returned program", ORANGE, 1))
+        for (name, color, side), (score, low, high) in zip(names, both, strict=True):
+            ends = [[max(0.0, score - low)], [max(0.0, high - score)]]
+            place = total * (1 + 0.02 * side)
+            axis.errorbar(
+                [place], [score], yerr=ends, fmt="D", color=color, capsize=4, label=f"{name}, {where}"
+            )
+            shown += [score, low, high]
+    margin = 0.06 * (max(shown) - min(shown) or 1.0)
+    axis.set_ylim(min(shown) - margin, max(shown) + margin)
+    axis.set_ylabel("score")
+    axis.set_title("Score by program calls" if rounds else "Final comparison")
+    axis.figure.legend(loc="outside lower center", ncols=2)
+
+
+def _draw_numbers(axis: Axes, report: Report) -> None:
+    """Draw the best score of each number of demos, with its interval."""
+    for best in report.best_by_number:
+        low, high = best.interval or (best.score, best.score)
+        ends = [[max(0.0, best.score - low)], [max(0.0, high - best.score)]]
+        color = ORANGE if best is report.chosen_of_number else GREY
+        axis.errorbar([best.num_demos], [best.score], yerr=ends, fmt="D", color=color, capsize=4)
+    axis.locator_params("x", integer=True, min_n_ticks=1)
+    axis.set_xlabel("demos (orange: chosen)")
+    axis.set_ylabel("score, 95 % interval")
+    axis.set_title("Best score of each number of demos")
+
+
+def _draw_places(axis: Axes, slot: SlotReport) -> None:
+    """Draw how probable each demo is at each place, and where the chosen order has it."""
+    table, count = _places(slot), slot.num_demos
+    places = table.shape[1]
+    shades = LinearSegmentedColormap.from_list("from nothing to blue", [f"{BLUE}00", BLUE])
+    # Of many demos most probabilities are small beside the largest: the root tells them apart.
+    norm = PowerNorm(1.0 if count <= 16 else 0.5, vmin=0.0, vmax=max(float(table.max()), min(1.0, 3 / count)))
+    image = axis.imshow(table, cmap=shades, norm=norm, aspect="auto", interpolation="none")
+    axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02)
+    columns = range(places - len(slot.ordering), places)
+    axis.plot(columns, slot.ordering, "o", color=ORANGE, markersize=max(3.0, min(8.0, 90 / count)))
+    axis.set_yticks(range(count), _captions(slot), fontsize=8 if count <= 16 else 6.5, parse_math=False)
+    names = ["last", *map(str, range(2, places + 1))][::-1]
+    step = -(-places // 16)
+    axis.set_xticks(range(places)[::-step], names[::-step])
+    axis.set_xlabel("place, counted back from the question (dot: in the chosen order)")
+    axis.set_title(f"{shorten(slot.predictor, 36)}: probability of each demo at each place", parse_math=False)
+
+
+def _places(slot: SlotReport) -> NDArray[np.float64]:
+    """The probability of each demo (row) at each place (column) of the longest prompt."""
+    if slot.is_pool:
+        return PlackettLuce.from_state(slot.distributions[0]).marginals().numpy()[:, ::-1]
+    table = np.eye(slot.num_demos)
+    for block, state in zip(slot.blocks, slot.distributions, strict=True):
+        table[np.ix_(block, block)] = PlackettLuce.from_state(state).marginals().numpy()
+    return table
+
+
+def _captions(slot: SlotReport) -> list[str]:
+    """Name each demo by its number and the beginnings of its fields."""
+    return [
+        shorten(f"{number}: {' → '.join(shorten(text, 18) for text in demo.values()) or 'in no prompt'}", 44)
+        for number, demo in enumerate(slot.demos)
+    ]

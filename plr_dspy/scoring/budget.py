@@ -1,0 +1,142 @@
+"""The budget of a compile: what it has spent of calls, dollars and seconds, and whether another call may begin."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from plr_dspy.scoring.ledger import Ledger, Tokens
+
+TIME_LIMIT, COST_LIMIT = "time limit", "cost limit"
+"""The reasons for its end that a phase gives when time or money are kept for what follows it."""
+
+MARGIN = 1.15
+"""Calls to come are taken for so much dearer and slower than those made: they are of other examples."""
+
+
+class Budget:
+    """What a compile may spend. Threads may share it.
+
+    No call begins past a limit: neither when its time is up, nor when what is spent, and what the calls under way and
+    this one may cost, would pass the money. A call may cost what the dearest one so far did; as long as none is known,
+    calls begin. Each phase of a compile may use the calls, the money and the time up to a share of all (`allow`).
+
+    Args:
+        ledger: Counts the calls, those of an earlier part included.
+        max_calls, max_cost, max_seconds: Limits, in program calls, dollars and seconds from now; None for none.
+        price: Dollars for the tokens of a call; None where a model has no price.
+        expected: Dollars for a call, as long as none was made; None where nobody knows.
+        earlier: Tokens of the calls that were paid before, beside those of the ledger.
+
+    Attributes:
+        max_calls, max_cost, max_seconds: The same.
+        cost: Dollars spent, those of the earlier parts included.
+        refused: The limit that the phase under way has met (`TIME_LIMIT` or `COST_LIMIT`); empty if none.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None = None,
+        *,
+        max_calls: int | None = None,
+        max_cost: float | None = None,
+        max_seconds: float | None = None,
+        price: Callable[[Tokens], float | None] = lambda _: 0.0,
+        expected: float | None = None,
+        earlier: Iterable[Tokens] = (),
+    ) -> None:
+        self.max_calls, self.max_cost, self.max_seconds = max_calls, max_cost, max_seconds
+        self.cost = 0.0
+        self.refused = ""
+        self._ledger = Ledger() if ledger is None else ledger
+        self._shares = (1.0, 1.0)
+        self._started = time.monotonic()
+        self._price, self._expected = price, expected
+        self._num_paid = 0  # free calls, from a cache or failed, tell nothing of those to come
+        self._largest = 0.0
+        self._under_way = 0
+        self._unpriced: list[str] = []
+        self._lock = threading.Lock()
+        for tokens in [*self._ledger.resumed_tokens, *earlier]:
+            self._pay(tokens)
+
+    @property
+    def calls(self) -> int:
+        """Program calls made, those of earlier parts included."""
+        return self._ledger.calls
+
+    @property
+    def limit(self) -> int:
+        """Program calls that are never passed."""
+        return sys.maxsize if self.max_calls is None else self.max_calls
+
+    def allow(self, share: float, *, seconds: float | None = None) -> None:
+        """Begin a phase, which may use money and time up to this share of all, or time up to another share."""
+        self._shares, self.refused = (share, share if seconds is None else seconds), ""
+
+    def begin(self) -> bool:
+        """Set time and money for a call aside, or say that there is too little; `end` or `cancel` ends the call."""
+        with self._lock:
+            limits = self.max_seconds, self.max_cost
+            late = limits[0] is not None and self._elapsed >= self._shares[1] * limits[0]
+            may_cost = self.cost + (self._under_way + 1) * (self.dearest or 0.0)
+            dear = limits[1] is not None and (bool(self._unpriced) or may_cost > self._shares[0] * limits[1])
+            if late or dear:
+                self.refused = COST_LIMIT if dear else TIME_LIMIT
+                return False
+            self._under_way += 1
+            return True
+
+    def cancel(self) -> None:
+        """Say that a call was not made after all."""
+        with self._lock:
+            self._under_way -= 1
+
+    def end(self, tokens: Tokens) -> None:
+        """Pay for a call that has ended."""
+        with self._lock:
+            self._under_way -= 1
+            self._pay(tokens)
+
+    def check(self) -> None:
+        """Raise if a call has used a model without a price.
+
+        Raises:
+            ValueError: with its name.
+        """
+        if self._unpriced:
+            raise ValueError(f"max_cost needs a price for {self._unpriced[0]}: pass max_metric_calls instead")
+
+    @property
+    def calls_left(self) -> int:
+        """Further calls that the scarcest of the limits pays for, at the price and the pace of those made."""
+        left: list[float] = [max(0, self.limit - self.calls)]
+        mean = self.cost / self._num_paid if self._num_paid else self._expected
+        if self.max_cost is not None and mean:
+            left.append((self.max_cost - self.cost - (self.dearest or 0.0)) / (MARGIN * mean))
+        made = self.calls - self._ledger.num_resumed
+        if self.max_seconds is not None and made:
+            left.append((self.max_seconds - self._elapsed) * made / (MARGIN * max(self._elapsed, 1e-9)))
+        return max(0, int(min(left)))
+
+    @property
+    def dearest(self) -> float | None:
+        """Dollars that a call may cost; None where nobody knows."""
+        return self._largest if self._num_paid else self._expected
+
+    @property
+    def _elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._started
+
+    def _pay(self, tokens: Tokens) -> None:
+        """Count what a call has cost."""
+        cost = 0.0 if self.max_cost is None else self._price(tokens)
+        if cost is None:
+            self._unpriced += [model for model in tokens if self._price({model: tokens[model]}) is None]
+        elif cost > 0:
+            self.cost += cost
+            self._num_paid += 1
+            self._largest = max(self._largest, cost)

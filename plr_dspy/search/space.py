@@ -1,0 +1,316 @@
+"""What is searched: orderings of blocks of items, or of some of them; and what orderings have scored."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Ordering: TypeAlias = tuple[tuple[int, ...], ...]
+"""One permutation, or ordered subset, for each block; ``ordering[b][0]`` is the item of block b that comes first."""
+
+WITHOUT_DEMOS: Ordering = ((),)
+"""Stands for a program that shows no demos at all; of one block that may show none, it is an ordering."""
+
+MAX_TRIES = 1_000
+"""Draws or moves tried in the hope of one that is allowed."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An ordering with the mean of the cells scored so far.
+
+    Attributes:
+        ordering: One permutation for each block.
+        score: Mean score over the examples that count, as a fraction.
+        num_examples: Number of those examples.
+        scores: By example, where not all orderings are scored on the same ones.
+    """
+
+    ordering: Ordering
+    score: float
+    num_examples: int = 1
+    scores: tuple[tuple[int, float], ...] = ()
+
+
+class ScoreEstimate(NamedTuple):
+    """An ordering with what a search takes for its mean score on new examples.
+
+    Attributes:
+        ordering: One permutation for each block.
+        score: The estimate; of a search without a model, the mean score it was told.
+    """
+
+    ordering: Ordering
+    score: float
+
+
+@dataclass(frozen=True)
+class OrderingSpace:
+    """All orderings of some blocks of items: of all their items, or of as many as the limits allow.
+
+    Attributes:
+        kinds: For each block the kind of each of its items. Items of one kind look the same, so that orderings which
+            differ only in those are one candidate.
+        limits: For each block the least and the largest number of items shown; without any, all items are.
+        identity: The ordering that a search begins with, such as what a program shows now; without one, the first items
+            of each block as they are, as many as may be shown.
+        allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
+        from_end: Whether places count from the end, as where limits are given: the last item is the nearest to the
+            question, however many there are.
+
+    Raises:
+        ValueError: for limits that do not fit, and an identity that is not in the space.
+    """
+
+    kinds: tuple[tuple[int, ...], ...]
+    limits: tuple[tuple[int, int], ...] = ()
+    identity: Ordering = ()
+    allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
+    from_end: bool = field(init=False)
+
+    @classmethod
+    def of_sizes(
+        cls,
+        *sizes: int,
+        min_length: int | None = None,
+        max_length: int | None = None,
+        identity: Ordering = (),
+        allowed: Callable[[Ordering], bool] | None = None,
+    ) -> OrderingSpace:
+        """Blocks of the given sizes in which all items differ.
+
+        Args:
+            sizes: Number of items of each block.
+            min_length, max_length: Items of a block that are shown; with neither all are. A block of fewer items than
+                `max_length` can show all.
+            identity, allowed: As attributes.
+        """
+        kinds = tuple(tuple(range(size)) for size in sizes)
+        if min_length is None and max_length is None:
+            return cls(kinds, (), identity, allowed)
+        most = [size if max_length is None else min(size, max_length) for size in sizes]
+        return cls(kinds, tuple((min_length or 0, largest) for largest in most), identity, allowed)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "from_end", bool(self.limits))
+        if not self.limits:
+            object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
+        if len(self.limits) != len(self.sizes):
+            raise ValueError(
+                f"limits must have a pair for each of {len(self.sizes)} blocks; got {self.limits}"
+            )
+        for size, (least, most) in zip(self.sizes, self.limits, strict=True):
+            if not 0 <= least <= most <= size:
+                raise ValueError(
+                    f"limits must be 0 <= least <= largest <= size; got {least} and {most} for {size} items"
+                )
+        first = self.identity or tuple(tuple(range(most)) for _, most in self.limits)
+        object.__setattr__(self, "identity", self.canonical(first))
+        if not self.allows(self.identity):
+            raise ValueError(
+                f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one"
+            )
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of items of each block."""
+        return tuple(map(len, self.kinds))
+
+    @cached_property
+    def num_distinct(self) -> int:
+        """Number of orderings within the limits that can be told apart, allowed or not."""
+        total = 1
+        for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
+            ways = [1] + [0] * most  # of so many items, of the kinds so far
+            for count in Counter(kinds).values():
+                ways = [
+                    sum(ways[length - own] * math.comb(length, own) for own in range(min(count, length) + 1))
+                    for length in range(most + 1)
+                ]
+            total *= sum(ways[least:])
+        return total
+
+    def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
+        """The representative of all orderings that look like this one, like items ascending; allowed or not.
+
+        Raises:
+            ValueError: when it is no ordering of this space.
+        """
+        if len(ordering) != len(self.kinds):
+            raise ValueError(
+                f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
+            )
+        for items, known, (least, most) in zip(ordering, self._items, self.limits, strict=True):
+            shown = set(items)
+            if len(shown) < len(items) or not shown <= known or not least <= len(items) <= most:
+                expected = f"{least} to {most} different items" if least < len(known) else "a permutation"
+                raise ValueError(f"expected {expected} of 0..{len(known) - 1}; got {tuple(items)!r}")
+        return tuple(self._like_ascending(block, items) for block, items in enumerate(ordering))
+
+    def holds(self, ordering: Ordering) -> bool:
+        """Whether ordered subsets of blocks are within the limits, allowed or not."""
+        return len(ordering) == len(self.limits) and all(
+            least <= len(items) <= most for items, (least, most) in zip(ordering, self.limits, strict=True)
+        )
+
+    def allows(self, ordering: Ordering) -> bool:
+        """Whether an ordering of the space is allowed."""
+        return self.allowed is None or self.allowed(ordering)
+
+    def shortened(self, ordering: Ordering) -> Ordering | None:
+        """The ordering without as many of its first items as it takes to be allowed; None where none helps.
+
+        The first item of the block that shows most beyond its least number goes first.
+        """
+        while not self.allows(ordering):
+            spare = [len(items) - least for items, (least, _) in zip(ordering, self.limits, strict=True)]
+            if not any(spare):
+                return None
+            block = spare.index(max(spare))
+            ordering = self._with_block(ordering, block, ordering[block][1:])
+        return ordering
+
+    def enumerate(self) -> Iterator[Ordering]:
+        """Every distinct allowed ordering once: the identity first, then the short ones before the long ones."""
+        yield self.identity
+        for ordering in self._every(0):
+            if ordering != self.identity and self.allows(ordering):
+                yield ordering
+
+    def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
+        """Draw orderings, repeats included: uniformly the number of items of each block, then which in what order.
+
+        Of all orderings together nearly all have the largest number of items, so that a uniform draw of these would
+        hardly ever show fewer. Those that are not allowed are drawn again.
+
+        Raises:
+            ValueError: when hardly any is allowed.
+        """
+        found: list[Ordering] = []
+        for _ in range(num_draws):
+            for _ in range(MAX_TRIES):
+                drawn = tuple(
+                    rng.permutation(size)[: rng.integers(least, most + 1)].tolist()
+                    for size, (least, most) in zip(self.sizes, self.limits, strict=True)
+                )
+                if self.allows(ordering := self.canonical(drawn)):
+                    found.append(ordering)
+                    break
+            else:
+                raise ValueError(
+                    f"allowed refused {MAX_TRIES:,} random orderings: let fewer items be shown, or take shorter ones"
+                )
+        return found
+
+    def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
+        """The ordering after a random move in one block; as it is where no allowed move was met.
+
+        Where all items are shown, one of them goes elsewhere. Else each kind of move is as likely: one is replaced by
+        one not shown, put in between the others, left out, put elsewhere, or two swap their places.
+        """
+        if not self.from_end:
+            place, block = int(rng.integers(sum(self.sizes))), 0
+            while place >= self.sizes[block]:
+                place, block = place - self.sizes[block], block + 1
+            to = int(rng.integers(self.sizes[block]))
+            rest = (*ordering[block][:place], *ordering[block][place + 1 :])
+            reached = self._with_block(ordering, block, (*rest[:to], ordering[block][place], *rest[to:]))
+            return reached if self.allows(reached) else ordering
+        moves = [
+            (block, kind, number)
+            for block, items in enumerate(ordering)
+            for kind, number in self._num_moves(block, len(items)).items()
+            if number
+        ]
+        for _ in range(MAX_TRIES if moves else 0):
+            block, kind, number = moves[rng.integers(len(moves))]
+            items = _move(ordering[block], kind, int(rng.integers(number)), self.sizes[block])
+            reached = self._with_block(ordering, block, items)
+            if self.allows(reached):
+                return reached
+        return ordering
+
+    def _num_moves(self, block: int, length: int) -> dict[str, int]:
+        """How many moves of each kind there are from so many items."""
+        least, most = self.limits[block]
+        left = self.sizes[block] - length
+        return {
+            "replace": length * left,
+            "insert": (length + 1) * left if length < most else 0,
+            "drop": length if length > least else 0,
+            "shift": length * (length - 1),
+            "swap": length * (length - 1),
+        }
+
+    def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
+        """The ordering with other items in a block."""
+        return (*ordering[:block], self._like_ascending(block, items), *ordering[block + 1 :])
+
+    @cached_property
+    def _items(self) -> list[set[int]]:
+        """The items of each block."""
+        return [set(range(size)) for size in self.sizes]
+
+    @cached_property
+    def _all_differ(self) -> list[bool]:
+        """Whether no two items of a block look alike, for each block."""
+        return [len(set(kinds)) == len(kinds) for kinds in self.kinds]
+
+    def _like_ascending(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
+        """The items of a block with like ones ascending, the first of each kind first."""
+        if self._all_differ[block]:
+            return tuple(items)
+        waiting: dict[int, deque[int]] = {}
+        for item, kind in enumerate(self.kinds[block]):
+            waiting.setdefault(kind, deque()).append(item)
+        return tuple(waiting[self.kinds[block][item]].popleft() for item in items)
+
+    def _every(self, block: int) -> Iterator[Ordering]:
+        """The distinct orderings of the blocks from one on, one at a time: there may be very many."""
+        if block == len(self.kinds):
+            yield ()
+            return
+        least, most = self.limits[block]
+        for length in range(least, most + 1):
+            for items in _distinct(self.kinds[block], length):
+                for others in self._every(block + 1):
+                    yield (items, *others)
+
+
+def _distinct(kinds: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
+    """Ordered subsets of so many items that look different, in lexicographic order."""
+
+    def extended(beginning: tuple[int, ...], left: list[int]) -> Iterator[tuple[int, ...]]:
+        if len(beginning) == length:
+            yield beginning
+            return
+        tried = set()
+        for item in left:
+            if kinds[item] not in tried:
+                tried.add(kinds[item])
+                yield from extended((*beginning, item), [other for other in left if other != item])
+
+    return extended((), list(range(len(kinds))))
+
+
+def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
+    """The items after a move, which is told by its number among those of its kind."""
+    if kind in ("replace", "insert"):
+        left = sorted(set(range(size)) - set(items))
+        place, new = divmod(number, len(left))
+        return (*items[:place], left[new], *items[place + (kind == "replace") :])
+    place, other = (number, 0) if kind == "drop" else divmod(number, len(items) - 1)
+    other += other >= place  # everywhere but where it was
+    if kind == "swap":
+        swapped = list(items)
+        swapped[place], swapped[other] = items[other], items[place]
+        return tuple(swapped)
+    rest = (*items[:place], *items[place + 1 :])
+    return rest if kind == "drop" else (*rest[:other], items[place], *rest[other:])

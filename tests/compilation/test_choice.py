@@ -1,0 +1,86 @@
+"""The finalists, and the choice among them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import ORDERINGS, TablePayer, table
+
+from plr_dspy import CrossEntropySearch, OrderingSpace
+from plr_dspy.compilation.choice import Finalist, Result, choose, comparison, weigh
+from plr_dspy.compilation.paper import PaperCompilation
+from plr_dspy.compilation.plan import make_plan
+from plr_dspy.report.data import Evidence
+from plr_dspy.scoring.rounds import StagedScores
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.surrogate.fitted_model import Gain
+from plr_dspy.statistics.comparisons import paired_interval
+
+
+def result(expected, probability=0.8, *, score=0.5):
+    return Result(Finalist("best seen", ()), score, Gain(expected, probability))
+
+
+def results(gains, probabilities=None):
+    return [result(g, p) for g, p in zip(gains, probabilities or [0.8] * len(gains), strict=True)]
+
+
+@pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])
+def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draws_each_once(favourite):
+    """Also where the distribution has come to draw nothing but the original."""
+    scores = table()
+    scores[ORDERINGS.index(favourite)] = 1.0
+    plan = make_plan("paper", num_train=30, num_selection=10, num_distinct=24, num_iterations=30)
+    search = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15)
+    scorer = CellScorer(TablePayer(scores))
+    staged = StagedScores(scorer, num_train=30, num_first=30, num_more=0)
+    found = PaperCompilation(search, scorer, staged, plan=plan, num_train=30, original=ORDERINGS[0]).run()
+    entries = [each.finalist for each in found.candidates]
+    orderings = [entry.ordering for entry in entries]
+    assert (entries[0].origin, orderings[0]) == ("original", ORDERINGS[0])
+    assert len(set(orderings)) == len(orderings) <= 1 + 1 + 1 + plan.num_final_draws
+    assert {search.mode(), favourite} <= set(orderings)
+    assert found.ordering == favourite
+
+
+class TestChoice:
+    @given(st.lists(st.sampled_from([-0.1, 0.0, 0.2]), max_size=8))
+    def test_the_best_on_new_examples_is_chosen_and_the_first_of_equals(self, expected):
+        gains = [0.0, *expected]
+        assert choose(results(gains)) == gains.index(max(gains))
+
+    def test_what_scored_best_on_few_examples_is_not_what_is_expected_to(self):
+        lucky, better = result(0.1, score=0.9), result(0.2, score=0.5)
+        assert choose([result(0.0, score=0.6), lucky, better]) == 2
+
+    @given(
+        st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 1)), max_size=8), st.sampled_from([0.5, 0.9, 1.0])
+    )
+    def test_what_is_not_sure_enough_is_not_chosen(self, others, least):
+        gains, probabilities = [0.0, *(g for g, _ in others)], [0.0, *(p for _, p in others)]
+        chosen = choose(results(gains, probabilities), min_probability=least)
+        assert not chosen or probabilities[chosen] >= least
+        assert all(g <= gains[chosen] for g, p in zip(gains, probabilities, strict=True) if p >= least)
+
+    def test_what_is_just_sure_enough_is_chosen(self):
+        assert choose(results([0.0, 0.1], [0.0, 0.5])) == 1
+        assert choose(results([0.0, 0.1], [0.0, 0.9]), min_probability=0.9) == 1
+
+    def test_evidence_by_hand(self):
+        """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
+        scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
+        assert weigh(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
+        assert weigh(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
+
+    def test_comparison_is_paired(self):
+        before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
+        found = comparison(before, after, num_candidates=2, gain=Gain(0.1, 0.8))
+        assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
+        assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0])
+        assert (found.expected_gain, found.probability) == (0.1, 0.8)
+
+    def test_comparison_of_many_is_wider(self):
+        before, after = [0.0, 1.0, 1.0, 0.0] * 5, [1.0, 1.0, 1.0, 0.0] * 5
+        two, eight = (
+            comparison(before, after, num_candidates=n, gain=Gain(0.1, 0.8)).interval for n in (2, 8)
+        )
+        assert eight[0] < two[0] < two[1] < eight[1]

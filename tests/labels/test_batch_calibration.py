@@ -1,0 +1,522 @@
+"""BatchCalibration: what it finds, what it reads and pays for, and what it refuses before any call."""
+
+import math
+from enum import Enum
+from typing import Any, Literal, Optional
+
+import dspy
+import numpy as np
+import pytest
+from dspy import lm15
+from fakes import chat_response, digest, logprobs_of
+from label_engines import Classifier, gold, leaning, normal, softmax
+
+from plr_dspy import BatchCalibration, CalibratedProgram
+from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
+
+LABELS = ["negative", "positive"]
+KIND = Literal["negative", "positive"]
+REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
+ADAPTERS = [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter]
+
+
+def examples(count, labels=LABELS, *, first=0):
+    texts = [f"text {i}" for i in range(first, first + count)]
+    return [dspy.Example(text=text, label=gold(labels, text)).with_inputs("text") for text in texts]
+
+
+def inputs(count, *, first=0):
+    """Texts without labels."""
+    return [dspy.Example(text=f"text {i}").with_inputs("text") for i in range(first, first + count)]
+
+
+def student(kind: Any = KIND, *, module=dspy.Predict):
+    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind))
+
+
+def calibrate(engine, program=None, *, trainset=None, adapter=None, method="batch", lm=None, **options):
+    options = {"num_threads": 2, "display_progress": False, **options}
+    with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
+        trainset = inputs(30) if trainset is None else trainset
+        return BatchCalibration(method, **options).compile(program or student(), trainset=trainset)
+
+
+def exact(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+def ask(engine, program, adapter=None, **inputs):
+    with dspy.context(lm=engine.lm(), adapter=adapter or dspy.ChatAdapter()):
+        return program(**(inputs or {"text": "a text of its own"}))
+
+
+def centred(values):
+    values = np.asarray(values)
+    return values - values.mean()
+
+
+def offsets_of(probabilities, texts, labels=LABELS):
+    """By the formula: less the log of the mean probabilities."""
+    means = np.mean([[probabilities(text)[label] for label in labels] for text in texts], axis=0)
+    return centred(-np.log(means))
+
+
+class TestWhatItFinds:
+    @pytest.mark.parametrize("adapter", ADAPTERS)
+    def test_the_offsets_of_the_inputs_and_the_probabilities_of_a_prediction(self, adapter):
+        engine = Classifier(leaning(LABELS, 2.0))
+        program = calibrate(engine, adapter=adapter())
+        found = program.calibration
+        true = offsets_of(engine.probabilities, set(engine.inputs)).tolist()
+        assert found.offsets == pytest.approx(true, abs=1e-3)
+        assert (found.method, found.labels, found.scales) == ("batch", tuple(LABELS), (1.0, 1.0))
+        assert found.num_inputs == len(engine.inputs) == len(set(engine.inputs)) == 30
+        raw = engine.probabilities("a text of its own")
+        scores = {
+            label: math.log(raw[label]) + offset for label, offset in zip(LABELS, found.offsets, strict=True)
+        }
+        prediction = ask(engine, program, adapter())
+        assert prediction.probabilities == pytest.approx(softmax(scores), abs=1e-3)
+        assert prediction.label == max(scores, key=scores.get)
+
+    def test_a_prior(self):
+        engine = Classifier(leaning(LABELS, 0.0))
+        even, uneven = calibrate(engine), calibrate(engine, prior={"negative": 0.2, "positive": 0.8})
+        moved = np.subtract(uneven.calibration.offsets, even.calibration.offsets)
+        assert moved == pytest.approx(centred(np.log([0.2, 0.8])))
+
+    def test_at_most_so_many_inputs_chosen_by_the_seed(self):
+        def chosen(**options):
+            engine = Classifier(leaning(LABELS, 1.0))
+            calibrate(engine, num_inputs=12, **options)
+            return sorted(engine.inputs)
+
+        assert len(chosen()) == 12
+        assert chosen(seed=3) == chosen(seed=3) != chosen()
+
+    def test_what_demos_show_is_left_out(self):
+        program, trainset = student(), examples(12)
+        program.demos = trainset[:4]
+        engine = Classifier(leaning(LABELS, 1.0))
+        calibrate(engine, program, trainset=trainset)
+        assert sorted(engine.inputs) == sorted(each.text for each in trainset[4:])
+
+    def test_inputs_without_content(self):
+        engine = Classifier(leaning(LABELS, 1.5))
+        found = calibrate(engine, method="contextual").calibration
+        assert sorted(engine.inputs) == ["", "[MASK]", "[N/A]"]
+        assert found.offsets == pytest.approx(
+            offsets_of(engine.probabilities, engine.inputs).tolist(), abs=1e-3
+        )
+
+    def test_labelled_examples(self):
+        engine = Classifier(leaning(LABELS, 2.0))
+        program = calibrate(engine, method="linear", trainset=examples(200), num_inputs=200)
+        assert program.calibration.offsets[1] < program.calibration.offsets[0] - 1
+        held = examples(150, first=1_000)
+        raw, told = (
+            np.mean([ask(engine, each, text=e.text).label == e.label for e in held])
+            for each in (student(), program)
+        )
+        assert told > raw + 0.05
+
+    def test_labelled_examples_that_have_nothing_to_fit_leave_answers_as_they_are(self):
+        engine = Classifier(leaning(LABELS, 0.0))
+        assert calibrate(engine, method="linear", trainset=examples(64)).calibration is None
+
+    @pytest.mark.parametrize("options", [{"method": "contextual"}, {"prior": dict.fromkeys(LABELS, 0.5)}])
+    def test_labels_are_not_read(self, options):
+        engine, right = Classifier(leaning(LABELS, 1.0)), examples(20)
+        wrong = [each.copy(label=LABELS[each.label == "negative"]).with_inputs("text") for each in right]
+        nonsense = [each.copy(label=["no label"]).with_inputs("text") for each in right]
+        states = [
+            calibrate(engine, trainset=trainset, **options).dump_state()
+            for trainset in (right, wrong, nonsense, inputs(20))
+        ]
+        assert states[0] == states[1] == states[2] == states[3]
+
+
+def world(seed, rare, lean):
+    """Examples of which a share is negative, and a model that leans to "positive" by so much, whatever is frequent."""
+
+    def right(text):
+        return LABELS[digest(f"label {seed} {text}") >= rare]
+
+    def probabilities(text):
+        z = (1.8 if right(text) == "positive" else -1.8) + 1.2 * normal(f"{seed} {text}") + lean
+        return {"negative": 1 / (1 + math.exp(z)), "positive": 1 / (1 + math.exp(-z))}
+
+    trainset = [
+        dspy.Example(text=f"text {i}", label=right(f"text {i}")).with_inputs("text") for i in range(150)
+    ]
+    return trainset, probabilities, right
+
+
+def held_out(program, probabilities, right):
+    """The accuracy of the student, and of the program that was made of it, on texts that nobody has seen."""
+    offsets = (0.0, 0.0) if program.calibration is None else program.calibration.offsets
+    texts = [f"text {i}" for i in range(1_000, 1_600)]
+    logs = np.log([[probabilities(text)[label] for label in LABELS] for text in texts])
+    gold = np.array([LABELS.index(right(text)) for text in texts])
+    return [float(((logs + moved).argmax(axis=1) == gold).mean()) for moved in ((0.0, 0.0), offsets)]
+
+
+class TestLabelsDecide:
+    def test_whether_and_to_which_shares(self):
+        """In 30 worlds, even and uneven: no harm is done, and what is promised is what held-out examples give."""
+        gains, missed = {}, []
+        for seed in range(5):
+            for rare in (0.5, 0.2, 0.05):
+                for lean in (0.0, 2.0):
+                    trainset, probabilities, right = world(seed, rare, lean)
+                    optimizer = BatchCalibration(num_threads=1, display_progress=False)
+                    with dspy.context(lm=Classifier(probabilities).lm()):
+                        program = optimizer.compile(student(), trainset=trainset)
+                    before, after = held_out(program, probabilities, right)
+                    gains.setdefault((rare, lean), []).append(after - before)
+                    ways = {n: a for n, a in optimizer.accuracies.items() if not n.startswith("always")}
+                    missed += [after - max(ways.values()), before - ways["as it is"]]
+        assert np.mean(gains[0.5, 2.0]) > 0.05  # Where calibration helps, it is found,
+        assert min(map(np.mean, gains.values())) > -0.02  # and does no harm elsewhere.
+        error = np.sqrt(0.15 * (1 / 64 + 1 / 600))
+        assert abs(np.mean(missed)) < 0.02
+        assert np.mean(np.abs(missed) < 2 * error) >= 0.9
+
+    def test_the_shares_are_told_and_kept(self, caplog, tmp_path):
+        trainset, probabilities, _ = world(0, 0.1, 3.0)
+        program = calibrate(Classifier(probabilities), trainset=trainset)
+        shares = program.calibration.shares
+        counts = np.bincount([LABELS.index(each.label) for each in trainset])
+        assert shares in [(0.5, 0.5), tuple(np.round((counts + 1) / (counts + 1).sum(), 6).tolist())]
+        assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
+        assert "always 'positive'" in caplog.text
+        program.save(tmp_path / "program.json")
+        loaded = CalibratedProgram(student())
+        loaded.load(tmp_path / "program.json")
+        assert loaded.calibration == program.calibration
+
+    @pytest.mark.parametrize("fallback", [True, False])
+    def test_the_student_counts_with_its_failed_replies(self, fallback):
+        """A third of the replies has no format; ChatAdapter asks again for them, if it may, as it does in use."""
+        trainset, probabilities, _ = world(1, 0.5, 0.0)
+        engine = Classifier(probabilities, unreadable=lambda text: int(text.split()[-1]) % 3 == 0)
+        optimizer = BatchCalibration(num_inputs=150, num_threads=1, display_progress=False)
+        with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter(use_json_adapter_fallback=fallback)):
+            optimizer.compile(student(), trainset=trainset)
+            evaluate = dspy.Evaluate(devset=trainset, metric=exact, num_threads=1, max_errors=1_000)
+            scored = evaluate(student()).score / 100
+        assert optimizer.accuracies["as it is"] == pytest.approx(scored, abs=1e-3)
+        assert optimizer.accuracies["likeliest label"] > scored
+
+    def test_ties_leave_the_program_as_it_is(self):
+        """A model that is always right, and sure of it."""
+        trainset, _, right = world(2, 0.2, 0.0)
+        engine = Classifier(lambda text: {label: 0.99 if label == right(text) else 0.01 for label in LABELS})
+        program = calibrate(engine, trainset=trainset)
+        assert program.calibration is None
+        prediction = ask(engine, program, text="text 5")
+        assert prediction.label == right("text 5")
+        assert prediction.probabilities[prediction.label] == pytest.approx(0.99, abs=0.001)
+
+    @pytest.mark.parametrize(
+        ("spoilt", "said"),
+        [
+            (lambda i, label: label if i % 10 else None, "of 150 examples have none of the labels"),
+            (lambda i, label: label if i % 10 else "unsure", "(one has 'unsure'): they are left out"),
+            (lambda i, label: label.title(), "(one has 'Positive'): all are taken to be equally frequent"),
+        ],
+    )
+    def test_labels_that_cannot_be_used_are_told(self, spoilt, said, caplog):
+        trainset, probabilities, right = world(0, 0.15, 0.0)
+        trainset = [
+            each.copy(label=spoilt(i, each.label)).with_inputs("text") for i, each in enumerate(trainset)
+        ]
+        program = calibrate(Classifier(probabilities), trainset=trainset)
+        assert said in caplog.text
+        before, after = held_out(program, probabilities, right)
+        assert after > before - 0.02 or "all are taken" in said
+
+    def test_uneven_answers_without_labels_are_told(self, caplog):
+        trainset, probabilities, _ = world(0, 0.05, 0.0)
+        bare = [each.without("label").with_inputs("text") for each in trainset]
+        sure = Classifier(
+            lambda text: {"negative": 0.02, "positive": 0.98} if digest(text) < 0.95 else probabilities(text)
+        )
+        calibrate(sure, trainset=bare)
+        assert (
+            "if the labels are not equally frequent, pass labelled examples, or their shares as prior"
+            in caplog.text
+        )
+        caplog.clear()
+        calibrate(Classifier(leaning(LABELS, 2.0)))
+        assert "equally frequent" not in caplog.text
+
+    def test_demos_of_one_label_and_uneven_examples_are_told(self, caplog):
+        trainset, probabilities, _ = world(0, 0.1, 0.0)
+        program = student()
+        program.demos = [each for each in trainset if each.label == "positive"][:8]
+        calibrate(Classifier(probabilities), program, trainset=trainset)
+        assert "all 8 demos have the label 'positive'" in caplog.text
+        assert "% of the examples have the label 'positive'" in caplog.text
+
+
+class TestRequests:
+    @pytest.mark.parametrize("kind", ["readable", "unreadable"])
+    @pytest.mark.parametrize("adapter", ADAPTERS)
+    def test_one_for_each_input(self, kind, adapter):
+        """ChatAdapter would ask again by JSONAdapter for a reply that it cannot read."""
+        engine = Classifier(leaning(LABELS, 1.0), unreadable=lambda text: kind == "unreadable")
+        program = calibrate(engine, adapter=adapter())
+        assert engine.asked == [20] * 30
+        true = offsets_of(engine.probabilities, set(engine.inputs)).tolist()
+        assert program.calibration.offsets == pytest.approx(true, abs=1e-3)
+        raw = engine.probabilities("a text of its own")
+        prediction = ask(engine, program, adapter())
+        assert prediction.label in raw
+        assert engine.asked == [20] * 31
+
+    @pytest.mark.parametrize("allowed", [True, False])
+    @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
+    def test_an_lm_without_log_probabilities_costs_one(self, endpoint, allowed):
+        engine = Classifier(leaning(LABELS, 1.0), **endpoint)
+        with pytest.raises(
+            NoProbabilities, match=r"calibration needs the log-probabilities.*fake/x gives none"
+        ):
+            calibrate(engine, num_threads=8, allow_uncalibrated=allowed)
+        assert engine.asked == [20]
+
+    def test_a_failure_of_the_model_that_reads_the_replies_is_not_called_theirs(self):
+        class Writing:
+            def complete(self, request):
+                return chat_response(
+                    "It is yes", logprobs=logprobs_of([{"It is": 1.0}, {" yes": 0.6, " no": 0.4}])
+                )
+
+        class Failing:
+            def complete(self, request):
+                raise lm15.UnsupportedFeatureError("no system messages", feature="system")
+
+        lm, reader = (
+            dspy.LM(f"fake/{kind.__name__}", engine=kind(), cache=False, num_retries=0)
+            for kind in (Writing, Failing)
+        )
+        with pytest.raises(dspy.LMError, match=r"fake/Failing.*no system messages"):
+            calibrate(None, lm=lm, adapter=dspy.TwoStepAdapter(reader), max_errors=1)
+
+    def test_no_reply_says_anything_of_labels(self):
+        engine = Classifier(lambda text: {"neither": 1.0})
+        with pytest.raises(NoProbabilities, match="0 of 30 have any"):
+            calibrate(engine, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False))
+
+    def test_a_few_replies_say_nothing_of_labels(self, caplog):
+        def probabilities(text):
+            return {"neither": 1.0} if text in ("text 3", "text 7") else leaning(LABELS, 1.0)(text)
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        found = calibrate(Classifier(probabilities), adapter=adapter).calibration
+        assert found.num_inputs == 28
+        assert "2 of 30 replies say nothing of labels" in caplog.text
+
+    def test_labelled_examples_stay_with_their_replies_where_others_fail(self):
+        """The first half of the replies has no label; answers must not slip."""
+        trainset = examples(100)
+
+        def probabilities(text):
+            if int(text.split()[-1]) < 50:
+                return {"neither": 1.0}
+            other = LABELS[gold(LABELS, text) == "negative"]
+            return {other: 0.9, gold(LABELS, text): 0.1}  # always wrong
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        program = calibrate(
+            Classifier(probabilities), adapter=adapter, method="linear", trainset=trainset, num_inputs=100
+        )
+        assert program.calibration.num_inputs == 50
+        assert all(scale < 0.5 for scale in program.calibration.scales)
+
+
+class Mood(Enum):
+    GOOD = "fine"
+    BAD = "awful"
+
+
+class TestLabelSets:
+    @pytest.mark.parametrize("adapter", ADAPTERS)
+    @pytest.mark.parametrize(
+        ("kind", "texts", "values"),
+        [
+            (Literal["yes", "no"], ["yes", "no"], ["yes", "no"]),
+            (Optional[KIND], LABELS, LABELS),  # noqa: UP045
+            (bool, ["True", "False"], [True, False]),
+            (Mood, ["fine", "awful"], [Mood.GOOD, Mood.BAD]),
+        ],
+    )
+    def test_probabilities_by_the_value(self, kind, texts, values, adapter):
+        engine = Classifier(leaning(texts, 1.0))
+        program = calibrate(engine, student(kind), adapter=adapter())
+        prediction = ask(engine, program, adapter())
+        assert list(prediction.probabilities) == values
+        assert prediction.label is max(prediction.probabilities, key=prediction.probabilities.get)
+        assert sum(prediction.probabilities.values()) == pytest.approx(1)
+
+    def test_many_labels(self):
+        labels = [f"{chr(97 + i)} kind" for i in range(18)]
+        engine = Classifier(leaning(labels, 2.0))
+        program = calibrate(engine, student(Literal[tuple(labels)]), trainset=examples(100))
+        expected = offsets_of(engine.probabilities, set(engine.inputs), labels)
+        assert program.calibration.offsets == pytest.approx(expected.tolist(), abs=0.01)
+
+    def test_a_label_that_the_model_never_says(self):
+        labels = ["negative", "positive", "mixed"]
+        engine = Classifier(lambda text: {**leaning(LABELS, 1.0)(text), "mixed": 0.0})
+        program = calibrate(engine, student(Literal[tuple(labels)]))
+        found = program.calibration.offsets
+        assert found[2] == min(found)
+        for i in range(20):
+            assert ask(engine, program, text=f"new {i}").label != "mixed"
+
+    def test_none_stays_the_answer_where_the_type_allows_it(self):
+        engine = Classifier(
+            lambda text: (
+                {"None": 0.8, "positive": 0.15, "negative": 0.05}
+                if text == "nothing"
+                else leaning(LABELS, 1.0)(text)
+            )
+        )
+        program = calibrate(engine, student(Optional[KIND]), adapter=PlainTextAdapter())  # noqa: UP045
+        prediction = ask(engine, program, PlainTextAdapter(), text="nothing")
+        assert prediction.label is None
+        assert prediction.probabilities is None
+
+
+class TestBadInput:
+    def refused(self, error, match, **options):
+        engine = Classifier(leaning(LABELS, 1.0))
+        with pytest.raises(error, match=match):
+            calibrate(engine, **options)
+        assert not engine.asked
+
+    @pytest.mark.parametrize(
+        ("prior", "error", "match"),
+        [
+            (
+                {"negative": 0.5, "positive": 0.6},
+                ValueError,
+                "prior must sum to 1.*sums to 1.1: divide by that",
+            ),
+            ({"negative": 1.0}, ValueError, "prior must have a share for each of the labels"),
+            ({"negative": 0.5, "positive": 0.3, "mixed": 0.2}, ValueError, "share for each of the labels"),
+            ({"negative": -0.5, "positive": 1.5}, ValueError, "share above 0"),
+            ({"negative": 0.0, "positive": 1.0}, ValueError, "share above 0"),
+            ({"negative": math.nan, "positive": 1.0}, ValueError, "share above 0"),
+            ({"negative": "half", "positive": 0.5}, TypeError, "prior must hold numbers"),
+            ([0.5, 0.5], TypeError, "prior must be a dict"),
+        ],
+    )
+    def test_prior(self, prior, error, match):
+        self.refused(error, match, prior=prior)
+
+    @pytest.mark.parametrize(
+        ("options", "error", "match"),
+        [
+            ({"method": "linear", "prior": dict.fromkeys(LABELS, 0.5)}, ValueError, "prior must be None"),
+            ({"method": "platt"}, ValueError, r"method must be one of \['batch', 'contextual', 'linear'\]"),
+            ({"num_inputs": 1}, ValueError, "num_inputs must be at least 2"),
+            ({"num_threads": 0}, ValueError, "num_threads"),
+            ({"seed": -1}, ValueError, "seed"),
+            ({"predictor": "other"}, ValueError, r"predictor must be one of \['self'\]; got 'other'"),
+            ({"trainset": []}, ValueError, "trainset must hold at least 2 different inputs"),
+            ({"trainset": examples(1)}, ValueError, "trainset must hold at least 2 different inputs"),
+            ({"trainset": examples(1) * 20}, ValueError, "2 different inputs.*of its 20 examples 1"),
+            ({"trainset": [], "method": "contextual"}, ValueError, "trainset must hold an example"),
+            ({"trainset": "text"}, TypeError, "trainset must be a list"),
+            ({"trainset": [dspy.Example(text="a")] * 3}, ValueError, r"trainset\[0\] has no inputs"),
+            (
+                {"trainset": [dspy.Example(review=str(i)).with_inputs("review") for i in range(5)]},
+                ValueError,
+                "must give the program's inputs",
+            ),
+            ({"program": dspy.Predict("text -> label")}, ValueError, "no output is a Literal"),
+            ({"program": dspy.Predict("text -> a: bool, b: bool")}, ValueError, "2 outputs"),
+            ({"program": dspy.Predict("text -> label: Literal['one']")}, ValueError, "two labels"),
+            (
+                {"program": dspy.Predict("text -> a: bool, probabilities")},
+                ValueError,
+                "'probabilities'.*rename",
+            ),
+            ({"program": dspy.Predict}, TypeError, "student must be a dspy.Module"),
+        ],
+    )
+    def test_arguments(self, options, error, match):
+        self.refused(error, match, **options)
+
+    def test_no_lm(self):
+        with dspy.context(lm=None), pytest.raises(ValueError, match="no LM is configured"):
+            BatchCalibration().compile(student(), trainset=examples(20))
+
+    def test_two_predictors_with_labels(self):
+        class Two(dspy.Module):
+            def __init__(self):
+                self.first, self.second = student(), student()
+
+            def forward(self, text):
+                self.first(text=text)
+                return self.second(text=text)
+
+        self.refused(
+            ValueError, r"2 predictors.*or pass predictor= with one of \['first', 'second'\]", program=Two()
+        )
+
+    def test_inputs_that_are_no_text(self):
+        numbers = [dspy.Example(text=i).with_inputs("text") for i in range(12)]
+        self.refused(
+            ValueError, "input 'text' is a int: pass method='batch'", trainset=numbers, method="contextual"
+        )
+
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            (lambda each: dspy.Example(text=each.text), "whose 'label' is one of .*; got None"),
+            (lambda each: each.copy(label="mixed"), "got 'mixed'.*or pass method='batch'"),
+            (lambda each: each.copy(label=["positive"]), r"got \['positive'\]"),
+            (lambda each: each.copy(label="positive"), "different labels; all 30 have 'positive'"),
+        ],
+    )
+    def test_labels_that_are_needed(self, change, match):
+        trainset = [change(each).with_inputs("text") for each in examples(30)]
+        self.refused(ValueError, match, trainset=trainset, method="linear")
+
+    def test_what_enums_are_called_in_data_will_do(self):
+        engine = Classifier(leaning(["fine", "awful"], 1.0))
+        trainset = [
+            dspy.Example(text=f"text {i}", label=(Mood.GOOD, "awful")[i % 2]).with_inputs("text")
+            for i in range(12)
+        ]
+        program = calibrate(engine, student(Mood), trainset=trainset, method="linear")
+        assert program.calibration.num_inputs == 12
+
+    def test_few_inputs_are_warned_of(self, caplog):
+        calibrate(Classifier(leaning(LABELS, 1.0)), trainset=examples(9))
+        assert "only 9 inputs to calibrate 2 labels on" in caplog.text
+        caplog.clear()
+        calibrate(Classifier(leaning(LABELS, 1.0)), trainset=examples(10))
+        assert "only" not in caplog.text
+
+
+def test_a_calibrated_program_is_calibrated_anew():
+    engine = Classifier(leaning(LABELS, 2.0))
+    once = calibrate(engine)
+    twice = calibrate(engine, once)
+    assert isinstance(twice, CalibratedProgram)
+    assert twice.calibration == once.calibration
+    assert not isinstance(twice.program, CalibratedProgram)
+    assert engine.asked == [20] * 60
+
+
+def test_parameters():
+    optimizer = BatchCalibration("contextual", num_inputs=5, seed=2, predictor="classify")
+    params = optimizer.get_params()
+    assert (params["method"], params["num_inputs"], params["predictor"]) == ("contextual", 5, "classify")
+    params.pop("method")
+    assert BatchCalibration("contextual", **params).get_params() == optimizer.get_params()

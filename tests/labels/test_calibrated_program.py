@@ -1,0 +1,350 @@
+"""CalibratedProgram in use: what it answers, pays for and saves, with whatever DSPy does with programs."""
+
+import asyncio
+import copy
+import json
+import logging
+import sys
+from collections import Counter
+from subprocess import run
+from typing import Any, Literal
+
+import dspy
+import pytest
+from dspy import lm15
+from dspy.utils.exceptions import AdapterParseError
+from label_engines import Classifier, leaning
+
+from plr_dspy import CalibratedProgram, Calibration, PlainTextAdapter
+from plr_dspy.labels.requests import NoProbabilities
+
+LABELS = ["negative", "positive"]
+KIND = Literal["negative", "positive"]
+REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
+TOWARDS_NEGATIVE = Calibration("batch", tuple(LABELS), (5.0, -5.0), (1.0, 1.0), 30)
+"""Strong enough to turn every answer."""
+
+
+def student(kind: Any = KIND, *, module=dspy.Predict, **config):
+    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
+
+
+def positive(text="good"):
+    """A model that says "positive" to everything."""
+    return Classifier(lambda text: {"negative": 0.2, "positive": 0.8})
+
+
+def ask(engine, program, adapter=None, *, lm=None, **inputs):
+    with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
+        return program(**(inputs or {"text": "good"}))
+
+
+class TestAnswers:
+    def test_the_likeliest_label_by_calibrated_probabilities(self):
+        prediction = ask(positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE))
+        assert prediction.label == "negative"
+        odds = 0.2 / 0.8 * 2.718281828**10
+        assert prediction.probabilities == pytest.approx(
+            {"negative": odds / (1 + odds), "positive": 1 / (1 + odds)}
+        )
+
+    def test_a_label_that_is_not_among_the_likeliest_tokens_is_never_the_answer(self):
+        engine = Classifier(lambda text: {"negative": 0.0, "positive": 0.9})
+        prediction = ask(engine, CalibratedProgram(student(), TOWARDS_NEGATIVE))
+        assert prediction.label == "positive"
+        assert prediction.probabilities["positive"] > 0.5
+
+    def test_without_a_calibration_it_tells_the_probabilities_and_decides_nothing(self):
+        prediction = ask(positive(), CalibratedProgram(student()))
+        assert prediction.label == "positive"
+        assert prediction.probabilities == pytest.approx({"negative": 0.2, "positive": 0.8})
+
+    @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter(), PlainTextAdapter()])
+    def test_replies_that_cannot_be_read(self, adapter):
+        engine = positive()
+        engine.unreadable = lambda text: True
+        prediction = ask(engine, CalibratedProgram(student(), TOWARDS_NEGATIVE), adapter)
+        assert prediction.toDict().keys() == {"label", "probabilities"}
+        assert prediction.label == "negative"
+        assert engine.asked == [20]
+
+    def test_with_other_outputs_the_error_stays(self):
+        """And so does the second call that ChatAdapter makes for it."""
+        engine, bare = positive(), positive()
+        engine.unreadable = bare.unreadable = lambda text: True
+        with pytest.raises(AdapterParseError):
+            ask(bare, student(module=dspy.ChainOfThought))
+        with pytest.raises(AdapterParseError):
+            ask(engine, CalibratedProgram(student(module=dspy.ChainOfThought), TOWARDS_NEGATIVE))
+        assert len(engine.asked) == len(bare.asked) == 2
+
+    def test_several_completions_and_log_probabilities_that_the_user_asked_for(self):
+        prediction = ask(positive(), CalibratedProgram(student(n=3, logprobs=True), TOWARDS_NEGATIVE))
+        assert [each.label for each in map(prediction.completions.__getitem__, range(3))] == ["negative"] * 3
+        assert prediction.probabilities["negative"] > 0.9
+        assert prediction.logprobs.content[1].token == "positive"
+
+    @pytest.mark.parametrize(
+        "answer", [lambda label: dspy.Prediction(label=label.upper()), lambda label: label]
+    )
+    def test_what_the_program_makes_of_the_label(self, answer):
+        class Other(dspy.Module):
+            def __init__(self):
+                self.classify = student()
+
+            def forward(self, text):
+                return answer(self.classify(text=text).label)
+
+        prediction = ask(positive(), CalibratedProgram(Other(), TOWARDS_NEGATIVE))
+        if isinstance(prediction, str):
+            assert prediction == "negative"
+        else:
+            assert prediction.label == "NEGATIVE"
+            assert prediction.probabilities["negative"] > 0.9
+
+    def test_the_probabilities_are_those_of_the_call_whose_label_was_taken(self):
+        class First(dspy.Module):
+            def __init__(self):
+                self.classify = student()
+
+            def forward(self, text):
+                first, _ = self.classify(text=f"{text} first"), self.classify(text=f"{text} second")
+                return first
+
+        engine = Classifier(
+            lambda text: (
+                {"negative": 0.9, "positive": 0.1} if "first" in text else {"negative": 0.3, "positive": 0.7}
+            )
+        )
+        prediction = ask(engine, CalibratedProgram(First(), Calibration.none(LABELS)))
+        assert prediction.label == "negative"
+        assert prediction.probabilities["negative"] == pytest.approx(0.9)
+        assert len(engine.asked) == 2
+
+    def test_modules_that_copy_the_program_at_each_call(self):
+        engine = positive()
+        program = dspy.BestOfN(student(), N=2, reward_fn=lambda inputs, prediction: 0.0, threshold=1.0)
+        prediction = ask(engine, CalibratedProgram(program, TOWARDS_NEGATIVE))
+        assert prediction.label == "negative"
+        assert prediction.probabilities["negative"] > 0.9
+        assert engine.asked == [20, 20]
+
+    @pytest.mark.parametrize("name", ["first", "second"])
+    def test_one_of_several_predictors(self, name):
+        class Two(dspy.Module):
+            def __init__(self):
+                self.first = student()
+                self.second = copy.deepcopy(self.first)
+
+            def forward(self, text):
+                return dspy.Prediction(first=self.first(text=text).label, second=self.second(text=text).label)
+
+        engine = positive()
+        prediction = ask(engine, CalibratedProgram(Two(), TOWARDS_NEGATIVE, predictor=name))
+        assert (prediction.first, prediction.second) == (
+            ("negative", "positive") if name == "first" else ("positive", "negative")
+        )
+        assert sorted(engine.asked, key=str) == [20, None]
+
+
+class TestConstruction:
+    @pytest.mark.parametrize(
+        ("make", "error", "match"),
+        [
+            (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
+            (lambda: CalibratedProgram(CalibratedProgram(student())), ValueError, "calibrated already"),
+            (
+                lambda: CalibratedProgram(student(Literal["a", "b"]), TOWARDS_NEGATIVE),
+                ValueError,
+                "the calibration is of the labels",
+            ),
+            (
+                lambda: Calibration("batch", tuple(LABELS), (1.0,), (1.0, 1.0), 2),
+                ValueError,
+                "a finite offset and scale for each label",
+            ),
+            (
+                lambda: Calibration("batch", tuple(LABELS), (1.0, float("nan")), (1.0, 1.0), 2),
+                ValueError,
+                "a finite offset and scale for each label",
+            ),
+        ],
+    )
+    def test_bad_input(self, make, error, match):
+        with pytest.raises(error, match=match):
+            make()
+
+
+class TestWithoutLogProbabilities:
+    @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
+    def test_an_error_for_each_prediction_and_one_call(self, endpoint):
+        engine, program = Classifier(positive().probabilities, **endpoint), None
+        program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
+        for _ in range(2):
+            with pytest.raises(NoProbabilities, match="fake/x gives none"):
+                ask(engine, program)
+        assert engine.asked == [20, 20]
+
+    @pytest.mark.parametrize(
+        ("endpoint", "first"), [({"logprobs": False}, [20]), ({"refusal": REFUSAL}, [20, None])]
+    )
+    def test_the_programs_own_answer_and_one_warning(self, endpoint, first, caplog):
+        engine = Classifier(positive().probabilities, **endpoint)
+        program, lm = CalibratedProgram(student(), TOWARDS_NEGATIVE, allow_uncalibrated=True), engine.lm()
+        for _ in range(3):
+            prediction = ask(engine, program, lm=lm)
+            assert (prediction.label, prediction.probabilities) == ("positive", None)
+        assert engine.asked == [*first, None, None]
+        (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert warning.message.startswith("answers are not calibrated: fake/x")
+
+    def test_threads_and_copies_learn_it_once(self, caplog):
+        engine = Classifier(positive().probabilities, refusal=REFUSAL)
+        program = CalibratedProgram(student(), TOWARDS_NEGATIVE, allow_uncalibrated=True)
+        with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
+            predictions = dspy.Parallel(num_threads=8, disable_progress_bar=True)(
+                [((program, program.deepcopy())[i % 2], {"text": f"text {i}"}) for i in range(16)]
+            )
+        assert [prediction.label for prediction in predictions] == ["positive"] * 16
+        assert Counter(engine.asked) == {20: 1, None: 16}
+        assert caplog.text.count("answers are not calibrated") == 1
+
+    def test_an_lm_that_the_program_brings_itself(self):
+        engine = Classifier(positive().probabilities, logprobs=False)
+
+        class Own(dspy.Module):
+            def __init__(self):
+                self.classify = student()
+
+            def forward(self, text):
+                with dspy.context(lm=engine.lm()):
+                    return self.classify(text=text)
+
+        for allowed in (False, True):
+            program = CalibratedProgram(Own(), TOWARDS_NEGATIVE, allow_uncalibrated=allowed)
+            with dspy.context(lm=None):
+                if not allowed:
+                    with pytest.raises(NoProbabilities, match="fake/x gives none"):
+                        program(text="good")
+                else:
+                    assert program(text="good").label == "positive"
+
+    def test_one_reply_without_does_not_switch_calibration_off(self):
+        engine = positive()
+        program, lm = CalibratedProgram(student(), TOWARDS_NEGATIVE, allow_uncalibrated=True), engine.lm()
+        answers = []
+        for logprobs in (True, False, True):
+            engine.logprobs = logprobs
+            answers.append(ask(engine, program, lm=lm).label)
+        assert answers == ["negative", "positive", "negative"]
+
+
+SCRIPT = """
+import sys, json
+sys.path[:0] = json.loads(sys.argv[1])
+import dspy
+from label_engines import Classifier, leaning
+engine = Classifier(leaning(["negative", "positive"], 1.0))
+program = dspy.load(sys.argv[2], allow_pickle=True)
+with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
+    print(json.dumps([program(text=f"text {i}").probabilities for i in range(5)]))
+"""
+
+
+class TestSaving:
+    def test_as_a_whole_with_the_same_probabilities_in_another_process(self, tmp_path):
+        """As JSON: see `load_program`."""
+        engine = Classifier(leaning(LABELS, 1.0))
+        calibration = Calibration("batch", tuple(LABELS), (0.1234567890123, -0.1234567890123), (1.1, 0.9), 30)
+        program = CalibratedProgram(
+            dspy.Predict("text -> label: Literal['negative', 'positive']"), calibration
+        )
+        program.save(tmp_path / "program", save_program=True)
+        told = [ask(engine, program, text=f"text {i}").probabilities for i in range(5)]
+        folders = [folder for folder in sys.path if folder]
+        command = [sys.executable, "-c", SCRIPT, json.dumps(folders), str(tmp_path / "program")]
+        printed = run(command, capture_output=True, text=True)
+        assert json.loads(printed.stdout) == told, printed.stderr
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda program: program.deepcopy()])
+    def test_copies(self, copied):
+        engine, program = positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE, allow_uncalibrated=True)
+        duplicate = copied(program)
+        assert duplicate.dump_state() == program.dump_state()
+        assert ask(engine, duplicate) == ask(engine, program)
+        duplicate.program.demos = [{"text": "a", "label": "positive"}]
+        assert not program.program.demos
+
+    def test_a_frozen_student_is_saved_whole(self):
+        program = student()
+        program._compiled = True
+        assert "program" in CalibratedProgram(program, TOWARDS_NEGATIVE).dump_state()
+
+    @pytest.mark.parametrize(
+        ("other", "match"),
+        [
+            (CalibratedProgram(student(Literal["a", "b"]), Calibration.none(["a", "b"])), "of the labels"),
+            (student(), "not calibrated: load it into the program itself"),
+        ],
+    )
+    def test_a_state_that_does_not_fit_changes_nothing(self, other, match):
+        program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
+        program.program.demos = [{"text": "a", "label": "positive"}]
+        before = program.dump_state()
+        with pytest.raises(ValueError, match=match):
+            program.load_state(other.dump_state())
+        assert program.dump_state() == before
+        assert ask(positive(), program).label == "negative"
+
+
+class TestWithDspy:
+    @pytest.mark.parametrize("native", [True, False])
+    def test_async(self, native):
+        class NoAsync(dspy.Module):
+            def __init__(self):
+                self.classify = student()
+
+            def forward(self, text):
+                return self.classify(text=text)
+
+        engine = positive()
+        program = CalibratedProgram(student() if native else NoAsync(), TOWARDS_NEGATIVE)
+
+        async def both():
+            with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
+                return await asyncio.gather(program.acall(text="a"), program.acall(text="b"))
+
+        for prediction in asyncio.run(both()):
+            assert prediction.label == "negative"
+            assert prediction.probabilities["negative"] > 0.9
+        assert engine.asked == [20, 20]
+
+    @pytest.mark.parametrize("listening", [True, False])
+    @pytest.mark.parametrize("asynchronous", [True, False])
+    def test_streamify(self, asynchronous, listening):
+        """What the LM says is not streamed: the label may be another in the end."""
+        engine = positive()
+        stream = dspy.streamify(
+            CalibratedProgram(student(), TOWARDS_NEGATIVE),
+            is_async_program=asynchronous,
+            stream_listeners=[dspy.streaming.StreamListener("label")] if listening else None,
+        )
+
+        async def values():
+            with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
+                return [value async for value in stream(text="good")]
+
+        (prediction,) = asyncio.run(values())
+        assert (prediction.label, len(engine.asked)) == ("negative", 1)
+        assert prediction.probabilities["negative"] > 0.9
+
+    def test_usage_history_and_trace(self):
+        engine, program = positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE)
+        lm = engine.lm()
+        with dspy.context(track_usage=True, trace=[]):
+            prediction = ask(engine, program, lm=lm)
+            ((_, _, traced),) = dspy.settings.trace
+        assert prediction.get_lm_usage()
+        assert traced.label == "negative"
+        assert len(lm.history) == len(program.history) == 1
+        assert "logprob" not in str(lm.history[0]["outputs"])

@@ -1,0 +1,145 @@
+"""Calibration among other optimizers: orders are searched under it and keep it, and it comes after any of them."""
+
+import math
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+from fakes import LabelEngine
+from label_engines import normal
+
+from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
+from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
+
+LABELS = ["negative", "positive"]
+EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(60)]
+DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
+
+
+def probabilities(demos, text):
+    """Orders lean to "positive", and tell the labels apart the better the more demos ascend."""
+    numbers = [int(demo.split()[-1]) for demo in demos]
+    ascending = np.mean(np.diff(numbers) > 0) if len(numbers) > 1 else 0.5
+    number = int(text.split()[-1])
+    z = (1 if number % 2 else -1) * (0.2 + 1.5 * ascending) + normal(text) + 2.0
+    return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
+
+
+def exact(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+def student():
+    program = dspy.Predict(
+        dspy.Signature("text -> label").with_updated_fields("label", type_=Literal["negative", "positive"])
+    )
+    program.demos = list(DEMOS)
+    return program
+
+
+@pytest.fixture
+def engine():
+    engine = LabelEngine(LABELS, probabilities)
+    lm = dspy.LM("fake/x", engine=engine, cache=False, num_retries=0)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        yield engine
+
+
+def calibrated(program=None, **options):
+    return BatchCalibration(display_progress=False, num_threads=1, **options).compile(
+        program or student(), trainset=EXAMPLES
+    )
+
+
+def numbers(program):
+    (predictor,) = program.predictors()
+    return [int(demo["text"].split()[-1]) for demo in predictor.demos]
+
+
+@pytest.mark.parametrize("signal", ["score", "auto"])
+@pytest.mark.parametrize("optimizer", [PLReorder, TopKOrder])
+def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_path):
+    program = calibrated()
+    before, state = engine.requests, program.dump_state()
+    options = {"signal": signal} if optimizer is PLReorder else {"num_candidates": 10}
+    reorder = optimizer(exact, max_metric_calls=400, num_threads=2, display_progress=False, **options)
+    compiled = reorder.compile(program, trainset=EXAMPLES)
+    assert engine.requests - before == reorder.report.program_calls["total"]
+    assert isinstance(compiled, CalibratedProgram)
+    assert compiled.calibration == program.calibration
+    assert sorted(numbers(compiled)) == sorted(numbers(program))
+    assert program.dump_state() == state
+    if optimizer is PLReorder:
+        assert reorder.report.signal is not None
+        assert reorder.report.signal.used == {"auto": "logprobs", "score": "score"}[signal]
+    prediction = compiled(text="text 7")
+    raw = dict(zip(LABELS, probabilities([f"demo {i}" for i in numbers(compiled)], "text 7"), strict=True))
+    weighed = {
+        label: raw[label] * math.exp(offset)
+        for label, offset in zip(LABELS, program.calibration.offsets, strict=True)
+    }
+    assert prediction.probabilities["positive"] == pytest.approx(weighed["positive"] / sum(weighed.values()))
+    compiled.save(tmp_path / "program.json")
+    loaded = CalibratedProgram(student())
+    loaded.load(tmp_path / "program.json")
+    assert numbers(loaded) == numbers(compiled)
+    assert loaded(text="text 7").probabilities == prediction.probabilities
+
+
+def test_what_is_scored_is_the_calibrated_answer(engine):
+    """Nearly every raw answer is "positive", which is right for one half."""
+    program = calibrated()
+    raw, told = (
+        np.mean([exact(each, one(text=each.text)) for each in EXAMPLES]) for one in (student(), program)
+    )
+    assert told > raw + 0.1
+    reorder = TopKOrder(exact, num_candidates=2, num_threads=2, display_progress=False)
+    reorder.compile(program, trainset=EXAMPLES[:30], valset=EXAMPLES[30:])
+    held = np.mean([exact(each, program(text=each.text)) for each in EXAMPLES[30:]])
+    assert reorder.report.comparison.original == pytest.approx(held)
+
+
+def test_reordered_then_calibrated_then_saved(engine, tmp_path):
+    reorder = PLReorder(exact, max_metric_calls=150, num_threads=2, display_progress=False)
+    ordered = reorder.compile(student(), trainset=EXAMPLES)
+    program = calibrated(ordered)
+    assert numbers(program) == numbers(ordered)
+    program.save(tmp_path / "program.json")
+    loaded = CalibratedProgram(student())
+    loaded.load(tmp_path / "program.json")
+    assert numbers(loaded) == numbers(ordered)
+    for text in ("text 3", "text 4"):
+        assert loaded(text=text).probabilities == program(text=text).probabilities
+
+
+@pytest.mark.parametrize("optimizer", [PDO, LocalE, GlobalE, DEmO])
+def test_methods_that_read_probabilities_themselves_refuse_it(engine, optimizer):
+    program = calibrated()
+    before = engine.requests
+    with pytest.raises(ValueError, match=r"the student is calibrated: pass student\.program"):
+        optimizer(exact, display_progress=False).compile(program, trainset=EXAMPLES)
+    assert engine.requests == before
+
+
+def test_better_together(engine):
+    program = student()
+    program.set_lm(dspy.settings.lm)
+    optimizer = dspy.BetterTogether(
+        metric=exact,
+        order=PLReorder(exact, max_metric_calls=100, num_threads=2, display_progress=False),
+        calibrate=BatchCalibration(display_progress=False),
+    )
+    compiled = optimizer.compile(
+        program, trainset=EXAMPLES, strategy="order -> calibrate", valset_ratio=0.3, num_threads=2
+    )
+    assert isinstance(compiled, CalibratedProgram)
+    assert compiled(text="text 7").probabilities
+
+
+def test_other_optimizers_pass_a_teacher_and_a_valset(engine):
+    found = BatchCalibration(display_progress=False).compile(
+        student(), trainset=EXAMPLES, teacher=[student()], valset=[], seed=3
+    )
+    assert found.calibration.num_inputs == 60
+    assert issubclass(BatchCalibration, dspy.teleprompt.Teleprompter)

@@ -1,0 +1,85 @@
+"""Label probabilities of the real local model, and what lives on them, counted at its server."""
+
+import math
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+from brief import brief_reviews
+from dspy import lm15
+
+from plr_dspy import BatchCalibration, PlainTextAdapter, load_program
+from plr_dspy.baselines import LocalE
+from plr_dspy.data import load_reviews
+from plr_dspy.labels.outputs import label_output
+from plr_dspy.labels.reader import label_reader
+from plr_dspy.labels.requests import LogprobRequests
+
+REVIEWS = load_reviews("train")
+
+
+class Sentiment(dspy.Signature):
+    review: str = dspy.InputField()
+    sentiment: Literal["negative", "positive"] = dspy.OutputField()
+
+
+def accuracy(example, prediction, trace=None):
+    return example.sentiment == prediction.sentiment
+
+
+def program(reviews=REVIEWS):
+    student = dspy.Predict(Sentiment)
+    student.demos = [dspy.Example(review=each.review, sentiment=each.sentiment) for each in reviews[:4]]
+    return student
+
+
+def test_are_those_of_the_next_token(server):
+    """Greedy answers are the likeliest label."""
+    lm, student = server.lm(cache=False), program()
+    with dspy.context(lm=lm, adapter=PlainTextAdapter()):
+        reader = label_reader(student, label_output(student), requests=LogprobRequests())
+        with dspy.context(adapter=reader):
+            answer = student(review=REVIEWS[20].review)
+    (found,) = reader.readings
+    (message,) = PlainTextAdapter().format(Sentiment, student.demos, {"review": REVIEWS[20].review})
+    config = lm15.Config(max_tokens=1, temperature=0.0, logprobs=20)
+    request = lm15.Request(model=lm.model, messages=(lm15.Message.user(message["content"]),), config=config)
+    top = {token.token: math.exp(token.logprob) for token in lm(request).logprobs[0].top}
+    p = np.array([top[" negative"], top[" positive"]])
+    np.testing.assert_allclose(np.exp(found.log_probabilities), p / p.sum(), atol=0.02)
+    assert answer.sentiment == found.label == ["negative", "positive"][int(p.argmax())]
+
+
+def test_a_method_that_lives_on_them(server, tmp_path):
+    """The others run in notebooks (GlobalE, PDO) and in a grid (DEmO)."""
+    reviews = brief_reviews("train", 31)
+    optimizer = LocalE(accuracy, num_candidates=3, max_metric_calls=15, display_progress=False)
+    with dspy.context(lm=server.lm(), adapter=PlainTextAdapter()):
+        compiled = optimizer.compile(program(reviews), trainset=reviews[:24])
+        assert compiled(review=reviews[30].review).sentiment in ("negative", "positive")
+    assert 0 < optimizer.report.program_calls["total"] <= 15
+    compiled.save(tmp_path / "program.json")
+
+
+def test_a_model_that_says_one_label_is_brought_to_its_senses(server, monkeypatch, tmp_path):
+    lm, requests = server.lm(cache=False), []
+    complete = lm.engine.complete
+    monkeypatch.setattr(lm.engine, "complete", lambda request: requests.append(request) or complete(request))
+    reviews, held, student = brief_reviews("train", 60), brief_reviews("test", 24), dspy.Predict(Sentiment)
+    by_label = [
+        [each for each in reviews if each.sentiment == label][:2] for label in ("positive", "negative")
+    ]
+    student.demos = [*by_label[0], *by_label[1]]  # The last ones weigh more.
+    with dspy.context(lm=lm, adapter=PlainTextAdapter()):
+        compiled = BatchCalibration(display_progress=False, num_inputs=24).compile(student, trainset=reviews)
+        assert len(requests) == 24
+        told = [compiled(review=each.review) for each in held]
+        assert len(requests) == 24 + len(held)
+        raw = [student(review=each.review) for each in held]
+        compiled.save(tmp_path / "program.json")
+        again = load_program(dspy.Predict(Sentiment), tmp_path / "program.json")(review=held[0].review)
+    right, right_raw = (sum(map(accuracy, held, answers)) for answers in (told, raw))
+    assert right > right_raw - 3
+    assert again.sentiment == told[0].sentiment
+    assert again.probabilities == pytest.approx(told[0].probabilities, abs=0.02)

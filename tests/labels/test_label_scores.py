@@ -1,0 +1,292 @@
+"""What a metric gives to each label, found without a call of a language model, or why it cannot be found."""
+
+import copy
+import enum
+import json
+from types import SimpleNamespace
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+from dspy.utils import BaseCallback
+from dspy.utils.dummies import DummyLM
+
+from plr_dspy.labels import scores as module
+from plr_dspy.labels.outputs import LabelOutput, label_output, needed_output
+from plr_dspy.labels.scores import label_scores
+
+LABELS = ["negative", "positive"]
+OUTPUT = LabelOutput("self", "label", {label: label for label in LABELS})
+EXAMPLES = [
+    dspy.Example(text=f"text {i}", label=LABELS[i % 2], weights=[1]).with_inputs("text") for i in range(4)
+]
+TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
+
+
+def exact(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+class Mood(enum.Enum):
+    GOOD = "fine"
+    BAD = "awful"
+
+
+class Two(dspy.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = dspy.Predict(first), dspy.Predict(second)
+
+
+class TestLabelOutput:
+    @pytest.mark.parametrize(
+        ("kind", "labels"),
+        [
+            (Literal["a", "b"], {"a": "a", "b": "b"}),
+            (Literal["a", "b"] | None, {"a": "a", "b": "b"}),
+            (Literal[1, 2], {"1": 1, "2": 2}),
+            (bool, {"True": True, "False": False}),
+            (Mood, {"fine": Mood.GOOD, "awful": Mood.BAD}),
+        ],
+    )
+    def test_types(self, kind, labels):
+        signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
+        assert label_output(dspy.Predict(signature)) == LabelOutput("self", "label", labels)
+        assert label_output(dspy.ChainOfThought(signature)) == LabelOutput("predict", "label", labels)
+
+    def test_of_the_last_predictor(self):
+        found = label_output(Two("text -> summary", "summary -> label: bool"))
+        assert (found.predictor, found.name) == ("second", "label")
+
+    @pytest.mark.parametrize(
+        ("program", "reason"),
+        [
+            (dspy.Predict("text -> label"), "no output is a Literal, an enum or a bool"),
+            (Two("text -> a: bool", "text -> a: bool"), "2 predictors have an output that is"),
+            (dspy.Predict("text -> a: bool, b: bool"), "2 outputs are a Literal, an enum or a bool"),
+            (dspy.Predict("text -> a: Literal['x']"), "the output 'a' does not have two labels with a text"),
+            (dspy.Predict("text -> a: Literal['x', '']"), "the output 'a' does not have two labels"),
+        ],
+    )
+    def test_reasons(self, program, reason):
+        assert reason in label_output(program)
+        with pytest.raises(ValueError, match=r"LocalE needs an output with few.*(a|label): .*use another"):
+            needed_output(program, "LocalE", cure=", or use another")
+
+    @pytest.mark.parametrize("kind", [str, int, float, list[str], str | None])
+    def test_open_types(self, kind):
+        signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
+        assert "no output is" in label_output(dspy.Predict(signature))
+
+
+class TestLabelScores:
+    @pytest.mark.parametrize(
+        "metric",
+        [
+            exact,
+            lambda example, prediction: example["label"] == prediction["label"],
+            lambda example, prediction: example.label == prediction.get("label", "none"),
+            lambda example, prediction: bool(
+                prediction and "label" in prediction and example.label == getattr(prediction, "label", "")
+            ),
+            lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label),
+            lambda example, prediction: (
+                isinstance(prediction, dspy.Prediction)
+                and example.label == SimpleNamespace(p=prediction).p.label
+            ),
+        ],
+    )
+    def test_every_way_to_the_label(self, metric):
+        np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)
+
+    def test_examples_are_not_written_to(self):
+        def metric(example, prediction):
+            example.label = "changed" if example.label == prediction.label else "other"
+            return example.label == "changed"
+
+        np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)
+        assert {example.label for example in EXAMPLES} == set(LABELS)
+
+
+def swallowing(example, prediction):
+    try:
+        return len(prediction.reasoning)
+    except BaseException:
+        return example.label == prediction.label
+
+
+class TestMetricsThatLookAtMore:
+    @pytest.mark.parametrize(
+        "look",
+        [
+            lambda p: p.reasoning,
+            lambda p: getattr(p, "reasoning", ""),
+            lambda p: hasattr(p, "reasoning"),
+            lambda p: p["reasoning"],
+            lambda p: p.get("reasoning"),
+            lambda p: "reasoning" in p,
+            lambda p: p.keys(),
+            lambda p: p.items(),
+            lambda p: p.values(),
+            lambda p: p.toDict(),
+            lambda p: list(p),
+            lambda p: dict(p),
+            lambda p: dict(**p),
+            len,
+            repr,
+            str,
+            float,
+            hash,
+            vars,
+            dir,
+            copy.copy,
+            copy.deepcopy,
+            lambda p: f"{p}",
+            lambda p: p == dspy.Prediction(label="positive"),
+            lambda p: dspy.Example(label="positive") != p,
+            lambda p: p > 0,
+            lambda p: p + 1,
+            lambda p: p.completions,
+            lambda p: p.get_lm_usage(),
+            lambda p: p.copy(),
+            lambda p: p.without("label"),
+            lambda p: p._store,
+            lambda p: setattr(p, "score", 1.0),
+            lambda p: p.__setitem__("score", 1.0),
+            lambda p: p.__delitem__("label"),
+        ],
+    )
+    def test_are_refused(self, look):
+        def metric(example, prediction):
+            look(prediction)
+            return example.label == prediction.label
+
+        reason = label_scores(metric, EXAMPLES, OUTPUT)
+        assert reason == "the metric looks at more of the prediction than 'label'"
+
+    def test_even_if_they_go_on(self):
+        assert "looks at more" in label_scores(swallowing, EXAMPLES, OUTPUT)
+
+    def test_a_field_that_is_called_like_a_method(self):
+        output = LabelOutput("self", "items", OUTPUT.labels)
+        assert "looks at more" in label_scores(lambda e, p: len(p.items()), EXAMPLES, output)
+        np.testing.assert_array_equal(
+            label_scores(lambda e, p: e.label == p["items"], EXAMPLES, output), TABLE
+        )
+
+
+class TestMetricsThatCallAModel:
+    def lm(self, *callbacks):
+        lm = DummyLM([{"verdict": "yes"}] * 100)
+        lm.callbacks = list(callbacks)
+        return lm
+
+    def judge(self, lm=None):
+        predict = dspy.Predict("text, label -> verdict: bool")
+        predict.lm = lm
+        return lambda example, prediction: predict(text=example.text, label=prediction.label).verdict
+
+    def module(self):
+        class Judge(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = dspy.Predict("label -> verdict: bool")
+
+            def forward(self, example, prediction):
+                return self.predict(label=prediction.label).verdict
+
+        return Judge()
+
+    def catching(self):
+        judge = self.judge(dspy.settings.lm)
+
+        def metric(example, prediction):
+            try:
+                return judge(example, prediction)
+            except:  # noqa: E722
+                return 0.0
+
+        return metric
+
+    @pytest.mark.parametrize("kind", ["judge", "module", "lm", "catching"])
+    def test_are_stopped_before_they_do(self, kind):
+        with dspy.context(lm=self.lm(), trace=[]):
+            lm = dspy.settings.lm
+            metric = (lambda e, p: bool(lm(p.label))) if kind == "lm" else getattr(self, kind)()
+            assert label_scores(metric, EXAMPLES, OUTPUT) == "the metric calls a language model"
+            assert lm.history == []
+            assert dspy.settings.trace == []
+
+    def test_callbacks_of_the_user_hear_nothing(self):
+        heard = []
+
+        class Listening(BaseCallback):
+            def on_lm_start(self, call_id, instance, inputs):
+                heard.append("start")
+
+            def on_lm_end(self, call_id, outputs, exception=None):
+                heard.append("end")
+
+        callbacks = [Listening()]
+        with dspy.context(lm=self.lm(*callbacks), callbacks=callbacks):
+            assert "language model" in label_scores(self.judge(), EXAMPLES, OUTPUT)
+            assert heard == []
+            assert dspy.settings.callbacks == callbacks
+            self.judge()(EXAMPLES[0], EXAMPLES[0])
+            assert len(heard) == 4
+
+    def test_unseen_ones_by_the_time_they_take(self, monkeypatch):
+        now = iter(range(100))
+        monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
+        calls = []
+
+        def metric(example, prediction):
+            calls.append(prediction.label)
+            return example.label == prediction.label
+
+        reason = label_scores(metric, EXAMPLES, OUTPUT)
+        assert reason == "the metric takes too long to be asked for every label"
+        assert len(calls) == 2
+
+    def test_one_that_loads_something_first_is_not_taken_for_them(self, monkeypatch):
+        now = iter([0, 9, *[9] * 100])
+        monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
+        np.testing.assert_array_equal(label_scores(exact, EXAMPLES, OUTPUT), TABLE)
+
+
+class TestMetricsThatFail:
+    def raising(error):
+        def metric(example, prediction):
+            raise error
+
+        return metric
+
+    @pytest.mark.parametrize(
+        ("metric", "name"),
+        [
+            (raising(KeyError("x")), "KeyError"),
+            (raising(SystemExit()), "SystemExit"),
+            (lambda e, p: float("nan"), "ValueError"),
+            (lambda e, p: float("inf"), "ValueError"),
+            (lambda e, p: None, "MetricTypeError"),
+            (lambda e, p: p.label, "MetricTypeError"),
+            (lambda e, p: json.dumps(p), "TypeError"),
+            (None, "TypeError"),
+        ],
+    )
+    def test_are_refused(self, metric, name):
+        reason = label_scores(metric, EXAMPLES, OUTPUT)
+        assert reason == f"the metric raises {name} for a prediction that holds 'label' alone"
+
+    def test_an_interrupt_passes(self):
+        def metric(example, prediction):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            label_scores(metric, EXAMPLES, OUTPUT)
+
+    @pytest.mark.parametrize("examples", [EXAMPLES, []])
+    def test_all_labels_alike(self, examples):
+        reason = label_scores(lambda e, p: e.text == "text 1", examples, OUTPUT)
+        assert reason == "the metric gives every label the same score"

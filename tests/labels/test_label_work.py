@@ -1,0 +1,236 @@
+"""Program calls that bring log-probabilities of labels along: what cells hold, and what they cost."""
+
+import math
+
+import dspy
+import pytest
+from dspy import lm15
+from dspy.utils.exceptions import LMInvalidRequestError
+from fakes import LabelEngine
+
+from plr_dspy.labels.outputs import label_output
+from plr_dspy.labels.scores import label_scores
+from plr_dspy.labels.work import LabelWork
+from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
+
+LABELS = ["negative", "positive"]
+EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(12)]
+NAMES = [f"example {i}" for i in range(len(EXAMPLES))]
+DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(3)]
+ORDERINGS = [((0, 1, 2),), ((2, 1, 0),)]
+REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
+
+
+class Engine(LabelEngine):
+    """Refuses where it is told to, and knows how often it was asked for log-probabilities."""
+
+    def __init__(self, *, logprobs=True, refusal=None, labels=LABELS):
+        def probabilities(demos, text):
+            positive = (
+                0.2 + 0.6 * (int(text.split()[-1]) % 2) + 0.01 * int(demos[-1].split()[-1] if demos else 0)
+            )
+            return [1 - positive, positive]
+
+        super().__init__(labels, probabilities, logprobs=logprobs)
+        self.refusal = refusal
+        self.asked = []
+
+    def complete(self, request):
+        with self._lock:
+            self.asked.append(request.config.logprobs is not None)
+            refused = self.refusal is not None and self.asked[-1]
+        if refused:
+            raise self.refusal
+        return super().complete(request)
+
+
+def exact(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+def student():
+    program = dspy.Predict("text -> label: Literal['negative', 'positive']")
+    program.demos = list(DEMOS)
+    return program
+
+
+def work_of(program, metric=exact):
+    output = label_output(program)
+    return LabelWork(metric, EXAMPLES, output=output, scores=label_scores(exact, EXAMPLES, output))
+
+
+def paid(engine, *, program=None, work=None, ledger=None, adapter=None, orderings=ORDERINGS, **options):
+    """All cells of some orderings."""
+    program = program or student()
+    work = work or work_of(program)
+    ledger = ledger or Ledger()
+    ledger.number_examples(NAMES)
+    adapter = adapter or dspy.ChatAdapter(use_json_adapter_fallback=False)
+    with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False), adapter=adapter):
+        evaluator = ProgramEvaluator(
+            program,
+            ProgramSlots(program),
+            work,
+            names=NAMES,
+            ledger=ledger,
+            **{"num_threads": 4, **options},
+        )
+        scorer = CellScorer(evaluator)
+        scorer.table(orderings, range(len(EXAMPLES)))
+        return [scorer.cell(ordering, i) for ordering in orderings for i in range(len(EXAMPLES))]
+
+
+class TestCells:
+    def test_hold_what_the_call_told(self):
+        engine = Engine()
+        cells = paid(engine)
+        for ordering, row in zip(ORDERINGS, [cells[:12], cells[12:]], strict=True):
+            for i, cell in enumerate(row):
+                p = engine.probabilities([f"demo {j}" for j in ordering[0]], f"text {i}")
+                assert cell.label_logprobs == pytest.approx([math.log(x) for x in p], abs=1e-4)
+                assert cell.label_logprobs == tuple(round(value, 4) for value in cell.label_logprobs)
+                assert cell.score == 1.0
+
+    def test_cost_no_further_call_and_change_no_score(self):
+        with_them, without = Engine(), Engine()
+        cells = paid(with_them)
+        plain = paid(without, work=MetricWork(exact, EXAMPLES))
+        assert with_them.requests == without.requests == len(cells) == 24
+        assert [cell.score for cell in cells] == [cell.score for cell in plain]
+        assert all(with_them.asked)
+        assert not any(without.asked)
+
+    def test_of_the_last_of_two_predictors(self):
+        class Two(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = dspy.Predict("text -> summary"), student()
+
+            def forward(self, text):
+                assert self.first(text=text).summary
+                return self.second(text=text)
+
+        engine = Engine()
+        cells = paid(engine, program=Two())
+        assert all(cell.label_logprobs for cell in cells)
+        assert engine.asked.count(True) == engine.asked.count(False) == len(cells)
+
+    def test_a_metric_that_asks_the_same_question_is_not_read(self):
+        """Its calls are not the program's."""
+        engine, judge = Engine(), student()
+
+        def metric(example, prediction):
+            return example.label == judge(text=example.text).label
+
+        cells = paid(engine, work=work_of(student(), metric))
+        assert all(cell.label_logprobs for cell in cells)
+        assert engine.asked.count(True) == engine.asked.count(False) == len(cells)
+
+
+class TestCellsWithout:
+    def none(self, **options):
+        cells = paid(Engine(), **options)
+        assert [cell.label_logprobs for cell in cells] == [None] * 24
+        return cells
+
+    def test_where_it_is_switched_off(self):
+        work, engine = work_of(student()), Engine()
+        work.reading = False
+        assert [cell.label_logprobs for cell in paid(engine, work=work)] == [None] * 24
+        assert not any(engine.asked)
+        assert (work.reading, work.reason) == (False, "")
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]),
+            lambda label: label,
+            lambda label: dspy.Prediction(verdict=label),
+        ],
+        ids=["another label", "no prediction", "another field"],
+    )
+    def test_where_the_program_answers_something_else(self, answer):
+        class Other(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = student()
+
+            def forward(self, text):
+                return answer(self.predict(text=text).label)
+
+        self.none(program=Other(), work=work_of(Other(), lambda example, prediction: True))
+
+    def test_where_the_metric_says_something_else_than_it_said(self):
+        self.none(work=work_of(student(), lambda example, prediction: 0.5))
+
+    def test_where_several_calls_could_have_been_the_answer(self):
+        class Voting(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.predict = student()
+
+            def forward(self, text):
+                return [self.predict(text=text) for _ in range(3)][-1]
+
+        self.none(program=Voting())
+
+    def test_a_metric_that_changes_the_answer(self):
+        """The label is what the program answered, and not what the metric made of it."""
+
+        def metric(example, prediction):
+            right = example.label == prediction.label
+            prediction.label = "changed"
+            return right
+
+        assert all(cell.label_logprobs for cell in paid(Engine(), work=work_of(student(), metric)))
+
+
+class TestEndpointsThatGiveNone:
+    def test_refusals(self):
+        engine, work = Engine(refusal=REFUSAL), work_of(student())
+        cells = paid(engine, work=work, num_threads=8)
+        assert {(cell.score, cell.label_logprobs) for cell in cells} == {(1.0, None)}
+        assert engine.requests == 24
+        assert engine.asked.count(True) == 1
+        assert not work.reading
+        assert work.reason == "fake/x refuses requests for log-probabilities"
+
+    def test_silence(self):
+        engine, work = Engine(logprobs=False), work_of(student())
+        cells = paid(engine, work=work, num_threads=1)
+        assert {(cell.score, cell.label_logprobs) for cell in cells} == {(1.0, None)}
+        assert engine.requests == 24
+        assert engine.asked == [True] + [False] * 23
+        assert work.reason == "fake/x gives no log-probabilities"
+
+    def test_a_refusal_after_some_is_a_failure(self):
+        engine, work = Engine(), work_of(student())
+        paid(engine, work=work, orderings=ORDERINGS[:1])
+        engine.refusal = REFUSAL
+        with pytest.raises(LMInvalidRequestError):
+            paid(engine, work=work, orderings=ORDERINGS[1:], max_errors=1)
+        assert (work.reading, work.reason) == (True, "")
+
+
+class TestLedger:
+    def test_keeps_them(self, tmp_path):
+        ledger = Ledger(tmp_path / "cells.jsonl")
+        cells = paid(Engine(), ledger=ledger)
+        ledger.close()
+        again = Ledger(tmp_path / "cells.jsonl")
+        again.number_examples(NAMES)
+        again.close()
+        assert again.cells == ledger.cells
+        assert sorted(again.cells.values(), key=str) == sorted(cells, key=str)
+        assert all(cell.label_logprobs for cell in again.cells.values())
+
+    @pytest.mark.parametrize("values", ["[]", "null", "1", "[null]", '["-1"]', "[true]", "[1e999]", "{}"])
+    def test_what_cannot_be_read_is_told(self, tmp_path, values):
+        path = tmp_path / "cells.jsonl"
+        path.write_text(f'{{"cell":["x",0],"score":1.0,"logprobs":{values}}}\n')
+        with pytest.raises(ValueError, match="line 1 of"):
+            Ledger(path)

@@ -1,0 +1,337 @@
+"""What optimizers return is saved, and loaded in one way: plain, calibrated, and as a part of a larger program."""
+
+import itertools
+import json
+import logging
+import sys
+from subprocess import run
+from typing import Literal
+
+import dspy
+import pytest
+from fakes import LabelEngine
+from label_engines import Classifier, leaning
+
+from plr_dspy import (
+    BatchCalibration,
+    CalibratedProgram,
+    Calibration,
+    PlainTextAdapter,
+    PLReorder,
+    load_program,
+)
+from plr_dspy.baselines import TopKOrder
+from plr_dspy.labels.calibrated_program import _warn_once
+
+LABELS = ("negative", "positive")
+FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
+APP = """
+from typing import Literal
+
+import dspy
+
+
+class Kind(dspy.Signature):
+    text: str = dspy.InputField()
+    label: Literal["negative", "positive"] = dspy.OutputField()
+
+
+class Outer(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = [dspy.Predict(Kind), dspy.ChainOfThought(Kind)]
+        self.parts = {"a b": dspy.Predict(Kind)}
+
+    def forward(self, text):
+        answers = [step(text=text) for step in [*self.steps, *self.parts.values()]]
+        return dspy.Prediction(label=answers[0].label, told=[each.toDict() for each in answers])
+
+
+STUDENTS = {"predictor": lambda: dspy.Predict(Kind), "module": lambda: dspy.ChainOfThought(Kind), "larger": Outer}
+"""
+SCRIPT = """
+import sys, json
+sys.path[:0] = json.loads(sys.argv[1])
+import dspy
+from label_engines import Classifier, leaning
+from calibrated_app import STUDENTS
+from plr_dspy import load_program
+with dspy.context(lm=Classifier(leaning(["negative", "positive"], 1.0)).lm(), adapter=dspy.ChatAdapter()):
+    told = {}
+    for path in sys.argv[2:]:
+        program = load_program(STUDENTS[path.split("-")[-1].split(".")[0]](), path)
+        told[path] = [program(text=f"text {i}").toDict() for i in range(5)]
+print(json.dumps(told))
+"""
+
+
+def student(labels=LABELS):
+    program = dspy.Predict(
+        dspy.Signature("text -> label").with_updated_fields("label", type_=Literal[labels])
+    )
+    program.demos = [dspy.Example(text=f"demo {i}", label=labels[i % 2]) for i in range(4)]
+    return program
+
+
+def examples(count=30):
+    return [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(count)]
+
+
+def calibrated(program=None, **options):
+    options = {"prior": None if "method" in options else dict.fromkeys(LABELS, 0.5), **options}
+    return BatchCalibration(display_progress=False, **options).compile(
+        program or student(), trainset=examples()
+    )
+
+
+@pytest.fixture
+def lm():
+    lm = Classifier(leaning(list(LABELS), 1.0)).lm()
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+        yield lm
+
+
+@pytest.fixture
+def students(tmp_path, monkeypatch):
+    (tmp_path / "calibrated_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    import calibrated_app
+
+    yield calibrated_app.STUDENTS
+    del sys.modules["calibrated_app"]
+
+
+def test_the_same_answers_in_a_new_process(students, lm, tmp_path):
+    told = {}
+    for kind, is_calibrated in itertools.product(["predictor", "module", "larger"], [True, False]):
+        program = students[kind]()
+        for predictor in program.predictors():
+            predictor.demos = [dspy.Example(text="a", label="negative", reasoning="b")]
+        if is_calibrated and kind == "larger":
+            program.steps[1] = calibrated(program.steps[1])
+            program.parts["a b"] = calibrated(program.parts["a b"])
+        elif is_calibrated:
+            program = calibrated(program)
+        path = tmp_path / f"{is_calibrated}-{kind}"
+        program.save(path.with_suffix(".json"))
+        told[f"{path}.json"] = answers = [program(text=f"text {i}").toDict() for i in range(5)]
+        assert ("probabilities" in str(answers)) is is_calibrated
+    folders = [str(tmp_path), *(folder for folder in sys.path if folder)]
+    command = [sys.executable, "-c", SCRIPT, json.dumps(folders), *told]
+    printed = run(command, capture_output=True, text=True)
+    assert json.loads(printed.stdout) == told, printed.stderr
+    assert "WARNING" not in printed.stderr
+
+
+class Larger(dspy.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, text):
+        return self.part(text=text)
+
+
+class TestPartsOfLargerPrograms:
+    def test_are_saved_and_loaded_by_dspy_itself(self, lm, tmp_path):
+        outer = Larger(calibrated())
+        outer.part._compiled = True  # As optimizers do; DSPy saves nothing of other modules then.
+        outer.save(tmp_path / "outer.json")
+        loaded = Larger(CalibratedProgram(student()))
+        loaded.load(tmp_path / "outer.json")
+        assert loaded.part.calibration == outer.part.calibration
+        assert loaded(text="text 1").toDict() == outer(text="text 1").toDict()
+
+    def test_without_a_calibration_in_the_file_are_an_error(self, tmp_path):
+        Larger(student()).save(tmp_path / "outer.json")
+        with pytest.raises(KeyError):
+            Larger(CalibratedProgram(student())).load(tmp_path / "outer.json")
+        with pytest.raises(ValueError, match="another program than the student"):
+            load_program(Larger(CalibratedProgram(student())), tmp_path / "outer.json")
+
+
+class TestFiles:
+    def test_the_student_itself_says_how_to_load_a_calibrated_program(self, students, lm, tmp_path):
+        for kind in ("predictor", "module"):
+            calibrated(students[kind]()).save(tmp_path / "program.json")
+            with pytest.raises(KeyError, match=r"load it with plr_dspy\.load_program\(student, path\)"):
+                students[kind]().load(tmp_path / "program.json")
+
+    def test_those_of_earlier_versions(self, tmp_path):
+        """Whose calibration did not say what it is of."""
+        path = tmp_path / "program.json"
+        CalibratedProgram(student(), FOUND).save(path)
+        state = json.loads(path.read_text())
+        for name in ("adapter", "model", "prompt", "shares"):
+            del state["calibration"]["found"][name]
+        path.write_text(json.dumps(state))
+        loaded = load_program(dspy.Predict(student().signature), path)
+        assert loaded.calibration == FOUND
+        assert loaded.program.demos == student().dump_state()["demos"]
+
+    def test_keep_what_the_optimizer_was_asked_for(self, lm, tmp_path):
+        calibrated(allow_uncalibrated=True).save(tmp_path / "program.json")
+        assert load_program(student(), tmp_path / "program.json").allow_uncalibrated
+
+    def test_the_student_is_not_changed(self, lm, tmp_path):
+        calibrated().save(tmp_path / "program.json")
+        for_plain = dspy.Predict(student().signature)
+        student().save(tmp_path / "plain.json")
+        for name in ("program.json", "plain.json"):
+            assert load_program(for_plain, tmp_path / name).predictors()[0].demos
+        assert not for_plain.demos
+
+    @pytest.mark.parametrize(
+        ("saved", "into", "match"),
+        [
+            (student(), CalibratedProgram(student()), "of a program that is not calibrated"),
+            (student(), Larger(student()), "another program than the student .*'part'"),
+            (Larger(student()), student(), "another program than the student .*'signature'"),
+            (
+                CalibratedProgram(student(("a", "b")), Calibration.none(["a", "b"])),
+                student(),
+                "of the labels",
+            ),
+            (
+                CalibratedProgram(student(), FOUND),
+                Larger(student()),
+                r"cannot be loaded into the student: .*\['part'\]; got 'self'",
+            ),
+            (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
+            (Larger(CalibratedProgram(student(), FOUND)), student(), "another program than the student"),
+            (
+                student(),
+                dspy.Predict("question -> answer"),
+                "demos of predictor 'self' have none of the fields",
+            ),
+        ],
+    )
+    def test_of_another_program(self, tmp_path, saved, into, match):
+        saved.save(tmp_path / "program.json")
+        with pytest.raises(ValueError, match=match):
+            load_program(into, tmp_path / "program.json")
+
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            ({"of_tomorrow": [1.0]}, "of_tomorrow.*update plr_dspy"),
+            ({"offsets": [0.7]}, "finite offset and scale for each label"),
+            ({"offsets": ["a", "b"]}, r"offsets\.0: .*valid number"),
+        ],
+    )
+    def test_with_a_calibration_that_cannot_be_read(self, tmp_path, change, match):
+        path = tmp_path / "program.json"
+        CalibratedProgram(student(), FOUND).save(path)
+        state = json.loads(path.read_text())
+        state["calibration"]["found"] |= change
+        path.write_text(json.dumps(state))
+        with pytest.raises(ValueError, match=match):
+            load_program(student(), path)
+
+    @pytest.mark.parametrize(
+        ("name", "text", "match"),
+        [
+            ("x.json", "", "holds no program"),
+            ("x.json", "[]", "holds no program"),
+            ("x.json", '{"schema_version": 3}', "holds no program"),
+            ("x.pkl", "", r"path must end in \.json"),
+        ],
+    )
+    def test_that_hold_no_program(self, tmp_path, name, text, match):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=match):
+            load_program(student(), tmp_path / name)
+
+    def test_only_programs_are_loaded_into(self, tmp_path):
+        with pytest.raises(TypeError, match=r"student must be a dspy\.Module; got ProgramMeta"):
+            load_program(dspy.Predict, tmp_path / "x.json")
+
+
+class TestACalibrationIsOfOnePromptAndOneModel:
+    """A call with another is made, and said once."""
+
+    @pytest.fixture(autouse=True)
+    def anew(self):
+        """In this process other tests may have been warned of the same."""
+        _warn_once.cache_clear()
+
+    @pytest.fixture
+    def program(self, lm, tmp_path):
+        calibrated().save(tmp_path / "program.json")
+        return load_program(student(), tmp_path / "program.json")
+
+    def said(self, caplog, program, **settings):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="plr_dspy"), dspy.context(**settings):
+            for call in (program, program.deepcopy()):
+                assert call(text="text 1").probabilities
+                call(text="text 2")
+        return [record.getMessage() for record in caplog.records]
+
+    def test_nothing_is_said_of_the_same(self, program, caplog):
+        assert not self.said(caplog, program)
+        assert not self.said(caplog, program, adapter=None)
+
+    def test_another_adapter(self, program, caplog):
+        (message,) = self.said(caplog, program, adapter=PlainTextAdapter())
+        assert "found with the adapter ChatAdapter, and is used with PlainTextAdapter" in message
+
+    def test_an_adapter_with_other_settings(self, lm, caplog):
+        with dspy.context(adapter=PlainTextAdapter()):
+            program = calibrated()
+        (message,) = self.said(caplog, program, adapter=PlainTextAdapter(show_instructions=False))
+        assert "PlainTextAdapter(show_instructions=False)" in message
+
+    def test_another_model(self, program, caplog):
+        other = Classifier(leaning(list(LABELS), 1.0)).lm()
+        other.model = "fake/other"
+        (message,) = self.said(caplog, program, lm=other)
+        assert "found with the model fake/x, and is used with fake/other" in message
+
+    @pytest.mark.parametrize("what", ["demos", "order", "instructions"])
+    def test_another_prompt(self, program, caplog, what):
+        predictor = program.program
+        if what == "demos":
+            del predictor.demos[0]
+        elif what == "order":
+            predictor.demos.reverse()
+        else:
+            predictor.signature = predictor.signature.with_instructions("Judge.")
+        (message,) = self.said(caplog, program)
+        assert "found with other instructions or demos" in message
+
+    def test_nothing_of_it_holds_a_key_or_an_address(self, tmp_path):
+        lm = dspy.LM("openai/x", api_key="sk-secret", api_base="http://10.0.0.1")
+        with dspy.context(lm=lm):
+            CalibratedProgram(student(), FOUND).bound().save(tmp_path / "program.json")
+        text = (tmp_path / "program.json").read_text()
+        assert "openai/x" in text
+        assert "secret" not in text
+        assert "10.0.0.1" not in text
+
+    @pytest.mark.parametrize(
+        ("kind", "options"), [(PLReorder, {}), (PLReorder, {"calibrate": True}), (TopKOrder, {})]
+    )
+    def test_an_order_that_was_searched_under_it_is_its_own(self, tmp_path, caplog, kind, options):
+        def probabilities(demos, text):
+            share = 0.2 + 0.6 * (demos[0] == "demo 2")
+            return [share, 1 - share] if int(text.split()[-1]) % 2 == 0 else [1 - share, share]
+
+        lm = dspy.LM("fake/x", engine=LabelEngine(list(LABELS), probabilities), cache=False, num_retries=0)
+        reorder = kind(
+            lambda example, prediction, trace=None: example.label == prediction.label,
+            max_metric_calls=200,
+            num_threads=2,
+            display_progress=False,
+            **options,
+        )
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter()), caplog.at_level(logging.WARNING):
+            compiled = reorder.compile(calibrated(), trainset=examples())
+            assert compiled.program.demos[0]["text"] == "demo 2"
+            compiled.save(tmp_path / "program.json")
+            loaded = load_program(student(), tmp_path / "program.json")
+            loaded(text="text 1")
+            assert "anew" not in caplog.text
+            loaded.program.demos.reverse()
+            loaded(text="text 1")
+        assert "anew" in caplog.text

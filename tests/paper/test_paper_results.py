@@ -1,0 +1,185 @@
+"""The file of results: what is there is not made again, and what cannot be right is refused."""
+
+import json
+import logging
+import multiprocessing
+
+import orjson
+import pytest
+from result_records import record, result
+
+from paper.protocol import Experiment, Run
+from paper.results import RESULT, RESULTS, opened, read_results
+from paper.runner import run_grid
+
+RUNS = [Run("mr", 4, seed, method) for seed in (1, 2) for method in ("Static", "Ours")]
+
+
+def experiment(folder, pool=20):
+    return Experiment(folder, pool=pool)
+
+
+SETTINGS = experiment(None).settings()
+
+
+def making(made, failing=()):
+    """An engine that notes what it makes."""
+
+    def engine(experiment, runs):
+        for run in runs:
+            made.append(run)
+            one = result(*run, [1.0, 0.0], settings=SETTINGS)
+            yield run, ValueError("no luck") if run in failing else one
+
+    return engine
+
+
+def made_on(folder, runs=RUNS, failing=()):
+    """The runs that were made, and what became of the grid."""
+    made = []
+    outcome = run_grid(experiment(folder), runs, engine=making(made, failing))
+    return made, outcome
+
+
+class TestGrid:
+    def test_what_is_there_is_not_made_again(self, tmp_path):
+        first, second = made_on(tmp_path, RUNS[:3]), made_on(tmp_path)
+        assert first[0] + second[0] == RUNS
+        assert (first[1].there, first[1].made, second[1].there, second[1].made) == (0, 3, 3, 1)
+        with opened(tmp_path, SETTINGS) as store:
+            assert list(store) == RUNS
+
+    def test_a_run_that_fails_leaves_no_result_and_is_made_again(self, tmp_path):
+        _, outcome = made_on(tmp_path, failing=RUNS[1:2])
+        assert outcome.made == 3
+        assert str(outcome.failed[RUNS[1]]) == "no luck"
+        assert made_on(tmp_path)[0] == RUNS[1:2]
+
+    def test_a_dead_server_ends_the_experiment(self, tmp_path):
+        made = []
+        with pytest.raises(ValueError, match="no luck"):
+            run_grid(experiment(tmp_path), RUNS, engine=making(made, failing=RUNS))
+        assert made == RUNS[:3]
+
+    def test_a_line_that_was_cut_off_is_made_again_and_spoils_nothing(self, tmp_path):
+        made_on(tmp_path, RUNS[:2])
+        path = tmp_path / RESULTS
+        path.write_bytes(path.read_bytes()[:-20])
+        assert made_on(tmp_path)[0] == RUNS[1:]
+        assert [orjson.loads(line)["method"] for line in path.read_bytes().splitlines()] == [
+            "Static",
+            "Ours",
+        ] * 2
+
+    def test_a_last_line_without_its_end_is_kept(self, tmp_path):
+        made_on(tmp_path, RUNS[:2])
+        path = tmp_path / RESULTS
+        path.write_bytes(path.read_bytes().removesuffix(b"\n"))  # an editor may have taken it
+        assert made_on(tmp_path)[0] == RUNS[2:]
+        assert [result.run for result in read_results(path)] == RUNS
+
+    def test_results_of_other_settings_are_refused(self, tmp_path):
+        made_on(tmp_path)
+        with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
+            run_grid(experiment(tmp_path, pool=40), RUNS, engine=making([]))
+
+    def test_one_process_at_a_time(self, tmp_path):
+        context = multiprocessing.get_context("spawn")
+        held, leave = context.Event(), context.Event()
+        other = context.Process(target=_hold, args=(tmp_path, held, leave))
+        other.start()
+        try:
+            assert held.wait(60)
+            with pytest.raises(RuntimeError, match="another process"), opened(tmp_path, SETTINGS):
+                pass
+        finally:
+            leave.set()
+            other.join()
+        with opened(tmp_path, SETTINGS):
+            pass
+
+
+def _hold(folder, held, leave):
+    with opened(folder, SETTINGS):
+        held.set()
+        leave.wait(60)
+
+
+class TestRecords:
+    def test_what_a_record_says_is_read_and_further_fields_are_left_aside(self):
+        found = result("trec", 16, 3, "PLR-4", [1.0, 0.5, 0.0], orderings=None, tokens={}, host="a")
+        assert found.run == ("trec", 16, 3, "PLR-4")
+        assert (found.accuracy, found.scores, found.orderings) == (0.5, (1.0, 0.5, 0.0), None)
+        assert RESULT.validate_json(RESULT.dump_json(found)) == found
+
+    @pytest.mark.parametrize("name", sorted(record()))
+    def test_a_missing_field_is_named(self, name):
+        data = record()
+        del data[name]
+        with pytest.raises(ValueError, match=f"{name}\n.*equired"):
+            RESULT.validate_python(data)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"schema": 2}, "schema\n"),
+            ({"num_demos": "8"}, "num_demos\n"),
+            ({"num_demos": 0}, "num_demos\n"),
+            ({"num_demos": True}, "num_demos\n"),
+            ({"method": ""}, "method\n"),
+            ({"accuracy": 50.0}, "accuracy\n"),
+            ({"accuracy": 0.9}, "accuracy must be the mean of scores, 0.500000; got 0.9"),
+            ({"scores": [1.0, float("nan")]}, "scores.1\n"),
+            ({"program_calls": {"search": 3}}, "program_calls must have a 'total'"),
+            ({"program_calls": {"total": -1}}, "program_calls.total\n"),
+            ({"seconds": -1.0}, "seconds\n"),
+            ({"ranking": {"orders": [[0, 1]], "log_probs": [0.0]}}, "ranking.accuracies\n"),
+            (
+                {"ranking": {"orders": [[0, 1]] * 2, "log_probs": [0.0] * 2, "accuracies": [1.0] * 2}},
+                "must differ",
+            ),
+            (
+                {"ranking": {"orders": [[0, 1]], "log_probs": [float("nan")], "accuracies": [1.0]}},
+                "log_probs.0\n",
+            ),
+        ],
+    )
+    def test_what_cannot_be_right_is_named(self, fields, message):
+        with pytest.raises(ValueError, match=message):
+            result(**fields)
+
+
+def written(path, *lines, end="\n"):
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + end)
+    return path
+
+
+class TestFiles:
+    def test_all_lines_are_read(self, tmp_path, caplog):
+        for end in ("\n", ""):
+            path = written(tmp_path / RESULTS, record(seed=1), "", record(seed=2), end=end)
+            assert [result.seed for result in read_results(path)] == [1, 2]
+        assert read_results(written(tmp_path / RESULTS, end="")) == []
+        assert not caplog.text
+
+    def test_a_line_that_a_crash_cut_off_is_skipped_with_a_warning(self, tmp_path, caplog):
+        whole = json.dumps(record(seed=2))
+        for cut in (1, len(whole) // 2, len(whole) - 1):
+            path = written(tmp_path / RESULTS, record(seed=1), whole[:cut], end="")
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                assert [result.seed for result in read_results(path)] == [1]
+            assert "line 2 was cut off" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("lines", "message"),
+        [
+            ([record(), "", '{"task": "m', record()], r"line 3 of .*results.jsonl is no JSON"),
+            ([record(), '{"task": "m'], "line 2"),
+            ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*remove it"),
+            ([[1, 2]], "line 1"),
+        ],
+    )
+    def test_a_broken_line_is_an_error_with_its_number(self, tmp_path, lines, message):
+        with pytest.raises(ValueError, match=message):
+            read_results(written(tmp_path / RESULTS, *lines))

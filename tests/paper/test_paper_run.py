@@ -1,0 +1,184 @@
+"""A small grid on the real local model: made, killed, made again, spread over Ray; and what its commands refuse."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from brief import write_rows
+
+from paper.commands import FAILED, USER_ERROR, main
+from paper.protocol import Experiment, Run
+from paper.results import RESULTS, read_results
+from paper.runner import count_calls
+
+POOL, HELD_OUT = 4, 2
+COMMON = ["--tasks", "mr", "--pool", str(POOL), "--test", str(HELD_OUT)]
+SCRIPT = Path(__file__).parents[2] / "examples" / "paper"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Files of the task "mr" that are read fast."""
+    folder = tmp_path_factory.mktemp("data")
+    for part in ("train", "test"):
+        write_rows(folder / f"mr_{part}.jsonl")
+    return folder
+
+
+def run(data, out, *more):
+    return main(["run", *COMMON, "--data-dir", str(data), "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def made(data, tmp_path_factory):
+    """Grids with all that the outputs need. The second has the same folder: DEmO takes its time, so it has one seed."""
+    out = tmp_path_factory.mktemp("made")
+    grid = ["--seeds", "1", "2", "--rankings", "3", "--ablations", "weighted", "--methods", "Static", "Ours"]
+    for options in (grid, ["--seeds", "1", "--methods", "DEmO"]):
+        assert run(data, out, "--num-demos", "3", "--cache", *options) == 0
+    return out
+
+
+def by_run(folder):
+    return {result.run: result for result in read_results(folder / RESULTS)}
+
+
+def test_every_run_has_its_line_and_equal_orders_have_equal_scores(made):
+    results = by_run(made)
+    methods = ["Static", "Ours", "PLR-4", "PLR-4 weighted", "Ranking"]
+    expected = {Run("mr", 3, seed, method) for seed in (1, 2) for method in methods}
+    assert set(results) == expected | {Run("mr", 3, 1, "DEmO")}
+    scores = {}
+    for result in results.values():
+        assert len(result.scores) == HELD_OUT
+        assert result.settings["pool"] == POOL
+        assert (result.orderings is None) == (result.method == "DEmO")
+        if result.orderings is not None:
+            assert scores.setdefault((result.seed, result.orderings), result.scores) == result.scores
+    static = results["mr", 3, 1, "Static"]
+    assert (static.orderings, static.program_calls["total"]) == (((0, 1, 2),), 0)
+
+
+def test_tables_figures_and_ablations_are_written(made, tmp_path, capsys):
+    for part, names in {
+        "table": ["accuracy.md", "accuracy.tex", "accuracy.csv", "paired.md", "calls.csv"],
+        "ablation": ["ablation.png", "ablation.md", "ablation.csv"],
+        "figure": ["ranking.png", "accuracy_by_calls.png", "ranking.csv"],
+    }.items():
+        assert main([part, "--out", str(made), "--to", str(tmp_path / part)]) == 0
+        assert set(names) <= {Path(line).name for line in capsys.readouterr().out.splitlines()}
+        assert all((tmp_path / part / name).stat().st_size > 0 for name in names)
+    with (tmp_path / "table" / "accuracy.csv").open() as file:
+        cells = {row["method"]: float(row["mean"]) for row in csv.DictReader(file) if row["task"] == "mr"}
+    results = by_run(made)
+    static = [results["mr", 3, seed, "Static"].accuracy for seed in (1, 2)]
+    assert cells["Static"] == pytest.approx(50 * sum(static))
+    assert "Ranking" not in cells
+
+
+def test_a_dry_run_says_what_is_missing(data, made, capsys):
+    options = ["--num-demos", "3", "--seeds", "1", "2", "3", "--methods", "Static", "Ours"]
+    assert run(data, made, *options, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "6 runs, 2 of them without a result: " in out
+    assert f"  Static: {HELD_OUT}\n" in out, "its held-out examples"
+    assert set(by_run(made)) == {name for name in by_run(made) if name.seed < 3}
+
+
+def test_no_run_makes_more_calls_than_it_said(data, made):
+    experiment = Experiment(made, pool=POOL, test=HELD_OUT, data_dir=data)
+    for name, result in by_run(made).items():
+        held_out = 6 * HELD_OUT if name.method == "Ranking" else HELD_OUT
+        assert result.program_calls["total"] + held_out <= count_calls(experiment, name), name
+
+
+def test_other_settings_need_another_folder(data, made, capsys):
+    assert run(data, made, "--num-demos", "3", "--pool", "12") == USER_ERROR
+    assert f"pool={POOL} there, 12 now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--methods", "PLR"], "method must be one of"),
+        (["--pool", "100000"], "ask for fewer"),
+        (["--test", "100000"], "ask for fewer"),
+        (["--num-demos", "1"], "num_demos must be at least 2"),
+        (["--rankings", "8"], "rankings must be at least 2 and at most 6"),
+        (["--data-dir", "nowhere"], "nowhere"),
+        (["--model", "hosted_vllm/some"], "api_bases"),
+        (["--model", "openai/some"], "api_bases"),
+        (["--api-base", "http://127.0.0.1:9/v1"], "api_bases"),
+        (["--api-key-env", "NOSUCH"], "NOSUCH is not set"),
+    ],
+)
+def test_bad_arguments(data, tmp_path, capsys, options, words):
+    code = run(data, tmp_path, "--num-demos", "3", "--seeds", "1", "--methods", "Static", *options)
+    assert code in (FAILED, USER_ERROR)
+    captured = capsys.readouterr()
+    assert words in captured.err + captured.out
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("options", [["--threads", "0"], ["--jobs", "0"], ["--tasks", "juggling"]])
+def test_bad_options_are_told_before_anything_begins(options):
+    with pytest.raises(SystemExit, match=str(USER_ERROR)):
+        main(["run", *options])
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_no_results_is_a_clear_error(tmp_path, capsys, content):
+    if content is not None:
+        (tmp_path / RESULTS).write_text(content)
+    for part in ("table", "ablation", "figure"):
+        assert main([part, "--out", str(tmp_path)]) == USER_ERROR
+        assert "run" in capsys.readouterr().err
+    assert not [path for path in tmp_path.iterdir() if path.name != RESULTS]
+
+
+def test_killed_and_run_again(data, tmp_path):
+    options = ["--num-demos", "3", "--seeds", "1", "--methods", "Static", "PLR-1"]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "run",
+        *COMMON,
+        "--data-dir",
+        str(data),
+        "--out",
+        str(tmp_path),
+        *options,
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True, cwd=tmp_path)
+    cells = tmp_path / "calls" / "mr" / "k3" / "seed1" / "PLR-1" / "cells.jsonl"
+    deadline = time.monotonic() + 240
+    while not (cells.exists() and cells.read_bytes().count(b'"cell"') > 8):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before, paid = (tmp_path / RESULTS).read_bytes(), cells.read_bytes()
+    assert before.count(b"\n") == 1
+    assert run(data, tmp_path, *options) == 0
+    after = (tmp_path / RESULTS).read_bytes()
+    assert after.startswith(before), "what had ended was not made again"
+    assert after.count(b"\n") == 2
+    assert cells.read_bytes().startswith(paid[: paid.rfind(b"\n") + 1]), "no finished call was made again"
+
+
+def test_spread_over_ray_the_results_are_the_same(data, made, tmp_path):
+    options = ["--num-demos", "3", "--seeds", "1", "2", "--methods", "Static", "Ours", "--jobs", "2"]
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(data, tmp_path, *options) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    here, there = by_run(made), by_run(tmp_path)
+    assert len(there) == 4
+    for name, result in there.items():
+        assert (result.orderings, result.scores) == (here[name].orderings, here[name].scores)
+        assert result.program_calls == here[name].program_calls

@@ -1,0 +1,483 @@
+"""The paper's tables: numbers worked by hand, scipy's tests, what Markdown, LaTeX and CSV make of them, and its own."""
+
+import csv
+import io
+import math
+import re
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from result_records import result, right, runs
+from scipy import stats
+
+from paper.protocol import ABLATIONS, METHODS, check_method
+from paper.tables import (
+    Table,
+    ablation_table,
+    accuracy_table,
+    calls_table,
+    escape_latex,
+    escape_markdown,
+    frame_of,
+    grouped_interval,
+    holm,
+    kendall,
+    load_published,
+    paired_table,
+    published_table,
+    ranking_table,
+    sign_flip_test,
+)
+from paper.tasks import CLASSIFICATION, REASONING
+from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+
+QWEN, LLAMA = "Qwen2.5-7B-Instruct", "Llama-3.1-8B-Instruct"
+
+
+def rows(table):
+    """The CSV as people's programs read it."""
+    return list(csv.DictReader(io.StringIO(table.to_csv())))
+
+
+def row(table, **key):
+    (found,) = [line for line in rows(table) if all(line[name] == str(value) for name, value in key.items())]
+    return found
+
+
+def ranks(table, task="mr"):
+    return {line["method"]: line["rank"] for line in rows(table) if line["task"] == task}
+
+
+def line_of(table, name, block=0):
+    """The texts of a line of the Markdown."""
+    part = table.to_markdown().split("### ")[block + 1]
+    (line,) = [line for line in part.splitlines() if line.startswith(f"| {name} ")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def names(table):
+    """The names of the lines of each block of the Markdown, by its heading."""
+    parts = [part.splitlines() for part in table.to_markdown().split("### ")[1:]]
+    return {
+        part[0]: [line.split("|")[1].strip() for line in part[4:] if line.startswith("|")] for part in parts
+    }
+
+
+def accuracy(*parts, **options):
+    return accuracy_table(frame_of([run for part in parts for run in part]), **options)
+
+
+def paired(*parts, **options):
+    return paired_table(frame_of([run for part in parts for run in part]), **options)
+
+
+class TestFrame:
+    def test_runs_are_in_the_order_of_the_grid(self):
+        methods = ["Zeta", "Ours", "DEmO", "Alpha", "Static"]
+        frame = frame_of(
+            [result(method=name, task=task) for task in ("subj", "mr", "mine") for name in methods]
+        )
+        assert list(frame.method[:5]) == ["Static", "DEmO", "Ours", "Alpha", "Zeta"]
+        assert list(frame.task.unique()) == ["mr", "subj", "mine"]
+
+    @pytest.mark.parametrize(
+        ("second", "message"),
+        [
+            ({"model": "other"}, "one model"),
+            ({"format": "chat"}, "one prompt format"),
+            ({"method": "Static"}, "two of mr"),
+            ({"num_demos": 4, "scores": [1.0, 1.0, 0.0]}, "same examples"),
+            ({"data": {"pool": "b"}}, "same examples"),
+        ],
+    )
+    def test_what_cannot_stand_in_one_table(self, second, message):
+        first = result(data={"pool": "a"})
+        with pytest.raises(ValueError, match=message):
+            frame_of([first, result(**{"method": "Ours", "data": {"pool": "a"}, **second})])
+
+    def test_no_results(self):
+        with pytest.raises(ValueError, match="at least one record"):
+            frame_of([])
+
+
+class TestAccuracy:
+    def test_mean_and_interval_by_hand(self):
+        # 50, 60 and 70 %: mean 60, standard error 10 / sqrt(3), t quantile 4.3027 with 2 degrees of freedom.
+        table = accuracy(runs("Static", [10, 12, 14]))
+        cell = row(table, task="mr", method="Static")
+        half = 4.302652729911275 * 10 / math.sqrt(3)
+        assert [float(cell[name]) for name in ("mean", "low", "high")] == pytest.approx(
+            [60, 60 - half, 60 + half]
+        )
+        assert (cell["seeds"], cell["num_demos"]) == ("3", "8")
+        assert line_of(table, "Static") == ["60.0 ± 24.8"]
+
+    def test_the_level_is_the_one_asked_for(self):
+        table = accuracy(runs("Static", [10, 12, 14]), confidence=0.8)
+        cell = row(table, task="mr")
+        assert (float(cell["low"]), float(cell["high"])) == pytest.approx(mean_interval([50, 60, 70], 0.8))
+        assert "80 %" in table.to_markdown()
+        with pytest.raises(ValueError, match="confidence"):
+            accuracy(runs("Static", [10, 12]), confidence=95)
+
+    def test_one_seed_has_no_interval(self):
+        table = accuracy(runs("Static", [10]))
+        cell = row(table, task="mr")
+        assert (cell["mean"], cell["low"], cell["high"], cell["seeds"]) == ("50.0", "", "", "1")
+        assert line_of(table, "Static") == ["50.0"]
+
+    def test_blocks_by_number_of_demos_and_lines_in_the_grids_order(self):
+        table = accuracy(*(runs(name, [10], num_demos=k) for k in (16, 4) for name in reversed(METHODS)))
+        assert names(table) == {"4 demos": list(METHODS), "16 demos": list(METHODS)}
+        table = accuracy(runs("Ours", [10]), runs("Top-K", [10], num_demos=4))
+        assert names(table) == {"4 demos": ["Top-K"], "8 demos": ["Ours"]}
+
+    def test_best_three_are_marked_and_ties_share_a_mark(self):
+        methods = ["Static", "Top-K", "PLR-1", "Ours"]
+        table = accuracy(*(runs(name, [count]) for name, count in zip(methods, [5, 14, 9, 12], strict=True)))
+        assert ranks(table) == {"Static": "4", "Top-K": "1", "PLR-1": "3", "Ours": "2"}
+        assert [line_of(table, n)[0] for n in methods] == ["25.0", "**70.0**", "*45.0*", "<ins>60.0</ins>"]
+        assert all(
+            mark in table.to_latex() for mark in (r"\textbf{70.0}", r"\underline{60.0}", r"\textit{45.0}")
+        )
+        counts = {"Static": [8, 10], "Top-K": [9, 9], "PLR-1": [8, 8], "Ours": [1, 1]}
+        table = accuracy(*(runs(name, c) for name, c in counts.items()))
+        assert ranks(table) == {"Static": "1", "Top-K": "1", "PLR-1": "3", "Ours": "4"}
+
+    def test_means_that_only_rounding_tells_apart_are_a_tie(self):
+        # 0, 0 and 5 of 30, or 1, 2 and 2: the computer's means of the percentages differ in the last digit.
+        counts = {"Static": (0, 0, 5), "Ours": (1, 2, 2)}
+        records = [[result("mr", 8, s, n, right(c[s], 30)) for s in range(3)] for n, c in counts.items()]
+        assert set(ranks(accuracy(*records)).values()) == {"1"}
+        near = [[result(method=n, scores=right(c, 10_000))] for n, c in (("Static", 5001), ("Ours", 5002))]
+        assert ranks(accuracy(*near)) == {"Static": "2", "Ours": "1"}
+
+    def test_missing_seeds_are_told_and_get_no_rank(self):
+        table = accuracy(runs("Static", [10] * 3), runs("Top-K", [8] * 3), runs("Ours", [20, None, 20]))
+        assert ranks(table) == {"Static": "1", "Top-K": "2", "Ours": ""}
+        assert line_of(table, "Ours") == ["100.0 ± 0.0†"]
+        other_seeds = accuracy(runs("Static", [10, 10, None]), runs("Ours", [None, 12, 12]))
+        assert ranks(other_seeds) == {"Static": "", "Ours": ""}
+        assert ranks(accuracy(runs("Static", [10, 10]), runs("Ours", [12]))) == {"Static": "", "Ours": ""}
+
+    def test_the_average_is_over_tasks_by_seed_on_the_seeds_that_all_tasks_have(self):
+        # By seed (50 + 70) / 2 = 60 and (60 + 90) / 2 = 75.
+        cell = row(accuracy(runs("Static", [10, 12]), runs("Static", [14, 18], task="subj")), task="average")
+        assert float(cell["mean"]) == pytest.approx(67.5)
+        assert (float(cell["low"]), float(cell["high"])) == pytest.approx(mean_interval([60, 75]))
+        base = [runs("Static", [10] * 3, task=task) for task in ("mr", "subj")]
+        table = accuracy(*base, runs("Ours", [10, 20, None]), runs("Ours", [10, 20, 20], task="subj"))
+        cell = row(table, task="average", method="Ours")
+        assert (float(cell["mean"]), cell["seeds"], cell["rank"]) == (75, "2", "")
+        assert line_of(accuracy(*base, runs("Top-K", [20] * 3)), "Top-K") == ["**100.0 ± 0.0**", "", ""]
+        apart = accuracy(runs("Static", [10, None]), runs("Static", [None, 10], task="subj"))
+        assert "average" not in {line["task"] for line in rows(apart)}
+
+    def test_settings_that_differ_are_told(self):
+        table = accuracy(runs("Static", [10]), runs("Ours", [10], settings={"pool": 10}))
+        assert "they differ in: pool." in table.to_markdown()
+
+    @given(
+        st.dictionaries(
+            st.sampled_from(METHODS),
+            st.lists(st.none() | st.integers(0, 20), min_size=3, max_size=3),
+            min_size=1,
+        )
+    )
+    @settings(max_examples=40, deadline=None)
+    def test_ranks_are_places_among_the_complete(self, counts):
+        records = [r for name, c in counts.items() for r in runs(name, c)]
+        if not records:
+            return
+        seeds = {r.seed for r in records}
+        of = {name: [c[seed - 1] for seed in seeds] for name, c in counts.items()}
+        complete = {name: sum(c) for name, c in of.items() if None not in c}
+        expected = {n: str(1 + sum(o > t for o in complete.values())) for n, t in complete.items()}
+        found = {name: rank for name, rank in ranks(accuracy(records)).items() if rank}
+        assert found == (expected if len(complete) > 1 else {})
+
+
+class TestPaired:
+    def test_difference_over_the_pooled_examples(self):
+        scores = {"Static": [[1, 1, 0, 0], [1, 0, 0, 0]], "Ours": [[1, 0, 1, 1], [1, 1, 1, 0]]}
+        records = [
+            result("mr", 8, seed, name, [float(x) for x in both[seed - 1]])
+            for name, both in scores.items()
+            for seed in (1, 2)
+        ]
+        cell = row(paired(records), task="mr")
+        # Differences 0 -1 1 1 and 0 1 1 0: 3 of 8.
+        low, high = paired_interval([0, -100, 100, 100, 0, 100, 100, 0])
+        assert [float(cell[n]) for n in ("mean", "low", "high")] == pytest.approx([37.5, low, high])
+        assert (cell["seeds"], float(cell["examples"])) == ("2.0", 8)
+
+    def test_over_all_runs_by_hand(self):
+        # Each run by itself in its group: +10, +20 and +30 points.
+        cell = row(paired(runs("Static", [10, 10, 10]), runs("Ours", [12, 14, 16])), task="all")
+        assert [float(cell[n]) for n in ("mean", "low", "high")] == pytest.approx(
+            [20, *mean_interval([10, 20, 30])]
+        )
+        assert (float(cell["runs"]), float(cell["groups"])) == (3, 3)
+        assert float(cell["p"]) == float(cell["p_holm"]) == 0.25  # 2 of 8 sign flips are as far from 0
+
+    def test_runs_that_share_examples_are_not_counted_as_evidence_twice(self):
+        once = [*runs("Static", [10, 10, 10, 10]), *runs("Ours", [12, 14, 9, 15])]
+        one, two = (
+            row(paired(each), task="all")
+            for each in (once, [*once, *(replace(r, num_demos=16) for r in once)])
+        )
+        assert (float(one["runs"]), float(two["runs"])) == (4, 8)
+        for name in ("mean", "low", "high", "p"):
+            assert float(one[name]) == pytest.approx(float(two[name]))
+
+    def test_only_common_runs_count(self):
+        table = paired(
+            runs("Static", [10, 10, None]), runs("Ours", [12, None, 20]), runs("PLR-1", [11, 11, 11])
+        )
+        ours = row(table, task="mr", method="Ours")
+        assert (float(ours["mean"]), float(ours["seeds"])) == (pytest.approx(10), 1)
+        assert "†" in line_of(table, "Ours")[0]
+        assert "Not all methods have the same runs" in table.to_markdown()
+        same = paired(*(runs(name, [10, 11]) for name in ("Static", "Top-K", "Ours")))
+        assert "same runs" not in same.to_markdown()
+        none = paired(runs("Static", [10]), runs("Top-K", [10]), runs("Ours", [10], num_demos=4))
+        assert "No run in common: Ours" in none.to_markdown()
+        assert {line["method"] for line in rows(none)} == {"Top-K"}
+
+    def test_few_groups_are_told(self):
+        five, six = (paired(runs("Static", [10] * n), runs("Ours", [19] * n)) for n in (5, 6))
+        assert row(five, task="all")["p"] == "0.0625"
+        assert "no p below 0.0625" in five.to_markdown()
+        assert "no p below" not in six.to_markdown()
+        cell = row(paired(runs("Static", [10]), runs("Ours", [19])), task="all")
+        assert (cell["low"], cell["high"], cell["p"]) == ("", "", "1.0")
+
+    def test_methods_are_corrected_together(self):
+        table = paired(runs("Static", [10] * 6), runs("Top-K", [9, 11] * 3), runs("Ours", [15] * 6))
+        assert float(row(table, task="all", method="Ours")["p_holm"]) == pytest.approx(2 * 2 / 64)
+        assert float(row(table, task="all", method="Top-K")["p_holm"]) == 1.0
+
+    def test_without_a_base_there_is_none(self):
+        assert paired(runs("Ours", [10])) is None
+        assert paired(runs("Static", [10])) is None
+
+
+class TestSignificance:
+    @given(st.lists(st.integers(-9, 9), min_size=2, max_size=9))
+    @settings(max_examples=25, deadline=None)
+    def test_sign_flips_against_counting_all(self, differences):
+        flips = np.array(np.meshgrid(*[[-1, 1]] * len(differences))).reshape(len(differences), -1)
+        share = np.mean(np.abs(np.asarray(differences) @ flips) >= abs(sum(differences)))
+        assert sign_flip_test([[d] for d in differences]) == pytest.approx(share)
+
+    def test_many_groups_are_drawn_and_near_the_t_test(self):
+        values = np.random.default_rng(1).normal(0.4, 1, 40)
+        p = sign_flip_test([[v] for v in values])
+        assert p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.01)
+        assert p == sign_flip_test([[v] for v in values])
+
+    def test_intervals_of_groups(self):
+        values = [3.0, 1.0, -2.0, 8.0]
+        assert grouped_interval([[v] for v in values], 0.9) == pytest.approx(mean_interval(values, 0.9))
+        even = grouped_interval([[1.0, 3.0], [5.0, 9.0], [0.0, 1.0]])
+        assert even == pytest.approx(mean_interval([2.0, 7.0, 0.5]))
+        # Mean 4 of 1, 3 | 8; residuals by group -4 and +4; variance 2/1 * (16 + 16) / 9.
+        half = stats.t.ppf(0.975, 1) * math.sqrt(64 / 9)
+        assert grouped_interval([[1.0, 3.0], [8.0]]) == pytest.approx((4 - half, 4 + half))
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+    def test_holm_lies_between_no_correction_and_bonferroni(self, p_values):
+        for p, corrected in zip(p_values, holm(p_values), strict=True):
+            assert p <= corrected <= min(1.0, len(p_values) * p)
+        # Sorted .01 .02 .03 .5: times 4, 3, 2, 1 is .04 .06 .06 .5.
+        assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+
+
+class TestCallsAblationsAndRankings:
+    def test_costs_are_means_over_runs_that_know_them(self):
+        records = [
+            result(seed=s, program_calls={"total": n}, tokens={"prompt": n * 10}, seconds=n / 8)
+            for s, n in ((1, 100), (2, 301))
+        ]
+        table = calls_table(frame_of([*records, result(seed=3, tokens={}, program_calls={"total": 1})]))
+        (line,) = rows(table)
+        assert (float(line["calls"]), float(line["prompt tokens"]), line["completion tokens"]) == (
+            134,
+            2005,
+            "",
+        )
+        assert line_of(table, "Static") == ["134", "2,005", "", "17", "3"]
+
+    def test_other_runs_are_told(self):
+        alike = [result(method=n, task=t) for n in ("Static", "Ours") for t in ("mr", "subj")]
+        assert "same runs" not in calls_table(frame_of(alike)).to_markdown()
+        assert "same runs" in calls_table(frame_of(alike[:-1])).to_markdown()
+
+    def test_ablations(self):
+        parts = {"PLR-1": 8, "PLR-4": 10, "PLR-16": 12, "PLR-4 weighted": 14, "Ours": 20}
+        table = ablation_table(frame_of([r for name, n in parts.items() for r in runs(name, [n, n])]))
+        assert names(table) == {"components": ["1", "4", "16"], "weighted": ["unweighted", "weighted"]}
+        assert line_of(table, "16") == ["60.0 ± 0.0"]
+        with pytest.raises(ValueError, match="no ablation has results of two settings"):
+            ablation_table(frame_of([*runs("PLR-1", [10]), *runs("Ours", [10])]))
+
+    def test_rankings(self):
+        orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+        agreeing = {"orders": orders, "log_probs": range(-6, 0), "accuracies": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
+        agreeing["log_probs"] = [float(value) for value in agreeing["log_probs"]]
+        equal = agreeing | {"accuracies": [0.5] * 6}
+        records = [result(seed=s, method="Ranking", ranking=each) for s, each in ((1, agreeing), (2, equal))]
+        # Of the 6! ways to pair them up, one agrees and one disagrees as much.
+        assert kendall(records[0].ranking) == pytest.approx((1.0, 2 / 720))
+        table = ranking_table(frame_of(records))
+        assert line_of(table, "mr, 8 demos, seed 1") == ["6", "+1.00", "0.003", "0.100", "0.600"]
+        assert line_of(table, "mr, 8 demos, seed 2") == ["6", "", "", "0.500", "0.500"]
+        assert ranking_table(frame_of([result()])) is None
+
+
+class TestPublished:
+    @pytest.mark.parametrize(
+        ("model", "task", "num_demos", "method", "accuracy"),
+        [
+            (QWEN, "mr", 4, "Static", 90.22),
+            (LLAMA, "sst5", 32, "DEmO", 54.22),
+            (LLAMA, "trec", 16, "PLR-4", 65.97),
+            (QWEN, "math500", 16, "PLR-4", 38.78),
+            (QWEN, "deepmath", 32, "PLR-4", 46.36),
+            (QWEN, "subj", 8, "PLR-64", 79.51),
+            (QWEN, "subj", 32, "PLR-1 weighted", 87.48),
+            (QWEN, "subj", 32, "PLR-EMA elites=0.3", 86.02),
+        ],
+    )
+    def test_cells_read_off_the_paper(self, model, task, num_demos, method, accuracy):
+        cells = load_published().set_index(["published_model", "task", "num_demos", "method"]).published
+        assert cells[model, task, num_demos, method] == accuracy
+
+    def test_every_cell_of_every_table_is_there(self):
+        cells = load_published()[~load_published().task.str.startswith("average")]
+        theirs = [method for method in METHODS if method != "Ours"]
+        places = {(task, k, m) for task in CLASSIFICATION for k in (4, 8, 16, 32) for m in theirs}
+        by_model = {
+            model: set(zip(part.task, part.num_demos, part.method, strict=True))
+            for model, part in cells.groupby("published_model")
+        }
+        assert by_model[LLAMA] == places
+        searches = ("Static", "Top-K", "PLR-EMA", "PLR-1", "PLR-4")
+        places |= {(task, k, m) for task in REASONING for k in (4, 8, 16, 32) for m in searches}
+        varied = {(task, m) for task, _, m in by_model[QWEN] - places}
+        assert len(varied) == 15
+        assert {task for task, _ in varied} == {"subj"}
+        for _, method in varied:
+            check_method(method)
+        assert {m for values in ABLATIONS.values() for m in values} - {m for _, m in varied} == {
+            *("PLR-1", "PLR-2", "PLR-4")
+        }
+
+    def test_the_printed_averages_are_those_of_the_tasks(self):
+        """MATH500's columns are headed in another order than the rest: its averages say that the heading holds."""
+        cells = (
+            load_published()
+            .set_index(["published_model", "num_demos", "method", "task"])
+            .published.sort_index()
+        )
+        printed = cells[cells.index.get_level_values("task").str.startswith("average")]
+        assert len(printed) == 2 * 4 * 11 + 4 * 5
+        for (model, num_demos, method, name), average in printed.items():
+            tasks = REASONING if "reasoning" in name else CLASSIFICATION
+            assert average == pytest.approx(fmean(cells[model, num_demos, method][list(tasks)]), abs=0.0051)
+
+    def test_ours_theirs_and_the_difference(self):
+        table = published_table(frame_of(runs("Static", [10, 12], model="local")))
+        assert list(names(table)) == [
+            f"8 demos: ours SmolLM2-135M (local); paper {model}, 5 seeds" for model in (QWEN, LLAMA)
+        ]
+        assert line_of(table, "Static") == ["55.0 / 91.1 / -36.1"]
+        line = row(table, published_model=QWEN)
+        assert (line["seeds"], line["published_seeds"], line["method"]) == ("2", "5", "Static")
+        assert [float(line[n]) for n in ("mean", "published", "difference")] == pytest.approx(
+            [55, 91.1, -36.1]
+        )
+        assert "says nothing about a method" in table.to_markdown()
+
+    def test_only_what_both_have(self):
+        records = [*runs("Static", [10, 12]), *runs("Ours", [12]), *runs("Static", [9], task="trec")]
+        records += [*runs("PLR-1", [9], task="trec", num_demos=3), *runs("PLR-EMA", [9], task="math500")]
+        table = published_table(frame_of(records))
+        places = {(line["method"], line["task"], line["published_model"]) for line in rows(table)}
+        assert places == {("PLR-EMA", "math500", QWEN)} | {
+            ("Static", task, model) for task in ("mr", "trec") for model in (QWEN, LLAMA)
+        }
+        assert "8, 4, 32, 16" in table.to_markdown()
+        assert published_table(frame_of(runs("Ours", [10]))) is None
+
+
+SPECIAL = "a&b_c%d$e#f{g}h~i^j\\k<l>m|n[o]*p"
+
+
+def grid():
+    """A grid with gaps: label methods on classification only, a method without some seeds, one without a task."""
+    rng = np.random.default_rng(3)
+    for task in (*CLASSIFICATION[:2], *REASONING[:1]):
+        for num_demos in (4, 8):
+            for seed in (1, 2, 3):
+                for method in ("Static", "DEmO", "PLR-4", "Ours"):
+                    if (method == "DEmO" and task in REASONING) or (method == "PLR-4" and task == "sst5"):
+                        continue
+                    if method == "Ours" and (num_demos, seed) == (8, 3):
+                        continue
+                    yield result(task, num_demos, seed, method, [float(x) for x in rng.random(30) < 0.6])
+
+
+all_tables = pytest.mark.parametrize("make", [accuracy_table, paired_table, calls_table, published_table])
+
+
+def balanced(latex):
+    """Whether every brace that is not escaped has its partner."""
+    depths = np.cumsum(
+        [{"{": 1, "}": -1}.get(brace, 0) for brace in re.findall(r"\\.|[{}]", latex, re.DOTALL)]
+    )
+    return depths[-1] == 0 and depths.min() >= 0
+
+
+class TestLayout:
+    def test_escapes(self):
+        assert escape_latex("50 % & a_b") == r"50 \% \& a\_b"
+        assert escape_latex("x^2 ~ {y} # $") == r"x\textasciicircum{}2 \textasciitilde{} \{y\} \# \$"
+        assert escape_latex("[1 ± 2]") == r"{[}1 $\pm$ 2]"
+        assert escape_markdown("a|b*c`d\\e") == r"a\|b\*c\`d\\e"
+        assert escape_markdown("<b> _x_ rotten_tomatoes <.0001") == r"\<b> \_x\_ rotten_tomatoes <.0001"
+
+    @given(st.text(alphabet=st.sampled_from("ab&%$#_{}~^\\<>|[]*-1±†\n"), max_size=12))
+    @settings(max_examples=40, deadline=None)
+    def test_no_name_breaks_the_latex(self, name):
+        cells = [{"block": name, "row": name, "column": c, "text": name, "rank": 1} for c in (name, "other")]
+        latex = Table("t", name, pd.DataFrame(cells).astype({"rank": "Int64"}), [name]).to_latex()
+        assert balanced(latex)
+        # What LaTeX would take for an argument of the line end before it.
+        assert not re.search(r"\\\\\s*[\[*]", latex)
+
+    @all_tables
+    def test_every_line_has_a_cell_for_each_column(self, make):
+        records = [replace(r, model=SPECIAL, method=r.method.replace("Ours", SPECIAL)) for r in grid()]
+        table = make(frame_of(records))
+        latex = table.to_latex()
+        assert balanced(latex)
+        ((columns, body),) = re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", latex, re.DOTALL)
+        lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in lines} == {len(columns)}
+        for part in table.to_markdown().split("### ")[1:]:
+            shown = [line for line in part.splitlines() if line.startswith("|")]
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in shown}) == 1
+
+    @all_tables
+    def test_the_order_of_the_records_does_not_matter(self, make):
+        records = list(grid())
+        shuffled = [records[at] for at in np.random.default_rng(0).permutation(len(records))]
+        one, other = make(frame_of(records)), make(frame_of(shuffled))
+        assert (one.to_markdown(), one.to_latex()) == (other.to_markdown(), other.to_latex())
+        assert one.to_csv() == other.to_csv()

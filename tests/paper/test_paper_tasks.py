@@ -1,0 +1,98 @@
+"""The tasks: what their prompts show, where answers end, and that what orders programs takes them."""
+
+import dspy
+import pytest
+from fakes import chat_response
+
+from paper.tasks import CLASSIFICATION, REASONING, TASKS
+from plr_dspy.programs.copies import ProgramFactory
+
+each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+
+
+def demos_of(task):
+    answers = task.labels or ("1,234", r"\frac{1}{2}")
+    return [{task.input_field: f"text {i}", task.output_field: answer} for i, answer in enumerate(answers)]
+
+
+def rendered(task, format):
+    """The messages of a prompt whose last text is "new"."""
+    (predictor,) = task.program(format).predictors()
+    return task.adapter(format).format(predictor.signature, demos_of(task), {task.input_field: "new"})
+
+
+class Engine:
+    """Answers with a text, and keeps the requests."""
+
+    def __init__(self, text):
+        self.text, self.requests = text, []
+
+    def complete(self, request):
+        self.requests.append(request)
+        return chat_response(self.text)
+
+
+def answered(task, format, text):
+    """The prediction of a model that says a text, and the request it was sent."""
+    engine = Engine(text)
+    with dspy.context(lm=dspy.LM("scripted", engine=engine, cache=False), adapter=task.adapter(format)):
+        prediction = task.program(format)(**{task.input_field: "new"})
+    (request,) = engine.requests
+    return prediction, request
+
+
+def test_they_are_those_of_the_tables():
+    assert CLASSIFICATION == ("mr", "sst5", "trec", "agnews", "subj")
+    assert REASONING == ("gsm8k", "math500", "deepmath")
+    titles = ["MR", "SST-5", "TREC", "AG News", "SUBJ", "GSM8K", "MATH500", "DeepMath"]
+    assert [task.title for task in TASKS.values()] == titles
+
+
+@each_task
+def test_a_plain_prompt_is_the_demos_and_the_question_alone(task):
+    first, second = (name.title() for name in (task.input_field, task.output_field))
+    blocks = [f"{first}: {d[task.input_field]}\n{second}: {d[task.output_field]}" for d in demos_of(task)]
+    (message,) = rendered(task, "plain")
+    assert message == {"role": "user", "content": "\n\n".join([*blocks, f"{first}: new\n{second}:"])}
+
+
+@each_task
+def test_a_plain_label_ends_with_its_line_and_an_open_answer_at_a_blank_one(task):
+    answer = "3 + 4 = 7,\nso 7" if task.reasoning else task.labels[-1]
+    prediction, request = answered(task, "plain", f" {answer}\n\nQuestion: more")
+    assert prediction[task.output_field] == answer
+    assert request.config.stop == (("\n\n",) if task.reasoning else ("\n",))
+
+
+@each_task
+def test_a_chat_prompt_says_what_is_asked(task):
+    system, *messages = rendered(task, "chat")
+    assert task.instructions in system["content"]
+    assert all(label in system["content"] for label in task.labels)
+    for demo, user, assistant in zip(demos_of(task), messages[::2], messages[1::2], strict=False):
+        assert demo[task.input_field] in user["content"]
+        assert demo[task.output_field] in assistant["content"]
+    assert "new" in messages[-1]["content"]
+
+
+@each_task
+def test_in_a_chat_a_label_comes_at_once_and_an_open_answer_after_its_reasoning(task):
+    answer, thought = (task.labels or ("7",))[0], "[[ ## reasoning ## ]]\n3 + 4\n\n" * task.reasoning
+    reply = f"{thought}[[ ## {task.output_field} ## ]]\n{answer}\n\n[[ ## completed ## ]]"
+    prediction, _ = answered(task, "chat", reply)
+    assert prediction[task.output_field] == answer
+    assert prediction.get("reasoning") == ("3 + 4" if task.reasoning else None)
+    # At 2 characters a token, which is less than tokenizers make of such text.
+    assert len(reply) / 2 <= task.max_tokens("chat")
+
+
+@each_task
+@pytest.mark.parametrize("format", ["plain", "chat"])
+def test_the_program_takes_demos_and_is_saved(task, format, tmp_path):
+    program = task.program(format)
+    program.predictors()[0].demos = [dspy.Example(demo) for demo in demos_of(task)]
+    program.save(tmp_path / "program.json")
+    loaded = task.program(format)
+    loaded.load(tmp_path / "program.json")
+    assert [dict(demo) for demo in loaded.predictors()[0].demos] == demos_of(task)
+    assert ProgramFactory(program)  # what orders programs takes it

@@ -1,0 +1,279 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, RankEMA
+from plr_dspy.plackett_luce.distribution import log_probabilities, padded
+from plr_dspy.plackett_luce.updates import UpdateRule, split_by_distance, update_rule, updated_lengths
+
+GOLDEN = json.loads((Path(__file__).parent / "golden_updates.json").read_text())
+RULES = [RankEMA(), MaximumLikelihood(num_steps=10), MixtureEM(num_steps=10)]
+
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+
+
+def float64(values):
+    return None if values is None else torch.tensor(values, dtype=torch.float64)
+
+
+@st.composite
+def rankings(draw, size=5, count=4):
+    """Of any lengths, the empty one among them."""
+    orders = draw(st.lists(st.permutations(range(size)), min_size=count, max_size=count))
+    return padded([order[: draw(st.integers(0, size))] for order in orders], size)
+
+
+class TestGolden:
+    """Agreement with the published implementation's arithmetic."""
+
+    @pytest.mark.parametrize("case", GOLDEN["log_prob"])
+    def test_log_prob(self, case):
+        actual = PlackettLuce(float64(case["logits"])).log_prob(torch.tensor(case["ordering"]))
+        assert actual.item() == pytest.approx(case["log_prob"], abs=1e-9)
+
+    @pytest.mark.parametrize("case", GOLDEN["mle_adam"])
+    def test_maximum_likelihood(self, case):
+        rule = MaximumLikelihood(
+            num_steps=case["steps"], learning_rate=case["learning_rate"], l2=case["l2"], clip=case["clip"]
+        )
+        elites, weights = torch.tensor(case["elites"]), float64(case["weights"])
+        fitted = rule.fit(float64(case["initial_logits"]), elites, weights)
+        torch.testing.assert_close(fitted, float64(case["fitted_logits"]), atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("case", GOLDEN["ema"])
+    def test_rank_ema(self, case):
+        rule = RankEMA(smoothing=case["smoothing"], temperature=case["temperature"])
+        updated = rule.update(PlackettLuce(float64(case["logits"])), torch.tensor(case["elites"]))
+        torch.testing.assert_close(updated.logits, float64(case["updated_logits_centred"]), atol=1e-6, rtol=0)
+
+    def test_defaults_are_the_papers(self):
+        mle, em, ema = MaximumLikelihood(), MixtureEM(), RankEMA()
+        assert (ema.smoothing, ema.temperature, ema.clip) == (0.7, 1.0, 20.0)
+        for rule in (mle, em):
+            assert (rule.smoothing, rule.num_steps, rule.learning_rate) == (0.7, 60, 0.1)
+            assert (rule.l2, rule.clip) == (0.0, 20.0)
+        assert (em.num_components, em.weight_floor) == (4, 1e-3)
+
+
+class TestFit:
+    @pytest.mark.parametrize("l2", [0.0, 0.3])
+    @pytest.mark.parametrize("shape", [(5,), (3, 5)])
+    @pytest.mark.parametrize("rows", [[[0, 1, 2, 3, 4], [4, 2, 0, 3, 1]], [[3, 1], [], [4, 0, 2, 1, 3], [2]]])
+    def test_is_that_of_torch(self, shape, l2, rows):
+        """Its Adam, with gradients by autograd."""
+        generator = torch.Generator().manual_seed(len(shape))
+        start = torch.randn(shape, dtype=torch.float64, generator=generator)
+        elites = padded(rows, 5)
+        weights = torch.rand((*shape[:-1], len(rows)), dtype=torch.float64, generator=generator)
+        rule = MaximumLikelihood(l2=l2, clip=1.5, num_steps=40)
+
+        def projected(logits):
+            return (logits - logits.mean(-1, keepdim=True)).clamp(-rule.clip, rule.clip)
+
+        theta = projected(start).requires_grad_(True)
+        adam = torch.optim.Adam([theta], lr=rule.learning_rate, weight_decay=l2, maximize=True)
+        for _ in range(rule.num_steps):
+            adam.zero_grad()
+            (weights * log_probabilities(theta.unsqueeze(-2), elites)).sum().backward()
+            adam.step()
+            with torch.no_grad():
+                theta.copy_(projected(theta))
+        torch.testing.assert_close(rule.fit(start, elites, weights), theta.detach(), rtol=0, atol=1e-9)
+
+    def test_reaches_the_maximum_that_scipy_finds(self):
+        elites, weights = padded([[0, 1], [1, 0, 3], [2], [3, 0, 1, 2], []], 4), float64([1, 2, 0.5, 1.5, 3])
+
+        def loss(x):
+            return -(weights * log_probabilities(float64(x), elites)).sum().item() + 0.05 * (x**2).sum()
+
+        best = minimize(loss, [0.0] * 4).x
+        rule = MaximumLikelihood(num_steps=3000, learning_rate=0.02, l2=0.1)
+        fitted = rule.fit(torch.zeros(4, dtype=torch.float64), elites, weights)
+        torch.testing.assert_close(fitted, float64(best - best.mean()), atol=1e-4, rtol=0)
+
+    def test_items_far_apart_overflow_nowhere(self):
+        rule = MaximumLikelihood(clip=1e4, learning_rate=100.0)
+        fitted = rule.fit(float64([-2000.0, 0.0, 2000.0]), torch.tensor([[0, 1, 2], [1, 0, 2]]))
+        assert torch.isfinite(fitted).all()
+
+    @given(rankings(), st.floats(0, 1))
+    def test_the_log_likelihood_is_concave(self, elites, share):
+        one, other = torch.randn(2, 5, dtype=torch.float64).mul(3).unbind()
+        between = log_probabilities(share * one + (1 - share) * other, elites)
+        chord = share * log_probabilities(one, elites) + (1 - share) * log_probabilities(other, elites)
+        assert (between >= chord - 1e-9).all()
+
+    def test_smoothing_mixes_old_and_fitted_logits(self):
+        start, elites = PlackettLuce(float64([0.5, 0.0, -0.5])), torch.tensor([[2, 1, 0]])
+        rule = MaximumLikelihood(smoothing=0.25)
+        expected = 0.75 * start.logits + 0.25 * rule.fit(start.logits, elites)
+        torch.testing.assert_close(rule.update(start, elites).logits, expected - expected.mean())
+
+
+def test_items_left_out_share_the_places_left_over():
+    """Means of ranks 0 = first: of [2, 0] they are 1, 2.5, 0, 2.5."""
+    updated = RankEMA(smoothing=1.0).update(RankEMA().initial(4), padded([[2, 0], [3, 1, 0, 2]], 4))
+    ranks = (float64([1, 2.5, 0, 2.5]) + float64([2, 1, 3, 0])) / 2
+    torch.testing.assert_close(updated.logits, ranks.mean() - ranks)
+
+
+class TestMixtureEM:
+    def test_finds_both_of_two_opposed_orders(self):
+        forward, backward = list(range(8)), list(reversed(range(8)))
+        rule = MixtureEM(num_components=2)
+        mixture = rule.initial(8)
+        for _ in range(5):
+            mixture = rule.update(mixture, torch.tensor([forward, backward, forward, backward]))
+        assert sorted(mixture.logits.argsort(descending=True).tolist()) == [forward, backward]
+        torch.testing.assert_close(mixture.weights, float64([0.5, 0.5]), atol=0.02, rtol=0)
+
+    def test_finds_two_noisy_modes_in_the_right_shares(self):
+        generator = torch.Generator().manual_seed(0)
+        strong = torch.linspace(6, -6, 7, dtype=torch.float64)
+        draws = [PlackettLuce(s * strong, generator=generator).sample((m,)) for s, m in ((1, 30), (-1, 10))]
+        rule = MixtureEM(num_components=2, l2=0.1)
+        mixture = rule.initial(7)
+        for _ in range(10):
+            mixture = rule.update(mixture, torch.cat(draws))
+        logits = mixture.logits[mixture.weights.argmax()]
+        assert mixture.weights.max().item() == pytest.approx(0.75, abs=0.05)
+        assert torch.corrcoef(torch.stack([logits, strong]))[0, 1] > 0.9
+
+    @pytest.mark.parametrize("weights", [None, [5.0, 1.0]])
+    def test_one_component_is_maximum_likelihood(self, weights):
+        elites = torch.tensor([[0, 2, 1, 3], [2, 0, 3, 1]])
+        one, single = (
+            rule.update(rule.initial(4), elites, float64(weights))
+            for rule in (MixtureEM(num_components=1), MaximumLikelihood())
+        )
+        assert torch.equal(one.logits, single.logits)
+
+    def test_components_without_elites_keep_the_floor_and_stay(self):
+        rule = MixtureEM(num_components=4)
+        mixture = rule.update(rule.initial(3), torch.tensor([[0, 1, 2], [0, 1, 2]]))
+        assert sorted(mixture.weights.tolist())[:3] == pytest.approx([1e-3 / 1.003] * 3)
+        idle = mixture.logits[mixture.weights.argsort()[:3]]
+        torch.testing.assert_close(idle, torch.zeros(3, 3, dtype=torch.float64))
+
+    def test_responsibilities_follow_the_likelihood_once_components_differ(self):
+        rule = MixtureEM(num_components=2)
+        mixture = rule.update(rule.initial(3), torch.tensor([[0, 1, 2], [2, 1, 0]]))
+        moved = rule.update(mixture, torch.tensor([[0, 1, 2], [0, 1, 2], [0, 1, 2]]))
+        assert moved.weights[int(mixture.logits[:, 0].argmax())] > 0.9
+
+    def test_elites_are_grouped_by_what_they_show(self):
+        elites = padded([[0, 1], [4, 3], [0], [4], [1, 0, 2], [3, 4]], 5)
+        assert split_by_distance(elites, 2).argmax(dim=1).tolist() == [0, 1, 0, 1, 0, 1]
+
+
+class TestEveryRule:
+    @every_rule
+    @given(elites=rankings())
+    def test_is_pure_and_stays_finite(self, rule, elites):
+        copy, start = elites.clone(), rule.initial(5)
+        before = start.state_dict()
+        updated = rule.update(rule.update(start, elites), elites)
+        assert torch.equal(elites, copy)
+        assert start.state_dict() == before
+        assert torch.isfinite(updated.logits).all()
+        assert updated.logits.abs().max() <= 20.0
+        torch.testing.assert_close(updated.logits.mean(-1), torch.zeros_like(updated.logits.mean(-1)))
+
+    @every_rule
+    def test_starts_uniform_and_makes_the_elites_more_probable(self, rule):
+        elites, start = padded([[2, 0, 1], [2, 1, 0], [2]], 3), rule.initial(3)
+        assert start.log_prob(start.enumerate_support()).exp().tolist() == pytest.approx([1 / 6] * 6)
+        after = rule.update(start, elites)
+        assert (after.log_prob(elites[:2]) > start.log_prob(elites[:2])).all()
+
+    @every_rule
+    def test_double_weight_is_the_elite_twice(self, rule):
+        pair = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+        weighted = rule.update(rule.initial(4), pair, torch.tensor([1.0, 2.0]))
+        repeated = rule.update(rule.initial(4), pair[[0, 1, 1]])
+        torch.testing.assert_close(weighted.logits, repeated.logits)
+
+    @every_rule
+    @pytest.mark.parametrize(
+        ("elites", "weights", "message"),
+        [
+            ([[0, 1]], None, "elites must have shape"),
+            ([[0, 1, 2]], [1.0, 2.0], "one entry for each"),
+            ([[0, 1, 2]], [float("nan")], "finite"),
+            ([[0, 1, 2]], [0.0], "not all 0"),
+            ([[0, 1, 2], [2, 1, 0]], [1.0, -1.0], "not negative"),
+            *(
+                ([[0, 1, 2], row], None, "different items in each row, followed by -1")
+                for row in ([-1, 0, 1], [0, 0, 1], [0, 3, -1], [0, -2, -2])
+            ),
+        ],
+    )
+    def test_refuses_bad_elites(self, rule, elites, weights, message):
+        with pytest.raises(ValueError, match=message):
+            rule.update(rule.initial(3), torch.tensor(elites), float64(weights))
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @every_rule
+    def test_gpu_agrees_with_cpu(self, rule):
+        elites = torch.stack([torch.randperm(6) for _ in range(4)])
+        on_cpu = rule.initial(6)
+        weights = None if on_cpu.weights is None else on_cpu.weights.cuda()
+        on_gpu = on_cpu.copy(logits=on_cpu.logits.cuda(), weights=weights)
+        for _ in range(3):
+            on_cpu, on_gpu = rule.update(on_cpu, elites), rule.update(on_gpu, elites.cuda())
+        torch.testing.assert_close(on_gpu.logits.cpu(), on_cpu.logits)
+
+
+def test_lengths_go_part_of_the_way_to_those_of_the_elites():
+    before, elites = float64([0.5, 0.3, 0.2]), padded([[2], [0, 1, 2]], 3)
+    for weights, towards in ((float64([1.0, 3.0]), [0.25, 0.0, 0.75]), (None, [0.5, 0.0, 0.5])):
+        found = updated_lengths(before, elites, weights, max_length=3, smoothing=0.25)
+        torch.testing.assert_close(found, 0.95 * (0.75 * before + 0.25 * float64(towards)) + 0.05 / 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RankEMA(smoothing=0.0), "smoothing"),
+        (lambda: RankEMA(temperature=0.0), "temperature"),
+        (lambda: RankEMA(clip=-1.0), "clip"),
+        (lambda: MaximumLikelihood(smoothing=1.5), "smoothing"),
+        (lambda: MaximumLikelihood(num_steps=0), "num_steps"),
+        (lambda: MaximumLikelihood(learning_rate=float("nan")), "learning_rate"),
+        (lambda: MaximumLikelihood(l2=-0.1), "l2"),
+        (lambda: MixtureEM(num_components=0), "num_components"),
+        (lambda: MixtureEM(weight_floor=1.0), "weight_floor"),
+    ],
+)
+def test_refuses_parameters_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_mixture_and_single_are_not_mixed_up():
+    elites = torch.tensor([[0, 1]])
+    for rule, other in (
+        (MaximumLikelihood(), MixtureEM()),
+        (RankEMA(), MixtureEM()),
+        (MixtureEM(), RankEMA()),
+    ):
+        with pytest.raises(TypeError, match=r"use MixtureEM"):
+            rule.update(other.initial(2), elites)
+
+
+def test_rules_by_name():
+    assert update_rule("ema") == RankEMA()
+    assert update_rule("mle") == MaximumLikelihood()
+    assert update_rule("mixture") == MixtureEM()
+    custom = MixtureEM(num_components=2)
+    assert update_rule(custom) is custom
+    assert isinstance(custom, UpdateRule)
+    with pytest.raises(ValueError, match="'newton'"):
+        update_rule("newton")
+    with pytest.raises(TypeError, match="update object"):
+        update_rule(MixtureEM)

@@ -1,0 +1,575 @@
+"""Reports: their data, what they say by default and in full, the figure, and the page."""
+
+import contextlib
+import html
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+import torch
+from fakes import LabelEngine, digest, exact_match, fake_lm, questions
+
+from plr_dspy import PlackettLuce, PLFewShot, PLReorder, Report
+from plr_dspy.baselines import PDO, StaticOrder
+from plr_dspy.cli import commands as cli
+from plr_dspy.report.data import (
+    BestOfNumber,
+    CalibrationEffect,
+    Evidence,
+    Signal,
+)
+
+PNG = b"\x89PNG\r\n\x1a\n"
+EXAMPLES = questions(120)
+NASTY = '<script>alert(1)</script> & "q" costs $5 and $6 \' <img src="http://evil.example/x.png">'
+
+
+def demos(count):
+    return [
+        dspy.Example(
+            question=f"{NASTY if i % 2 else ''} text {i}", answer=f"answer {i % 3}", hint=None, augmented=True
+        )
+        for i in range(count)
+    ]
+
+
+def student(count=6):
+    program = dspy.Predict("question -> answer")
+    program.demos = demos(count)
+    return program
+
+
+class Chain(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = student(4)
+        self.second = dspy.Predict("question, hint -> answer")
+        self.second.demos = [dspy.Example(question=f"q {i}", hint="h", answer=f"a {i}") for i in range(3)]
+
+    def forward(self, question):
+        return self.second(question=question, hint=self.first(question=question).answer)
+
+
+def compiled(program=None, *, lm=None, metric=exact_match, kind=PLReorder, examples=EXAMPLES, **options):
+    """The report of a real compile, also where it ends in an interrupt."""
+    options = {"num_threads": 1, "display_progress": False, **options}
+    if issubclass(kind, PLReorder):
+        options = {"max_metric_calls": 200, **options}
+    optimizer = kind(metric, **options)
+    with dspy.context(lm=lm or fake_lm(EXAMPLES)[0]), contextlib.suppress(KeyboardInterrupt):
+        optimizer.compile(program or student(), trainset=examples)
+    return optimizer.report
+
+
+@pytest.fixture(scope="module")
+def report():
+    found = compiled(max_metric_calls=600, seed=4)
+    assert found.comparison.gain > 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    """The report of a compile that chose demos."""
+    program = dspy.Predict("question -> answer")
+    return compiled(program, kind=PLFewShot, max_metric_calls=300, candidates="labeled", max_demos=5)
+
+
+def interrupted_after(calls):
+    made = itertools.count()
+
+    def metric(example, prediction, trace=None):
+        if next(made) >= calls:
+            raise KeyboardInterrupt
+        return exact_match(example, prediction)
+
+    return metric
+
+
+class TwoLabels(dspy.Signature):
+    question: str = dspy.InputField()
+    label: Literal["yes", "no"] = dspy.OutputField()
+
+
+def by_labels():
+    program = dspy.Predict(TwoLabels)
+    examples = [dspy.Example(question=f"q {i}", label="yes" if i % 2 else "no") for i in range(20)]
+    program.demos = examples[:4]
+
+    def probabilities(shown, question):
+        share = 0.1 + 0.8 * digest(" ".join(shown))
+        return [share, 1 - share]
+
+    lm = dspy.LM("openai/fake", engine=LabelEngine(["yes", "no"], probabilities), cache=False)
+    trainset = [example.with_inputs("question") for example in examples[4:]]
+    same = lambda example, prediction, trace=None: example.label == prediction.label  # noqa: E731
+    return compiled(program, lm=lm, metric=same, kind=PDO, examples=trainset, num_candidates=6)
+
+
+REPORTS = {
+    "64 demos": lambda: compiled(student(64)),
+    "several predictors, mixtures": lambda: compiled(Chain(), update="mixture"),
+    "paper": lambda: compiled(auto="paper", num_iterations=2, max_metric_calls=None, examples=EXAMPLES[:60]),
+    "nothing to compare": lambda: compiled(student(1)),
+    "interrupted in a round": lambda: compiled(metric=interrupted_after(20)),
+    "interrupted later": lambda: compiled(metric=interrupted_after(150)),
+    "the order given": lambda: compiled(kind=StaticOrder),
+    "by labels": by_labels,
+}
+
+
+class TestData:
+    def test_holds_what_happened(self, report):
+        (slot,), calls = report.slots, report.program_calls
+        assert len(slot.distributions[0]["logits"]) == 6
+        assert [demo["question"] for demo in slot.demos] == [demo.question for demo in demos(6)]
+        assert all(set(demo) == {"question", "answer"} for demo in slot.demos), "fields that the prompt shows"
+        phases = [calls[phase] for phase in ("search", "race", "final", "original")]
+        assert sum(phases) == calls["total"]
+        assert all(phases)
+        assert report.history[-1].program_calls == calls["search"]
+        assert report.distinct_prompts == 720
+        assert report.tokens["fake/order-sensitive"]["prompt_tokens"] > 0
+        assert report.settings["seed"] == 4
+        (best,) = [c for c in report.candidates if c.ordering["self"] == slot.ordering]
+        assert best.score == report.comparison.chosen
+        assert best.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
+        assert best.probability == report.comparison.probability
+        usable = report.settings["num_train"] + report.settings["num_selection"]
+        assert 0 < report.evidence.num_differing <= report.evidence.num_met <= usable
+        assert report.original.num_demos == report.returned.num_demos == 6
+        assert report.original.num_calls >= report.comparison.num_examples
+        assert report.original.num_failed == report.returned.num_failed == 0
+
+    def test_counts_failed_replies_of_both_programs(self):
+        def metric(example, prediction):
+            if digest(example.question) < 0.2:
+                raise LookupError("no verdict")
+            return exact_match(example, prediction)
+
+        found = compiled(metric=metric, max_errors=10_000)
+        for state in (found.original, found.returned):
+            assert 0 < state.num_failed < state.num_calls
+        failed = sum(error.count for error in found.errors)
+        assert f"program calls ({failed} failed)" in str(found)
+        told = f"{found.original.num_failed} of {found.original.num_calls} replies failed"
+        assert told in str(found).splitlines()[1]
+
+    def test_saves_and_loads(self, report, chosen, tmp_path):
+        for found in (report, chosen):
+            found.save(tmp_path / "report.json")
+            assert Report.load(tmp_path / "report.json") == found
+            assert Report.model_validate_json(found.model_dump_json()) == found
+            assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+    def test_refuses_other_files(self, tmp_path):
+        path = tmp_path / "odd.json"
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 11}', '{"schema_version": 10}'):
+            path.write_text(text)
+            with pytest.raises(
+                ValueError, match=r"odd.json holds no plr_dspy report that can be read"
+            ) as caught:
+                Report.load(path)
+        assert "expected a report of schema version 11; got 10: read it with the plr_dspy" in str(
+            caught.value
+        )
+
+    def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
+        lm, _ = fake_lm(EXAMPLES)
+        lm.kwargs["api_key"] = "verysecret1"
+        program = dspy.Predict("question, tags: list[str], n: int -> answer")
+        program.demos = [
+            dspy.Example(question="x" * 490 + "verysecret1" * 9, tags=["a", "ö"], n=3, answer="a"),
+            dspy.Example(question="short", tags=[], n=4, answer="b"),
+        ]
+        examples = [dspy.Example(question=str(i), tags=[], n=i, answer="a") for i in range(9)]
+        examples = [example.with_inputs("question", "tags", "n") for example in examples]
+        static = compiled(program, lm=lm, kind=StaticOrder, examples=examples)
+        first = static.slots[0].demos[0]
+        assert (first["tags"], first["n"]) == ('["a", "ö"]', "3")
+        assert len(first["question"]) == 500
+        assert first["question"].endswith("…")
+        assert "verys" not in json.dumps(static.to_dict())
+
+    def test_more_orders_than_a_float_can_count(self):
+        program = student(0)
+        program.demos = [dspy.Example(question=f"demo {i}", answer="answer 1") for i in range(180)]
+        found = compiled(program, max_metric_calls=100)
+        assert found.distinct_prompts > 1e308
+        assert "10^308 distinct prompts" in found.details()
+        assert json.loads(json.dumps(found.to_dict()))
+
+
+def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, **changes):
+    """A report on two demos, of which the original order scored 0.5; `others` have expected gains and probabilities."""
+    expected, p = (0.0, 0.0) if list(ordering) == [0, 1] else others[0]
+    slot = {"predictor": "self", "num_demos": 2, "ordering": ordering, "original": [0, 1], "blocks": [[0, 1]]}
+    comparison = {
+        "original": 0.5,
+        "chosen": 0.5 + gain,
+        "gain": gain,
+        "interval": (-0.1, 0.3),
+        "confidence": 0.95,
+        "num_examples": 8,
+        "num_candidates": 1 + len(others),
+        "expected_gain": expected,
+        "probability": p,
+        "gain_interval": (expected - 0.05, expected + 0.05),
+        "expected_original": (0.52, 0.4, 0.6),
+        "expected_chosen": (0.52 + expected, 0.45, 0.75),
+    }
+    state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": 5}
+    data = {
+        "original": state,
+        "returned": state,
+        "distinct_prompts": 2,
+        "comparison": comparison,
+        "slots": [{**slot, "distributions": [], "demos": [{}, {}]}],
+        "evidence": None,
+        "signal": None,
+        "candidates": [
+            {"origin": "any", "ordering": {}, "score": 0.5, "expected_gain": more, "probability": sure}
+            for more, sure in [(0.0, 0.0), *others]
+        ],
+        "calibration": None,
+        "history": [],
+        "program_calls": {"total": 100},
+        "tokens": {},
+        "cost": None,
+        "seconds": 1.0,
+        "errors": [],
+        "stopped": "budget",
+        "plr_dspy_version": "0",
+        "dspy_version": "0",
+        "settings": {"num_train": num_usable - 8, "num_selection": 8, "racing": True},
+    }
+    settings = {**data["settings"], **changes.pop("settings", {})}
+    return Report(**{**data, **changes, "settings": settings})
+
+
+def evidence(num_met, num_differing, num_compared):
+    return Evidence(num_met=num_met, num_differing=num_differing, num_compared=num_compared)
+
+
+def best_of(number, score, interval, ordering=None):
+    ordering = {"self": list(range(number)) if ordering is None else ordering}
+    return BestOfNumber(
+        num_demos=number,
+        ordering=ordering,
+        score=score,
+        num_examples=9,
+        tokens=30 * number,
+        interval=interval,
+    )
+
+
+class TestText:
+    def test_the_default_is_short_and_the_details_hold_it(self, report):
+        lines, details = str(report).splitlines(), report.details()
+        assert 5 <= len(lines) <= 7
+        c = report.comparison
+        (before, low, high), (after, *_) = c.expected_original, c.expected_chosen
+        assert f"your program: score {before:.3f} [{low:.3f}, {high:.3f}] expected on new" in lines[1]
+        assert f"returned program: score {after:.3f} [" in lines[2]
+        assert f"gain {c.expected_gain:+.3f} [" in lines[3]
+        assert "plr_dspy.load_program" in lines[4]
+        assert all(line in details for line in lines[:-1])
+        assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
+        assert f"demos in the order {report.slots[0].ordering}, the last next to the question" in details
+        for words in (
+            "720 distinct prompts",
+            "race of the best",
+            "original one there",
+            "exact_match, seed 4",
+        ):
+            assert words in details
+
+    def test_what_calibration_assumes(self):
+        effect = CalibrationEffect(
+            num_examples=30,
+            original=0.5,
+            original_calibrated=0.7,
+            chosen=0.6,
+            shares=[0.8, 0.2],
+            chosen_calibrated=0.65,
+            offsets=[0.1, -0.1],
+            before=None,
+            after=None,
+            always=[0.4, 0.6],
+        )
+        signal = Signal(used="logprobs", reason="", labels=["a", "b"])
+        applied = effect.model_copy(update={"applied": True})
+        text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
+        assert "returned program, calibrated: " in text
+        assert (
+            "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the probabilities"
+            in text
+        )
+        unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the replies failed.
+        assert "assumed" not in str(unassumed)
+        assert "if calibration cannot read them either, it gives 0.52" in unassumed.details()
+        assert "always answering 'b' 0.60" in unassumed.details()
+        assert "calibration alone" not in str(unassumed)
+        worse = effect.model_copy(update={"chosen": 0.52})
+        assert "calibration alone, which needs no search" in str(by_hand(calibration=worse, signal=signal))
+
+    def test_numbers_of_demos_that_differ_beyond_chance(self, chosen):
+        numbers = [
+            best_of(0, 0.4, (0.3, 0.5)),
+            best_of(1, 0.7, (0.4, 1.0)),
+            best_of(2, 0.8, (0.75, 0.85), [1, 0]),
+            best_of(3, 0.99, (0.95, 1.0)),
+        ]
+        text = str(by_hand(best_by_number=numbers))
+        assert (
+            "numbers of demos: 2 chosen; worse beyond chance: 0 (-0.400); better beyond chance: 3 (+0.190); "
+            "may be as good: 1\n"
+        ) in text
+        (line,) = re.findall(r"numbers of demos: (\d) chosen", str(chosen))
+        assert int(line) == len(chosen.slots[0].ordering) == chosen.returned.num_demos
+        assert f"{chosen.returned.demo_tokens} tokens" in str(chosen)
+        assert "0 demos (0 tokens)" in str(chosen).splitlines()[1]
+
+    @pytest.mark.parametrize(
+        ("probability", "found", "said"),
+        [
+            (0.9, (40, 30, 20), ["better with probability 0.90\n"]),
+            (0.74, (44, 30, 44), ["may be chance (better with probability 0.74)", "only further examples"]),
+            (0.74, (44, 30, 20), ["20 of 40 examples: a larger budget"]),
+            (0.3, (40, 0, 40), ["no score differed", "may not reach the model"]),
+            (0.3, (3, 0, 3), ["only 3 examples", "a larger budget (max_metric_calls) would tell"]),
+        ],
+    )
+    def test_the_claim_is_about_new_examples_and_advice_names_what_is_short(self, probability, found, said):
+        text = str(by_hand(others=[(0.02, probability)], evidence=evidence(*found)))
+        assert "gain +0.020 [-0.030, +0.070] expected on new examples" in text
+        assert all(words in text for words in said)
+        assert ("may be chance" in text) == (probability < 0.9)
+
+    @pytest.mark.parametrize(
+        ("gain", "least", "said"),
+        [
+            (
+                0.012,
+                0.9,
+                "+0.012 on new examples, but better with probability 0.60, below min_probability=0.9",
+            ),
+            (0.012, 0.0, "no two orders scored differently on the same example"),
+            (0.0, 0.9, "no order is expected to do better on new examples: the original order stays"),
+        ],
+    )
+    def test_why_the_original_order_stays(self, gain, least, said):
+        others, settings = [(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)], {"min_probability": least}
+        text = str(by_hand([0, 1], others=others, settings=settings))
+        assert said in text
+        assert "the original order stays" in text
+        assert "returned program" not in text
+
+    @pytest.mark.parametrize(
+        ("num_usable", "found", "options", "said"),
+        [
+            (20, (15, 0, 15), {}, "only 15 examples were scored under two orders or more"),
+            (20, (16, 0, 16), {}, "no score differed between orders on 16 examples"),
+            (100, (19, 0, 19), {}, "no score differed: a larger budget"),
+            (100, (20, 0, 20), {}, "no score differed between orders on 20 examples"),
+            (40, (40, 1, 31), {}, "scored on 31 of 40 examples: a larger budget"),
+            (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
+            (
+                29,
+                (29, 1, 5),
+                {},
+                "of 29 examples: a larger budget (max_metric_calls) and more examples would",
+            ),
+            (40, (40, 9, 4), {"stopped": "patience=1"}, "the search was ended early (patience=1)"),
+            (40, (40, 9, 4), {"settings": {"racing": False}}, "on 4 of 8 examples: only further examples"),
+            (40, (40, 9, 4), {"settings": {"max_metric_calls": 302}}, "on 4 of 40 examples: only further"),
+            (40, (40, 9, 4), {"settings": {"max_metric_calls": 301}}, "on 4 of 40 examples: a larger budget"),
+        ],
+    )
+    def test_what_was_short(self, num_usable, found, options, said):
+        settings = {"most_useful_calls": 302, **options.pop("settings", {})}
+        options = {**options, "settings": settings, "evidence": evidence(*found)}
+        assert said in str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
+
+    @pytest.mark.parametrize(("kind", "num_demos"), [(PLReorder, 6), (PLFewShot, 0)])
+    def test_few_examples_are_never_told_to_take_a_larger_budget(self, kind, num_demos, caplog):
+        """As many calls as so few examples can use were made."""
+        program = dspy.Predict("question -> answer")
+        program.demos = EXAMPLES[:num_demos]
+        found = compiled(program, kind=kind, max_metric_calls=1_000, examples=EXAMPLES[:14])
+        assert found.stopped == "budget"
+        compared = found.comparison.model_copy(update={"probability": 0.7})
+        changes = {
+            "comparison": compared,
+            "evidence": evidence(8, 4, 2),
+            "candidates": found.candidates[::-1],
+        }
+        assert "examples: only further examples" in str(found.model_copy(update=changes))
+        (said,) = [r.getMessage() for r in caplog.records if "can score orders" in r.getMessage()]
+        num_usable = sum(found.settings[name] for name in ("num_train", "num_selection"))
+        assert said.startswith(
+            f"only {num_usable} of the 14 examples can score orders of the demos (the others are"
+        )
+
+    def test_few_examples_of_the_final_comparison_say_nothing_by_themselves(self):
+        few = by_hand()
+        few = few.model_copy(update={"comparison": few.comparison.model_copy(update={"num_examples": 3})})
+        assert "final comparison alone: 0.500 -> 0.600 on 8 examples" in by_hand().details()
+        assert "final comparison alone" not in few.details()
+
+    @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
+    def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):
+        text = str(by_hand(others=[(0.0, 0.0)], gain=gain, settings={"scored_on": "probing inputs"}))
+        assert "your program: score 0.500 on 8 examples" in text
+        assert "chosen by its label probabilities" in text
+        assert ("on these it is worse than the original one" in text) == worse
+
+    def test_small_scores_can_be_told_apart(self):
+        found = compiled(metric=lambda example, prediction: 1e-5 * exact_match(example, prediction))
+        c = found.comparison
+        assert 0 < c.original <= c.chosen < 0.0001
+        for text in (repr(found), str(found)):
+            assert f"{c.expected_chosen[0]:.7f}"[:9] in text
+            assert "0.000 " not in text
+
+    def test_a_notebook_shows_the_text(self, report):
+        assert report._repr_html_().startswith("<pre>PLReorder: ")
+
+
+class TestFigure:
+    @pytest.mark.parametrize("kind", REPORTS)
+    def test_every_report_can_be_drawn_written_and_told(self, kind, tmp_path):
+        report = REPORTS[kind]()
+        figure = report.plot()
+        assert figure._repr_png_().startswith(PNG)
+        report.to_html(tmp_path / "report.html")
+        assert report.details() in opened(tmp_path / "report.html")
+        assert str(report).splitlines()[0] == report.details().splitlines()[0]
+
+    def test_shows_scores_and_places(self, report):
+        axes = {axis.get_xlabel(): axis for axis in report.plot().axes}
+        scores = axes["program calls"]
+        lines = {line.get_label(): line for line in scores.get_lines()}
+        calls = [iteration.program_calls for iteration in report.history]
+        assert lines["mean of the round"].get_xdata().tolist() == calls
+        best = [iteration.best_score_so_far for iteration in report.history]
+        assert lines["best so far, estimated"].get_ydata().tolist() == best
+        places = axes["place, counted back from the question (dot: in the chosen order)"]
+        final = PlackettLuce(torch.tensor(report.slots[0].distributions[0]["logits"], dtype=torch.float64))
+        np.testing.assert_allclose(places.images[0].get_array(), final.marginals().numpy())
+        assert places.get_lines()[0].get_xdata().tolist() == list(range(6))
+        assert places.get_lines()[0].get_ydata().tolist() == report.slots[0].ordering
+        assert [label.get_text() for label in places.get_xticklabels()] == ["last", "2", "3", "4", "5", "6"]
+        assert "0: text 0 → answer 0" in [label.get_text() for label in places.get_yticklabels()]
+
+    def test_of_chosen_demos(self, chosen):
+        axes = {axis.get_title(loc="left"): axis for axis in chosen.plot().axes}
+        numbers = axes["Best score of each number of demos"]
+        assert len(numbers.containers) == len(chosen.best_by_number) > 2
+        (places,) = [axis for title, axis in axes.items() if title.startswith("self: ")]
+        (slot,) = chosen.slots
+        table = places.images[0].get_array()
+        assert table.shape == (slot.num_demos, 5)
+        np.testing.assert_allclose(
+            table.sum(axis=0)[-1], 1 - slot.distributions[0]["length_probabilities"][0]
+        )
+        assert places.get_lines()[0].get_xdata().tolist() == list(range(5 - len(slot.ordering), 5))
+
+    @pytest.mark.parametrize("interval", [(0.2, 1.0), (-0.4, 1.7)])
+    def test_intervals_end_within_the_frame(self, report, interval):
+        compared = report.comparison.model_copy(update={"expected_chosen": (0.7, *interval)})
+        scores = report.model_copy(update={"comparison": compared}).plot().axes[0]
+        low, high = scores.get_ylim()
+        assert low < interval[0] < interval[1] < high
+
+
+def opened(path):
+    """Kinds of elements of a page, and its text; what users wrote must not become elements, nor lead elsewhere."""
+    page = path.read_text(encoding="utf-8")
+    addresses = re.findall(r"<[^>]*(?:src|href)=\"([^\"]*)", page)
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in addresses)
+    tags = re.findall(r"<([a-z][a-z0-9]*)", page)
+    assert tags.count("img") == len(addresses) == 1
+    known = "html head meta title style body h1 h2 pre img ul li details summary dl dt dd"
+    assert set(tags) <= set(known.split())
+    return html.unescape(page)
+
+
+class TestPage:
+    def test_shows_text_figure_and_demos_and_is_the_same_each_time(self, report, tmp_path):
+        for path in (tmp_path / "deep" / "report.html", tmp_path / "again.html"):
+            report.to_html(path)
+        assert (tmp_path / "deep" / "report.html").read_bytes() == path.read_bytes()
+        text = opened(path)
+        assert report.details() in text
+        assert "<h1>PLReorder: the order of the demos</h1>" in text
+        assert list(map(int, re.findall(r"<summary>demo (\d+)", text))) == report.slots[0].ordering
+        assert text.count(NASTY) == 2 * 3, "in short and in full"
+
+    def test_of_chosen_demos(self, chosen, tmp_path):
+        chosen.to_html(tmp_path / "report.html")
+        text = opened(tmp_path / "report.html")
+        assert "PLFewShot: the choice of demos" in text
+        for best in chosen.best_by_number:
+            assert f"best of {best.num_demos} demos: score {best.score:.3f}" in text
+        assert all(chosen.slots[0].origins[demo] in text for demo in chosen.slots[0].ordering)
+
+    def test_odd_text_and_errors_are_escaped(self, tmp_path):
+        def metric(example, prediction, trace=None):
+            if example.question == "question 7":
+                raise ZeroDivisionError("<b>bold</b>")
+            return exact_match(example, prediction)
+
+        failed = compiled(metric=metric, max_errors=1000)
+        odd = {
+            "predictor": 'x["<i>"]',
+            "demos": [{"q": f'{i} $x$ id="a" 中文 <!-- --> \\1'} for i in range(6)],
+        }
+        slots = [failed.slots[0].model_copy(update=odd)]
+        failed.model_copy(update={"slots": slots, "comparison": None}).to_html(tmp_path / "report.html")
+        text = opened(tmp_path / "report.html")
+        assert '0 $x$ id="a" 中文 <!-- --> \\1' in text
+        assert "ZeroDivisionError: <b>bold</b>" in text
+
+    def test_appears_whole_or_not_at_all(self, report, tmp_path, monkeypatch):
+        (tmp_path / "report.html").write_text("before")
+
+        def fails(*arguments):
+            raise OSError("no space left")
+
+        monkeypatch.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="no space"):
+            report.to_html(tmp_path / "report.html")
+        assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+        assert (tmp_path / "report.html").read_text() == "before"
+
+    def test_pictures_alone_need_matplotlib(self, report, tmp_path):
+        report.save(tmp_path / "report.json")
+        code = (
+            "import sys; sys.modules['matplotlib'] = None\n"
+            "from plr_dspy import Report\n"
+            f"report = Report.load({str(tmp_path / 'report.json')!r})\n"
+            "assert report._repr_html_() and str(report) and report.details()\n"
+            "for draw in (report.plot, lambda: report.to_html('never.html')):\n"
+            "    try: draw()\n"
+            "    except ImportError as error: print(error)\n"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == ["pictures need matplotlib: pip install 'plr-dspy[plots]'"] * 2
+        assert not (tmp_path / "never.html").exists()
+
+    def test_the_command_writes_it_or_prints_all(self, report, tmp_path, capsys):
+        report.save(tmp_path / "report.json")
+        assert cli.main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+        assert capsys.readouterr().out == ""
+        assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+        assert cli.main(["report", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == f"{report.details()}\n"

@@ -1,0 +1,209 @@
+"""Spaces of orderings: of all items of some blocks, or of as many as limits allow."""
+
+import itertools
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from plr_dspy import OrderingSpace
+from plr_dspy.search.search import as_ordering
+
+seeds = st.integers(0, 99)
+
+
+@st.composite
+def spaces(draw, max_size=4):
+    """One or two blocks, with items that look alike or not, with limits or without."""
+    blocks = draw(st.lists(st.lists(st.integers(0, 3), max_size=max_size).map(tuple), min_size=1, max_size=2))
+    if draw(st.booleans()):
+        blocks = [tuple(range(len(kinds))) for kinds in blocks]
+    if draw(st.booleans()):
+        return OrderingSpace(tuple(blocks))
+    limits = [sorted(draw(st.lists(st.integers(0, len(b)), min_size=2, max_size=2))) for b in blocks]
+    return OrderingSpace(tuple(blocks), tuple(map(tuple, limits)))
+
+
+def everything(space):
+    """By definition: all ordered subsets within the limits, of all blocks together."""
+    blocks = [
+        [items for length in range(least, most + 1) for items in itertools.permutations(range(size), length)]
+        for size, (least, most) in zip(space.sizes, space.limits, strict=True)
+    ]
+    return set(itertools.product(*blocks))
+
+
+def looks(space, ordering):
+    """What an ordering shows: the kinds by position."""
+    return tuple(tuple(kinds[i] for i in items) for kinds, items in zip(space.kinds, ordering, strict=True))
+
+
+def elsewhere(first, second):
+    """Whether orderings of the same items differ by the place of one, at most."""
+    return any([x for x in first if x != item] == [x for x in second if x != item] for item in first)
+
+
+def one_move_apart(first, second):
+    """Whether ordered subsets differ by one item left out, put in, replaced or put elsewhere, or two swapped."""
+    if len(first) > len(second):
+        first, second = second, first
+    if len(first) < len(second):
+        return any(second[:p] + second[p + 1 :] == first for p in range(len(second)))
+    different = [p for p in range(len(first)) if first[p] != second[p]]
+    if set(first) != set(second):
+        return len(different) == 1
+    return first != second and (elsewhere(first, second) or len(different) == 2)
+
+
+def short(ordering):
+    """Allows three items in all."""
+    return sum(map(len, ordering)) <= 3
+
+
+class TestSpace:
+    @settings(max_examples=100)
+    @given(spaces())
+    def test_enumeration_shows_everything_once_and_begins_with_the_identity(self, space):
+        listed = list(space.enumerate())
+        shown = {looks(space, ordering) for ordering in listed}
+        assert shown == {looks(space, ordering) for ordering in everything(space)}
+        assert len(listed) == len(shown) == space.num_distinct
+        assert listed[0] == space.identity
+        assert all(space.canonical(ordering) == ordering for ordering in listed)
+
+    @given(spaces(), seeds)
+    def test_canonical_orderings_are_equal_exactly_where_they_look_alike(self, space, seed):
+        rng, every = np.random.default_rng(seed), sorted(everything(space))
+        first, second = (every[rng.integers(len(every))] for _ in range(2))
+        assert looks(space, space.canonical(first)) == looks(space, first)
+        alike = looks(space, first) == looks(space, second)
+        assert (space.canonical(first) == space.canonical(second)) == alike
+        assert space.canonical(json.loads(json.dumps(first))) == space.canonical(first)
+        assert as_ordering(json.loads(json.dumps(first))) == first
+
+    def test_counts_are_exact(self):
+        assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
+        assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
+        assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
+        total = 1  # of n items: none, or one of n at first and then an ordering of the others
+        for size in range(1, 31):
+            total = size * total + 1
+        assert OrderingSpace.of_sizes(30, min_length=0).num_distinct == total
+        assert OrderingSpace.of_sizes(3, 2, max_length=1).num_distinct == 4 * 3
+
+    def test_the_first_of_a_large_space_come_at_once(self):
+        space = OrderingSpace.of_sizes(200, 100, max_length=50)
+        assert list(itertools.islice(space.enumerate(), 1, 3)) == [((), ()), ((), (0,))]
+
+    def test_places_count_from_the_end_where_limits_are_given(self):
+        assert not OrderingSpace.of_sizes(4).from_end
+        assert OrderingSpace.of_sizes(4, min_length=4).from_end
+        assert OrderingSpace.of_sizes(4, max_length=4) == OrderingSpace.of_sizes(4, min_length=0)
+        assert OrderingSpace.of_sizes(4, max_length=3) != OrderingSpace.of_sizes(4, max_length=2)
+
+    @pytest.mark.parametrize(
+        ("options", "ordering", "message"),
+        [
+            *(({}, o, "permutation") for o in (((0, 1),), ((0, 0, 1, 2), (0, 1)), ((0, 1, 2), (0, 1)), ())),
+            ({"min_length": 1, "max_length": 2}, ((0, 0), (1,)), "different items of 0..3"),
+            ({"min_length": 1, "max_length": 2}, ((0, 4), (1,)), "different items of 0..3"),
+            ({"min_length": 1, "max_length": 2}, ((0, -1), (1,)), "different items of 0..3"),
+            ({"min_length": 1, "max_length": 2}, ((0, 1), ()), "expected 1 to 2 different items"),
+            ({"min_length": 1, "max_length": 2}, ((0, 1, 2), (0,)), "expected 1 to 2 different items"),
+        ],
+    )
+    def test_refuses_what_is_not_in_the_space(self, options, ordering, message):
+        with pytest.raises(ValueError, match=message):
+            OrderingSpace.of_sizes(4, 2, **options).canonical(ordering)
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: OrderingSpace.of_sizes(3, min_length=4), "limits must be"),
+            (lambda: OrderingSpace.of_sizes(3, min_length=-1), "limits must be"),
+            (lambda: OrderingSpace.of_sizes(3, min_length=2, max_length=1), "limits must be"),
+            (lambda: OrderingSpace(((0,), (0,)), ((0, 1),)), "each of 2 blocks"),
+            (lambda: OrderingSpace.of_sizes(5, allowed=short), "identity must be allowed"),
+            (lambda: OrderingSpace.of_sizes(5, max_length=2, identity=((0, 1, 2),)), "0 to 2 different"),
+        ],
+    )
+    def test_refuses_limits_and_identities_that_do_not_fit(self, make, message):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+class TestAllowed:
+    space = OrderingSpace.of_sizes(4, 3, min_length=0, identity=((3,), (1, 0)), allowed=short)
+
+    def test_all_ways_into_the_space_ask_it(self):
+        allowed, rng = {o for o in everything(self.space) if short(o)}, np.random.default_rng(0)
+        assert set(self.space.enumerate()) == allowed
+        assert set(self.space.draw(200, rng)) <= allowed
+        assert {self.space.moved(self.space.identity, rng) for _ in range(200)} <= allowed
+        assert self.space.shortened(((0, 1, 2), (2, 0))) == ((2,), (2, 0))
+
+    def test_what_has_no_allowed_neighbour_stays(self):
+        space = OrderingSpace.of_sizes(3, max_length=2, allowed=lambda o: o == ((0, 1),))
+        for ordering in (((0, 1),), ((),)):
+            assert space.moved(ordering, np.random.default_rng(0)) == ordering
+        assert space.shortened(((2, 1),)) is None
+
+    def test_draws_where_nearly_nothing_is_allowed(self):
+        space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
+        with pytest.raises(ValueError, match="allowed refused 1,000 random orderings"):
+            space.draw(1, np.random.default_rng(0))
+
+
+class TestDraws:
+    @pytest.mark.parametrize("limits", [{"min_length": 1, "max_length": 3}, {}])
+    def test_are_uniform_over_lengths_and_then_over_ordered_subsets(self, limits):
+        space = OrderingSpace.of_sizes(4, **limits)
+        draws = Counter(space.draw(20_000, np.random.default_rng(0)))
+        every = list(space.enumerate())
+        number = len({len(items) for (items,) in every})
+        expected = [20_000 / number / math.perm(4, len(items)) for (items,) in every]
+        assert stats.chisquare([draws[o] for o in every], expected).pvalue > 1e-3
+
+    @given(spaces(), seeds)
+    def test_lie_in_the_space_and_repeat(self, space, seed):
+        first, again = (space.draw(5, np.random.default_rng(seed)) for _ in range(2))
+        assert first == again
+        assert [space.canonical(ordering) for ordering in first] == first
+
+
+class TestMoves:
+    @pytest.mark.parametrize(
+        ("limits", "begin"),
+        [
+            ({"max_length": 3}, ((2, 0), (1,))),
+            ({"max_length": 3}, ((), ())),
+            ({"max_length": 3}, ((0, 1, 2), (1, 0))),
+            ({"min_length": 2, "max_length": 2}, ((3, 1), (0, 1))),
+        ],
+    )
+    def test_reach_every_ordering_one_move_away_and_nothing_else(self, limits, begin):
+        space, rng = OrderingSpace.of_sizes(4, 2, **limits), np.random.default_rng(0)
+        expected = set()
+        for other in everything(space):
+            blocks = [b for b in range(2) if begin[b] != other[b]]
+            if len(blocks) == 1 and one_move_apart(begin[blocks[0]], other[blocks[0]]):
+                expected.add(other)
+        assert {space.moved(begin, rng) for _ in range(5_000)} == expected
+
+    def test_of_all_items_put_one_elsewhere(self):
+        space, rng = OrderingSpace.of_sizes(4, 2), np.random.default_rng(0)
+        reached = {space.moved(space.identity, rng) for _ in range(500)}
+        expected = {o for o in space.enumerate() if all(map(elsewhere, space.identity, o))}
+        assert reached == {o for o in expected if sum(map(tuple.__ne__, space.identity, o)) <= 1}
+
+    @given(spaces().filter(lambda space: any(space.sizes)), seeds)
+    def test_stay_in_the_space(self, space, seed):
+        rng = np.random.default_rng(seed)
+        (ordering,) = space.draw(1, rng)
+        moved = space.moved(ordering, rng)
+        assert space.canonical(moved) == moved

@@ -1,0 +1,121 @@
+"""HTTP servers on this machine that stand for providers, and what the local model's server counts."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Request:
+    """What a server was asked.
+
+    Attributes:
+        number: The first is 0.
+        path, body, key: Of the request.
+        connection: To be answered by `reply`, or ill-treated.
+        at: When it came.
+    """
+
+    number: int
+    path: str
+    body: Any
+    key: str
+    connection: http.server.BaseHTTPRequestHandler
+    at: float = field(default_factory=time.monotonic)
+
+    def reply(self, status: int, content: Any, **headers: Any) -> None:
+        """Send text as it is, and all else as JSON."""
+        data = (content if isinstance(content, str) else json.dumps(content)).encode()
+        self.connection.send_response(status)
+        for name, value in {"content-type": "application/json", **headers}.items():
+            self.connection.send_header(name.replace("_", "-"), str(value))
+        self.connection.send_header("content-length", str(len(data)))
+        with contextlib.suppress(ConnectionError):
+            self.connection.end_headers()
+            self.connection.wfile.write(data)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Notes what it is asked, and answers by a function.
+
+    Attributes:
+        requests: All of them.
+        released: Set at the end; a request that hangs waits for it.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, answer: Callable[[Request], None]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
+        self.lock = threading.Lock()
+        self.requests: list[Request] = []
+        self.released = threading.Event()
+
+    @property
+    def api_base(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.requests)
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [request.body for request in self.requests]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        key = self.headers.get("authorization", "").removeprefix("Bearer ")
+        with self.server.lock:
+            request = Request(len(self.server.requests), self.path, body, key, self)
+            self.server.requests.append(request)
+        self.server.answer(request)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Any]:
+    """Serve while the context lasts."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.released.set()
+            server.shutdown()
+            thread.join()
+
+
+def completion(text: str | None, *, plain: bool = True, logprobs: Any = None) -> dict[str, Any]:
+    """A reply of the completions endpoint, or of the chat endpoint."""
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    choice |= {"text": text} if plain else {"message": {"role": "assistant", "content": text}}
+    if logprobs is not None:
+        choice["logprobs"] = logprobs
+    kind = "text_completion" if plain else "chat.completion"
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105}
+    return {"id": "x", "object": kind, "created": 1, "model": "m", "choices": [choice], "usage": usage}
+
+
+def llama_count(server: Any, name: str) -> float:
+    """What a `LocalServer` has counted, such as "prompt_tokens_total": those that were not in its cache."""
+    with urllib.request.urlopen(f"{server.api_base.removesuffix('/v1')}/metrics") as reply:
+        return float(re.search(rf"^llamacpp:{name} (\S+)$", reply.read().decode(), re.M)[1])  # type: ignore[index]
