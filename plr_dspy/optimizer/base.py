@@ -341,8 +341,8 @@ class Reorderer(Teleprompter, Optimizer):
         return {**shown, **self._deciding(), **facts(values), **examples_fact}
 
     def _deciding(self) -> dict[str, Any]:
-        """Collect the arguments that decide what a call scores and tells."""
-        return {}
+        """Collect the arguments that decide what a call scores and tells; those of `PLReorder` with its defaults."""
+        return {"calibrate": False, "signal": "auto"}
 
     def estimate(
         self,

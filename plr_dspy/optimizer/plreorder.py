@@ -184,10 +184,10 @@ class PLReorder(Reorderer):
         return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
 
     def _deciding(self) -> dict[str, Any]:
-        own = None if self._own is None else digest(self._own.calibration)
+        own = {} if self._own is None else {"the calibration of student": digest(self._own.calibration)}
         return {
+            **own,
             "calibrate": self.calibrate is not False,
-            "the calibration of student": own,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
         }
 
