@@ -340,11 +340,15 @@ class Compilation:
         count = min(
             plan.num_selection_examples, max(MIN_COMPARED, round(share * plan.num_selection_examples))
         )
-        while count and not scorer.fits(dict.fromkeys(orderings, self.selection[:count])):
-            count -= 1
-        if not count:
+        known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
+        cheapest_first = sorted(
+            self.selection[:count], key=lambda e: -sum(e in row for row in known.values())
+        )
+        while cheapest_first and not scorer.fits(dict.fromkeys(orderings, cheapest_first)):
+            cheapest_first.pop()
+        if not cheapest_first:
             return [], []
-        examples, rows = scorer.table(orderings, self.selection[:count], favoured=0)
+        examples, rows = scorer.table(orderings, sorted(cheapest_first), favoured=0)
         if len(rows) < len(orderings):
             logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
             self.stopped = scorer.budget.refused or self.stopped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
 logger = logging.getLogger(__name__)
+
+_WARNING = threading.Lock()
 
 PURPOSE = "calibration"
 
@@ -338,9 +341,15 @@ class CalibratedProgram(dspy.Module):
             super().load(path, allow_pickle=allow_pickle, allow_unsafe_lm_state=allow_unsafe_lm_state)
 
 
-@functools.lru_cache(maxsize=1_000)
 def _warn_once(message: str, what: Any) -> None:
-    """Warn, once for each message and what it is about, whichever copy of a program is called."""
+    """Warn, once for each message and what it is about, whichever copy of a program is called in whatever thread."""
+    with _WARNING:
+        _warn(message, what)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _warn(message: str, what: Any) -> None:
+    """Warn, but not of what is among the last thousand."""
     logger.warning("%s", message)
 
 
