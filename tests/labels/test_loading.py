@@ -21,7 +21,7 @@ from plr_dspy import (
     load_program,
 )
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.labels.calibrated_program import _warn_once
+from plr_dspy.labels.calibrated_program import _warn
 
 LABELS = ("negative", "positive")
 FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
@@ -253,7 +253,7 @@ class TestACalibrationIsOfOnePromptAndOneModel:
     @pytest.fixture(autouse=True)
     def anew(self):
         """In this process other tests may have been warned of the same."""
-        _warn_once.cache_clear()
+        _warn.cache_clear()
 
     @pytest.fixture
     def program(self, lm, tmp_path):
