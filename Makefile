@@ -12,7 +12,7 @@ VENV   ?= .venv
 VLLM   ?= .venv-vllm
 LOWEST ?= .venv-lowest
 LOWEST_TESTS ?= teleprompter chaining finetuning plaintext scoring resume distribution search updates \
-	surrogate completion providers local report tracking release \
+	process completion providers local report tracking release \
 	paper_data paper_tasks paper_results paper_tables paper_figures
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -40,12 +40,10 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 compare: $(READY)
-	$(BIN)/python benchmarks/compare.py $(COMPARE)
+	$(BIN)/python benchmarks/live.py $(COMPARE)
 
 bench: $(READY)
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/cells.py
-	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/speed.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -1,8 +1,8 @@
 """What calibration gives on recorded answers, and what is left for the order of the demos under it.
 
-python benchmarks/calibration.py DATA/mr_k5_seed1.npz DATA/subj_k5_seed1.npz --splits 40
-python benchmarks/calibration.py --unbiased
-python benchmarks/calibration.py --reanchor
+python benchmarks/calibration.py --recorded DATA/mr_k5_seed1.npz DATA/subj_k5_seed1.npz --splits 40
+python benchmarks/calibration.py --unbiased    # what it costs a model that leans to no label
+python benchmarks/calibration.py --reanchor    # beside dspy.experimental.ReAnchor
 
 Half of the examples are the pool, the other half is held out. Each order is calibrated by the mean probabilities of its
 labels on the pool, which needs no label there. The best orders are those of the highest accuracy on the whole pool.
@@ -10,17 +10,17 @@ labels on the pool, which needs no label there. The best orders are those of the
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from command import head, options, row, with_interval
 from dspy.experimental import Choice
 from dspy.teleprompt.reanchor import calibrate as reanchor
 from scipy.special import log_softmax, logsumexp
 
-from plr_dspy.labels.linear import fit_linear
+from plr_dspy.labels.batch_calibration import fit_linear
 from plr_dspy.statistics.calibration import (
     batch_offsets,
     brier_score,
@@ -29,27 +29,24 @@ from plr_dspy.statistics.calibration import (
     expected_calibration_error,
     likely_shares,
 )
-from plr_dspy.statistics.comparisons import mean_interval
 
 
-def split(table: np.ndarray, gold: np.ndarray, seed: int, batch: int | None) -> dict[str, float]:
+def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
     """What one split into pool and held-out examples comes to.
 
     Args:
         table: Log-probabilities of labels, ``[orders, examples, L]``.
         gold: The right labels, ``[examples]``.
         seed: Of the split.
-        batch: Inputs of the pool that offsets are estimated from; None for all.
     """
     shuffled = np.random.default_rng(seed).permutation(len(gold))
     pool, held = shuffled[: len(gold) // 2], shuffled[len(gold) // 2 :]
-    offsets = np.stack([batch_offsets(rows[pool[:batch]]) for rows in table])
+    offsets = np.stack([batch_offsets(rows[pool]) for rows in table])
     told = np.stack([calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)])
     raw, moved = table.argmax(axis=2) == gold, told.argmax(axis=2) == gold
     right = np.eye(table.shape[2], dtype=bool)[gold[held]]
-    uneven = -logsumexp(table[:, pool], axis=1).sum(
-        axis=1
-    )  # distance of mean probabilities from the same for all
+    # The distance of mean probabilities from the same for all.
+    uneven = -logsumexp(table[:, pool], axis=1).sum(axis=1)
     means = {
         "random order": raw[:, held].mean(),
         "random, calibrated": moved[:, held].mean(),
@@ -66,34 +63,32 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int, batch: int | None) -> 
     return {name: float(value) for name, value in means.items()}
 
 
-def lost_without_need(num_labels: int, num_inputs: int, num_draws: int) -> float:
-    """Points of accuracy that batch calibration costs a model whose probabilities are right and lean to no label.
-
-    Log-probabilities are normal before they are normalised, and the right label is drawn from them; 500 inputs are
-    held out.
-    """
-    lost = []
-    for seed in range(num_draws):
-        rng = np.random.default_rng(seed)
-        table = log_softmax(1.5 * rng.normal(size=(num_inputs + 500, num_labels)), axis=1)
-        right = np.array([rng.choice(num_labels, p=row) for row in np.exp(table)])[num_inputs:]
-        held, offsets = table[num_inputs:], batch_offsets(table[:num_inputs])
-        lost.append((held.argmax(axis=1) == right).mean() - ((held + offsets).argmax(axis=1) == right).mean())
-    return 100.0 * float(np.mean(lost))
-
-
 def leaning_world(
     num_labels: int, share: float, lean: float, num_inputs: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities ``[num_inputs + 500, L]`` that a model tells, and the right labels.
 
-    As in `lost_without_need`, but for the share of the first label, and a lean of the model to the last one.
+    They are normal before they are normalised, but for the share of the first label, and a lean of the model to the
+    last one; the right label is drawn from what they are without the lean.
     """
     rng = np.random.default_rng(seed)
     shares = np.array([share, *[(1.0 - share) / (num_labels - 1)] * (num_labels - 1)])
     truth = log_softmax(1.5 * rng.normal(size=(num_inputs + 500, num_labels)) + np.log(shares), axis=1)
     right = np.array([rng.choice(num_labels, p=row) for row in np.exp(truth)])
     return log_softmax(truth + lean * (np.arange(num_labels) == num_labels - 1), axis=1), right
+
+
+def lost_without_need(num_labels: int, num_inputs: int, num_draws: int) -> float:
+    """Points of accuracy that batch calibration costs a model whose probabilities are right and lean to no label."""
+    lost = []
+    for seed in range(num_draws):
+        table, right = leaning_world(num_labels, 1 / num_labels, 0.0, num_inputs, seed)
+        held, offsets = table[num_inputs:], batch_offsets(table[:num_inputs])
+        moved = (held + offsets).argmax(axis=1)
+        lost.append(
+            ((held.argmax(axis=1) == right[num_inputs:]) * 1.0 - (moved == right[num_inputs:])).mean()
+        )
+    return 100.0 * float(np.mean(lost))
 
 
 def reanchored(table: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -134,50 +129,43 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
     return {name: float((rows.argmax(axis=1) == right[num_inputs:]).mean()) for name, rows in told.items()}
 
 
+def print_unbiased() -> None:
+    """Print what calibration costs a model that leans to no label."""
+    sizes = (10, 20, 40, 64)
+    print(head("labels", *(f"{size} inputs" for size in sizes)))
+    for num_labels in (2, 4, 10):
+        print(row(num_labels, *(f"{lost_without_need(num_labels, size, 200):.1f}" for size in sizes)))
+
+
+def print_reanchor() -> None:
+    """Print the accuracy of each way to calibrate in simulated worlds."""
+    for number, world in enumerate(product((2, 4), (None, 0.85), (0.0, 2.0), (20, 64))):
+        num_labels, share, lean, num_inputs = world
+        draws = [compared(num_labels, share or 1 / num_labels, lean, num_inputs, seed) for seed in range(200)]
+        if not number:
+            print(head("labels", "shares", "lean", "examples", *draws[0]))
+        means = [f"{np.mean([each[name] for each in draws]):.3f}"[1:] for name in draws[0]]
+        shares = "even" if share is None else f"{share:.0%} one"
+        print(row(num_labels, shares, f"{lean:g}", num_inputs, *means), flush=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", type=Path, nargs="*")
-    parser.add_argument(
-        "--unbiased", action="store_true", help="what it costs a model that leans to no label"
-    )
-    parser.add_argument("--reanchor", action="store_true", help="compare with dspy.experimental.ReAnchor")
-    parser.add_argument("--splits", type=int, default=40)
-    parser.add_argument("--batch", type=int, help="inputs that offsets are estimated from; all without it")
-    args = parser.parse_args()
+    args = options(__doc__ or "", recorded=[Path], splits=40, unbiased=False, reanchor=False)
     if args.unbiased:
-        print("| labels | 10 inputs | 20 | 40 | 64 |\n|---|---|---|---|---|")
-        for num_labels in (2, 4, 10):
-            lost = [lost_without_need(num_labels, num_inputs, 200) for num_inputs in (10, 20, 40, 64)]
-            print(f"| {num_labels} | {' | '.join(f'{points:.1f}' for points in lost)} |")
+        print_unbiased()
     if args.reanchor:
-        for number, world in enumerate(product((2, 4), (None, 0.85), (0.0, 2.0), (20, 64))):
-            num_labels, share, lean, num_inputs = world
-            draws = [
-                compared(num_labels, share or 1 / num_labels, lean, num_inputs, seed) for seed in range(200)
-            ]
-            if not number:
-                print(f"| labels | shares | lean | examples | {' | '.join(draws[0])} |")
-                print(f"|{'---|' * (4 + len(draws[0]))}")
-            means = [f"{np.mean([each[name] for each in draws]):.3f}"[1:] for name in draws[0]]
-            shares = "even" if share is None else f"{share:.0%} one"
-            print(f"| {num_labels} | {shares} | {lean:g} | {num_inputs} | {' | '.join(means)} |")
-    for number, path in enumerate(args.files):
+        print_reanchor()
+    for number, path in enumerate(args.recorded):
         data = np.load(path)
         table = log_softmax(data["logprobs"].astype(np.float64), axis=2)
-        splits = [split(table, data["gold"], seed, args.batch) for seed in range(args.splits)]
+        splits = [split(table, data["gold"], seed) for seed in range(args.splits)]
         if not number:
-            print(f"| recorded answers | {' | '.join(splits[0])} |\n|{'---|' * (len(splits[0]) + 1)}")
-        means = [f"{np.mean([each[name] for each in splits]):.3f}" for name in splits[0]]
-        print(f"| {path.stem} | {' | '.join(means)} |")
-        for better, worse in (
-            ("random, calibrated", "best"),
-            ("best calibrated", "random, calibrated"),
-            ("best calibrated", "best"),
-        ):
-            low, high = mean_interval([each[better] - each[worse] for each in splits])
-            print(f"|  | {better} less {worse}: {(low + high) / 2:+.3f} [{low:+.3f}, {high:+.3f}] |")
+            print(head("recorded answers", *splits[0]))
+        print(row(path.stem, *(f"{np.mean([each[name] for each in splits]):.3f}" for name in splits[0])))
+        base = "random, calibrated"
+        for better, worse in ((base, "best"), ("best calibrated", base), ("best calibrated", "best")):
+            gains = with_interval([each[better] - each[worse] for each in splits])
+            print(row("", f"{better} less {worse}: {gains}"))
 
 
 if __name__ == "__main__":

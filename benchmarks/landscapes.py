@@ -1,93 +1,99 @@
 """Landscapes: whether a program is right on an example under an order of its demos, known without a model.
 
-Synthetic ones are made of the kinds of effect that recorded answers of a real model show: a score of each
-item, item by position, which demo follows which, and the sequence of labels. An order acts on an example
-through a leaning towards one label, which helps the examples of that label and hurts the others, and through
-a quality that helps all. On three two-class tasks of SmolLM2-135M the distance of the leaning from one half
-is correlated by -.89 to -.99 with the accuracy of the order, so it is what counts most.
+Synthetic ones are made of the kinds of effect that recorded answers of a real model show: a score of each item, item by
+position, which demo follows which, and the sequence of labels. An order acts on an example through a leaning towards
+one label, which helps the examples of that label and hurts the others, and through a quality that helps all. On three
+two-class tasks of SmolLM2-135M the distance of the leaning from one half is correlated by -.89 to -.99 with the
+accuracy of the order, so it is what counts most.
 """
 
 from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from scipy.special import log_softmax
 
-from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.cells import Cell, CellKey
-from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.search.space import Ordering
-
 KINDS = ("item", "item by position", "adjacency", "labels", "mixed")
 """Of effects; the last has all of the others."""
 
-TRIPLES = "triples"
-"""A kind that the search has no model of: whether three items come in a certain order."""
+Order = tuple[int, ...]
 
 
-OWN = "own effects"
-"""A kind without classes: item by position, the last places weighing most, and each example with effects of its own."""
+class Landscape(ABC):
+    """Answers to every example under every order of one list of demos.
 
-
-class Landscape(Protocol):
-    """Answers to every example under every order of one list of demos; classes are right answers, None for none."""
+    Attributes:
+        num_demos, num_examples: Of the landscape.
+        seed: Of what order and example decide together.
+        num_labels: All answers that there are.
+        num_held_out: Examples beside those that a search knows.
+        max_shown: Most demos that a prompt shows, where demos may be left out; the program begins without any then.
+        classes, example_classes: The right labels of the demos and of the examples, where a search may know them.
+    """
 
     num_demos: int
     num_examples: int
-    classes: list[int] | None
-    example_classes: list[int] | None
-
-    @property
-    def label_scores(self) -> np.ndarray:
-        """What each label scores on each example, ``[num_examples, L]``."""
-
-    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
-        """Of the labels on each example, ``[num_examples, L]``; the likeliest is the answer."""
-
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
-        """Whether each example is answered right: bool ``[num_examples]``."""
-
-
-class TwoLabels(ABC):
-    """The labels of a landscape that is made of the odds of the right answer: of each example one of two is right."""
-
-    num_examples: int
+    seed: int = 0
+    num_labels: int = 2
+    num_held_out: int = 1_000
+    max_shown: int | None = None
+    classes: list[int] | None = None
+    example_classes: list[int] | None = None
 
     @abstractmethod
-    def odds(self, order: tuple[int, ...]) -> np.ndarray:
-        """Log-odds of the right answer on each example, ``[num_examples]``."""
+    def log_probabilities(self, order: Order) -> np.ndarray:
+        """Of the labels on each example, ``[num_examples, L]``; the likeliest is the answer."""
 
     @property
     def right_labels(self) -> np.ndarray:
         """The right one of each example, ``[num_examples]``."""
-        return np.arange(self.num_examples) % 2
+        known = self.example_classes
+        return np.arange(self.num_examples) % self.num_labels if known is None else np.array(known)
 
     @property
     def label_scores(self) -> np.ndarray:
-        return np.eye(2)[self.right_labels]
+        """What each label scores on each example, ``[num_examples, L]``."""
+        return np.eye(self.num_labels)[self.right_labels]
 
-    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
+    def answers(self, order: Order) -> np.ndarray:
+        """Whether each example is answered right: bool ``[num_examples]``."""
+        right: np.ndarray = self.log_probabilities(order).argmax(axis=1) == self.right_labels
+        return right
+
+    def noise(self, order: Order) -> np.random.Generator:
+        """What order and example decide together, the same whenever it is asked for."""
+        return np.random.default_rng([self.seed, zlib.crc32(bytes(order))])
+
+
+class TwoLabels(Landscape):
+    """A landscape that is made of the odds of the right answer: of each example one of two labels is right."""
+
+    @abstractmethod
+    def odds(self, order: Order) -> np.ndarray:
+        """Log-odds of the right answer on each example, ``[num_examples]``."""
+
+    def log_probabilities(self, order: Order) -> np.ndarray:
         odds = self.odds(order)
         right = -np.logaddexp(0.0, -odds)
         table = np.stack([right, right - odds], axis=1)
         return np.take_along_axis(table, np.stack([self.right_labels, 1 - self.right_labels], axis=1), axis=1)
 
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
+    def answers(self, order: Order) -> np.ndarray:
         return self.odds(order) > 0
 
 
 class SyntheticLandscape(TwoLabels):
-    """A random landscape.
+    """A random landscape of 2 labels.
 
     Args:
-        kind: One of `KINDS`, or `TRIPLES`.
-        num_demos: Demos, half of either label.
-        seed: Of everything random.
-        num_examples: Examples, half of either label.
+        kind: One of `KINDS`, or "triples": whether three items come in a certain order, which the search has no
+            model of.
+        num_demos, seed, num_examples: Half of the demos and of the examples are of either label.
     """
 
     LEANING, QUALITY, NOISE = 0.8, 0.3, 0.6
@@ -98,57 +104,41 @@ class SyntheticLandscape(TwoLabels):
     """
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int = 1_200) -> None:
-        kinds_known = (*KINDS, TRIPLES)
-        if kind not in kinds_known:
-            raise ValueError(f"kind must be one of {kinds_known}; got {kind!r}")
-        rng = np.random.default_rng([seed, num_demos, kinds_known.index(kind)])
-        self.num_demos, self.num_examples, self._seed = num_demos, num_examples, seed
-        self._labels = rng.permutation(np.arange(num_demos) % 2) * 2 - 1
-        self.classes = [int(label) for label in self._labels]
+        rng = np.random.default_rng([seed, num_demos, (*KINDS, "triples").index(kind)])
+        self.num_demos, self.num_examples, self.seed = num_demos, num_examples, seed
+        self.classes = rng.permutation(np.arange(num_demos) % 2).tolist()
+        self._signs = 2 * np.array(self.classes) - 1
         kinds = KINDS[:-1] if kind == "mixed" else (kind,)
         sample = np.array([rng.permutation(num_demos) for _ in range(1_000)])
-        self._effects = {
-            target: self._standardized([self._effect(kind, rng) for kind in kinds], sample)
-            for target in ("leaning", "quality")
-        }
+        # First the leaning's, then the quality's.
+        self._effects = [_standardized([self._effect(each, rng) for each in kinds], sample) for _ in range(2)]
         self._margin = rng.normal(0.35, 0.9, num_examples)
-        self._label = rng.permutation(np.arange(num_examples) % 2) * 2 - 1
-        self.example_classes = [int(label) for label in self._label]
+        self.example_classes = rng.permutation(np.arange(num_examples) % 2).tolist()
         self._own = rng.normal(0.0, 0.35, (2, num_examples))
-        self._known: dict[tuple[int, ...], np.ndarray] = {}
 
-    @property
-    def right_labels(self) -> np.ndarray:
-        return (self._label + 1) // 2
+    def odds(self, order: Order) -> np.ndarray:
+        leaning, quality = (effect(np.array([order]))[0] for effect in self._effects)
+        odds: np.ndarray = (
+            self._margin
+            + self.LEANING * (2 * self.right_labels - 1 + self._own[0]) * (leaning + 0.2)
+            + self.QUALITY * (1 + self._own[1]) * quality
+            + self.NOISE * self.noise(order).normal(size=self.num_examples)
+        )
+        return odds
 
-    def odds(self, order: tuple[int, ...]) -> np.ndarray:
-        if order not in self._known:
-            orders = np.array([order])
-            leaning, quality = (self._effects[target](orders)[0] for target in ("leaning", "quality"))
-            noise = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
-            logits = (
-                self._margin
-                + self.LEANING * (self._label + self._own[0]) * (leaning + 0.2)
-                + self.QUALITY * (1 + self._own[1]) * quality
-                + self.NOISE * noise.normal(size=self.num_examples)
-            )
-            self._known[order] = logits
-        return self._known[order]
-
-    def _effect(self, kind: str, rng: np.random.Generator):
+    def _effect(self, kind: str, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
         """A random function of orders ``[m, n]``, giving ``[m]``."""
         n = self.num_demos
-        positions = np.linspace(-1.0, 1.0, n)
         if kind == "item":
             scores = rng.normal(size=n)
-            return lambda orders: scores[orders] @ positions
+            return lambda orders: scores[orders] @ np.linspace(-1.0, 1.0, n)
         if kind == "item by position":
             table = rng.normal(size=(n, n)) * np.linspace(0.5, 1.5, n)
             return lambda orders: table[orders, np.arange(n)].sum(1)
         if kind == "adjacency":
             table = rng.normal(size=(n, n))
             return lambda orders: table[orders[:, :-1], orders[:, 1:]].sum(1)
-        if kind == TRIPLES:
+        if kind == "triples":
             triples = np.array([rng.permutation(n)[:3] for _ in range(4 * n)])
             signs = rng.normal(size=len(triples))
 
@@ -162,124 +152,56 @@ class SyntheticLandscape(TwoLabels):
         recent, changes, last = rng.normal(size=3)
 
         def of_labels(orders: np.ndarray) -> np.ndarray:
-            labels = self._labels[orders]
+            labels = self._signs[orders]
             switches = (labels[:, 1:] != labels[:, :-1]).sum(1)
-            return (
-                labels @ (0.3 * weights + 1.5 * recent * recency)
-                + 0.7 * changes * switches
-                + last * labels[:, -1]
-            )
+            by_place = labels @ (0.3 * weights + 1.5 * recent * recency)
+            return by_place + 0.7 * changes * switches + last * labels[:, -1]
 
         return of_labels
 
-    @staticmethod
-    def _standardized(effects, sample: np.ndarray):
-        """Their sum, each scaled to unit variance over random orders, and the sum again."""
-        moments = [(effect, (values := effect(sample)).mean(), values.std() + 1e-9) for effect in effects]
 
-        def total(orders: np.ndarray) -> np.ndarray:
-            parts = [(effect(orders) - mean) / deviation for effect, mean, deviation in moments]
-            return np.sum(parts, axis=0) / np.sqrt(len(parts))
+def _standardized(
+    effects: list[Callable[[np.ndarray], np.ndarray]], sample: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Their sum, each scaled to unit variance over random orders, and the sum again."""
+    moments = [(effect, (values := effect(sample)).mean(), values.std() + 1e-9) for effect in effects]
 
-        return total
+    def total(orders: np.ndarray) -> np.ndarray:
+        parts = [(effect(orders) - mean) / deviation for effect, mean, deviation in moments]
+        return np.sum(parts, axis=0) / np.sqrt(len(parts))
+
+    return total
 
 
 class OwnEffectsLandscape(TwoLabels):
     """What demo stands where helps or hurts each example by a table of its own, and all of them by a common one.
 
     Args:
-        num_demos: Demos.
-        seed: Of everything random.
-        num_examples: Examples.
+        num_demos, seed, num_examples: Of demos, of everything random, of examples.
         common, own: Standard deviations of the two effects over orders, in logits. Without a common one no order is
             better than another on new examples, whatever it scores on those seen.
     """
 
-    classes = example_classes = None
-
     def __init__(
-        self,
-        num_demos: int,
-        seed: int,
-        num_examples: int = 1_200,
-        *,
-        common: float = 0.0,
-        own: float = 1.2,
+        self, num_demos: int, seed: int, num_examples: int = 1_200, *, common: float = 0.0, own: float = 1.2
     ) -> None:
-        rng = np.random.default_rng([seed, num_demos, len(OWN)])
+        rng = np.random.default_rng([seed, num_demos, 11])
         self.num_demos, self.num_examples = num_demos, num_examples
         weights = np.linspace(0.2, 1.8, num_demos)
         scale = np.sqrt((weights**2).sum())
         self._common = common * rng.normal(size=(num_demos, num_demos)) * weights / scale
         self._own = own * rng.normal(size=(num_examples, num_demos, num_demos)) * weights / scale
         self._margin = rng.normal(0.35, 0.9, num_examples)
-        self._known: dict[tuple[int, ...], np.ndarray] = {}
 
-    def odds(self, order: tuple[int, ...]) -> np.ndarray:
-        if order not in self._known:
-            items, places = np.array(order), np.arange(self.num_demos)
-            effects = self._common[items, places].sum() + self._own[:, items, places].sum(axis=1)
-            self._known[order] = self._margin + effects
-        return self._known[order]
+    def odds(self, order: Order) -> np.ndarray:
+        items, places = np.array(order), np.arange(self.num_demos)
+        effects = self._common[items, places].sum() + self._own[:, items, places].sum(axis=1)
+        odds: np.ndarray = self._margin + effects
+        return odds
 
 
 class CoinLandscape(TwoLabels):
-    """Every answer is a coin's: right with the same chance under every order on every example.
-
-    Args:
-        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
-        chance: Of being right.
-    """
-
-    classes = example_classes = None
-
-    def __init__(self, num_demos: int, seed: int, num_examples: int = 1_200, *, chance: float = 0.5) -> None:
-        self.num_demos, self.num_examples = num_demos, num_examples
-        self._seed, self._chance = seed, chance
-        self._known: dict[tuple[int, ...], np.ndarray] = {}
-
-    def odds(self, order: tuple[int, ...]) -> np.ndarray:
-        if order not in self._known:
-            rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
-            self._known[order] = rng.logistic(
-                np.log(self._chance / (1 - self._chance)), size=self.num_examples
-            )
-        return self._known[order]
-
-
-class LeaningLandscape(TwoLabels):
-    """Orders lean to a label by what demo stands where, and the model's odds have nothing to do with the right labels.
-
-    Args:
-        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
-        noise: Standard deviation of what order and example decide together, in logits.
-    """
-
-    classes = None
-
-    def __init__(self, num_demos: int, seed: int, num_examples: int = 1_200, *, noise: float = 0.3) -> None:
-        rng = np.random.default_rng([seed, num_demos, 99])
-        self.num_demos, self.num_examples, self._seed, self._noise = num_demos, num_examples, seed, noise
-        self._leanings = rng.normal(size=(num_demos, num_demos)) / np.sqrt(num_demos)
-        self._margin = rng.normal(size=num_examples)
-        self.example_classes = [int(label) for label in self.right_labels]
-
-    def odds(self, order: tuple[int, ...]) -> np.ndarray:
-        rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
-        leaning = self._leanings[np.array(order), np.arange(self.num_demos)].sum()
-        noise = self._noise * rng.normal(size=self.num_examples)
-        return (2 * self.right_labels - 1) * (self._margin + leaning + noise)
-
-
-class GoodOriginalLandscape(TwoLabels):
-    """The original order is right on more examples than the others, which are all equally good.
-
-    Args:
-        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
-        original, others: Chance that the original order, and that any other one, is right on an example.
-    """
-
-    classes = example_classes = None
+    """Every answer is a coin's: right with a chance of all examples; the original order may have another."""
 
     def __init__(
         self,
@@ -287,82 +209,175 @@ class GoodOriginalLandscape(TwoLabels):
         seed: int,
         num_examples: int = 1_200,
         *,
-        original: float = 0.7,
-        others: float = 0.6,
+        chance: float = 0.5,
+        original: float = 0.0,
     ) -> None:
-        self.num_demos, self.num_examples = num_demos, num_examples
-        self._seed, self._chances = seed, (original, others)
+        self.num_demos, self.num_examples, self.seed = num_demos, num_examples, seed
+        self._chance, self._original = chance, original or chance
 
-    def odds(self, order: tuple[int, ...]) -> np.ndarray:
-        chance = self._chances[order != tuple(range(self.num_demos))]
-        rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
-        return rng.logistic(np.log(chance / (1 - chance)), size=self.num_examples)
+    def odds(self, order: Order) -> np.ndarray:
+        chance = self._original if order == tuple(range(self.num_demos)) else self._chance
+        return self.noise(order).logistic(np.log(chance / (1 - chance)), size=self.num_examples)
 
 
-class NoisyLogitsLandscape:
+GoodOriginalLandscape = partial(CoinLandscape, chance=0.6, original=0.7)
+"""The original order is right on more examples than the others, which are all equally good."""
+
+
+class LeaningLandscape(TwoLabels):
+    """Orders lean to a label by what demo stands where, and the odds have nothing to do with the right labels."""
+
+    def __init__(self, num_demos: int, seed: int, num_examples: int = 1_200) -> None:
+        rng = np.random.default_rng([seed, num_demos, 99])
+        self.num_demos, self.num_examples, self.seed = num_demos, num_examples, seed
+        self._leanings = rng.normal(size=(num_demos, num_demos)) / np.sqrt(num_demos)
+        self._margin = rng.normal(size=num_examples)
+        self.example_classes = self.right_labels.tolist()
+
+    def odds(self, order: Order) -> np.ndarray:
+        leaning = self._leanings[np.array(order), np.arange(self.num_demos)].sum()
+        noise = 0.3 * self.noise(order).normal(size=self.num_examples)
+        return (2 * self.right_labels - 1) * (self._margin + leaning + noise)
+
+
+class NoisyLogitsLandscape(Landscape):
     """Logits of three labels that say something of the right one, with noise of their own for every prompt.
 
     No order is better than another on new examples.
 
     Args:
-        num_demos, seed, num_examples: As in `OwnEffectsLandscape`.
+        num_demos, seed, num_examples: Of demos, of everything random, of examples.
         noise: Standard deviation of what each order and example decide together, in logits of each label.
         own: The same, of what each example makes of which demo stands where, so that like orders share it.
     """
 
-    classes = None
+    num_labels = 3
 
     def __init__(
         self, num_demos: int, seed: int, num_examples: int = 1_200, *, noise: float = 3.0, own: float = 0.0
     ) -> None:
         rng = np.random.default_rng([seed, num_demos, 77])
-        self.num_demos, self.num_examples, self._seed, self._noise = num_demos, num_examples, seed, noise
-        self.example_classes = (np.arange(num_examples) % 3).tolist()
-        self.label_scores = np.eye(3)[self.example_classes]
+        self.num_demos, self.num_examples, self.seed, self._noise = num_demos, num_examples, seed, noise
+        self.example_classes = self.right_labels.tolist()
         self._base = rng.normal(size=(num_examples, 3)) + self.label_scores
         shape = (num_demos, num_demos, num_examples, 3)
         self._own = own / np.sqrt(num_demos) * rng.normal(size=shape) if own else np.zeros((*shape[:2], 1, 1))
-        self._known: dict[tuple[int, ...], np.ndarray] = {}
 
-    def log_probabilities(self, order: tuple[int, ...]) -> np.ndarray:
-        if order not in self._known:
-            rng = np.random.default_rng([self._seed, zlib.crc32(bytes(order))])
-            own = self._own[np.array(order), np.arange(self.num_demos)].sum(axis=0)
-            noise = self._noise * rng.normal(size=self._base.shape)
-            self._known[order] = log_softmax(self._base + own + noise, axis=1)
-        return self._known[order]
-
-    def answers(self, order: tuple[int, ...]) -> np.ndarray:
-        right: np.ndarray = self.log_probabilities(order).argmax(axis=1) == self.example_classes
-        return right
+    def log_probabilities(self, order: Order) -> np.ndarray:
+        own = self._own[np.array(order), np.arange(self.num_demos)].sum(axis=0)
+        noise = self._noise * self.noise(order).normal(size=self._base.shape)
+        return log_softmax(self._base + own + noise, axis=1)
 
 
-class LandscapePayer:
-    """Answers the calls of a `CellScorer` from a landscape.
+STRENGTHS = {
+    "classes": (0.5, 0.2, 0.2, 0.0),
+    "items": (0.15, 0.4, 0.2, 0.0),
+    "nothing": (0.0, 0.0, 0.0, 0.0),
+    "harm": (0.0, 0.0, 0.0, 0.5),
+}
+"""Logits by kind of world: of the leaning, the worth, the logarithm of the number of demos, and the harm of demos."""
+
+
+class ArrangementWorld(TwoLabels):
+    """A program whose accuracy is decided by which demos it shows, how many, and in what order.
+
+    The log-odds of a right answer to an example are its own easiness, plus the quality of the arrangement, plus its
+    leaning for or against the example's class, plus what the example makes of this very arrangement. Quality is the
+    worth of the demos shown, each of which counts most near the end, and grows with their number; the leaning is the
+    model's own, and that of the classes shown, of which the last count most. Over random arrangements their standard
+    deviations are about those of `SyntheticLandscape`, which are of recorded answers of a real model.
 
     Args:
-        landscape: Knows the answers.
-        max_calls: Limit of program calls; None for none.
+        kind: "classes" decide most, as in the recorded answers, or "items": which demos are shown, whatever their
+            class. In a world of kind "nothing" no arrangement is better than another, and in one of kind "harm" each
+            is worse than none.
+        num_demos: In the pool, half of either class.
+        seed, num_examples: Of everything random, and of examples.
+        noise: Standard deviation of what an example makes of an arrangement, in logits.
     """
 
-    def __init__(self, landscape: Landscape, max_calls: int | None = None) -> None:
-        self.ledger = Ledger()
-        self.budget = Budget(self.ledger, max_calls=max_calls)
-        self._landscape = landscape
+    num_held_out, max_shown = 2_000, 8
 
-    def log_probabilities(self, ordering: Ordering, example: int) -> Sequence[float] | None:
-        """Those of the labels, of a call that was paid for."""
-        cell = self.ledger.cells.get((self.fingerprint(ordering), example))
-        return None if cell is None else cell.label_logprobs
+    def __init__(
+        self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100, *, noise: float = 0.6
+    ) -> None:
+        rng = np.random.default_rng([num_demos, seed])
+        self.classes = (rng.permutation(num_demos) % 2).tolist()
+        self.num_demos, self.num_examples = num_demos, num_examples
+        self.example_classes = self.right_labels.tolist()
+        self._worth = rng.normal(size=num_demos)
+        self._bias = rng.normal()
+        self._easiness = rng.normal(0.2, 0.9, size=self.num_examples)
+        self._strengths, self.seed, self._noise = STRENGTHS[kind], seed, noise
 
-    def fingerprint(self, ordering: Ordering) -> str:
-        return repr(ordering)
+    def odds(self, order: Order) -> np.ndarray:
+        items = list(order)
+        lean, worth, more, harm = self._strengths
+        nearness = 0.6 ** np.arange(len(items))[::-1]  # of the last demo 1
+        signs = 2.0 * np.array([self.classes[item] for item in items]) - 1.0
+        leaning = lean * (self._bias + float(nearness @ signs))
+        quality = worth * float((0.2 + 0.8 * nearness) @ self._worth[items]) + more * np.log1p(len(items))
+        quality -= harm * bool(items)
+        sides = 2.0 * self.right_labels - 1.0
+        rng = np.random.default_rng([self.seed, zlib.crc32(repr(items).encode())])
+        noise = self._noise * rng.normal(size=len(sides))
+        odds: np.ndarray = self._easiness + quality + leaning * sides + noise
+        return odds
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
-        told = {
-            name: (self._landscape.answers(order), self._landscape.log_probabilities(order))
-            for name, (order,) in orderings.items()
-        }
-        for name, example in keys:
-            right, logprobs = (values[example] for values in told[name])
-            self.ledger.add((name, example), Cell(float(right), label_logprobs=tuple(logprobs.tolist())), {})
+
+class RecordedLandscape(Landscape):
+    """What a real model answered under every order; examples in an order that the seed decides.
+
+    Args:
+        path: An .npz file with ``orders`` [R, k], ``logprobs`` [R, N, L], ``gold`` [N], ``labels`` [L] and
+            ``demo_labels`` [k].
+        seed: Of the order of the examples.
+    """
+
+    def __init__(self, path: Path, seed: int) -> None:
+        data = np.load(path)
+        shuffled = np.random.default_rng(seed).permutation(len(data["gold"]))
+        tables = data["logprobs"].astype(np.float32)[:, shuffled]
+        self._known = {tuple(map(int, order)): t for order, t in zip(data["orders"], tables, strict=True)}
+        self.example_classes = data["gold"][shuffled].astype(int).tolist()
+        self.classes = data["demo_labels"].astype(int).tolist()
+        self.num_labels = len(data["labels"])
+        self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
+
+    def log_probabilities(self, order: Order) -> np.ndarray:
+        return self._known[order]
+
+    def best(self, examples: Sequence[int]) -> float:
+        """The highest accuracy of any order on these examples, ``max_o mean_e``."""
+        return max(float(self.answers(order)[list(examples)].mean()) for order in self._known)
+
+
+class Renamed(Landscape):
+    """A landscape with its demos in another original order."""
+
+    def __init__(self, landscape: Landscape, original: Sequence[int]) -> None:
+        self._landscape, self._original = landscape, tuple(original)
+        self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
+        self.num_labels, self.example_classes = landscape.num_labels, landscape.example_classes
+        self.classes = landscape.classes and [landscape.classes[i] for i in original]
+
+    def log_probabilities(self, order: Order) -> np.ndarray:
+        return self._landscape.log_probabilities(tuple(self._original[i] for i in order))
+
+    def answers(self, order: Order) -> np.ndarray:
+        return self._landscape.answers(tuple(self._original[i] for i in order))
+
+
+WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
+    **{kind: partial(SyntheticLandscape, kind) for kind in (*KINDS, "triples")},
+    "own and common effects": partial(OwnEffectsLandscape, common=0.3, own=0.8),
+    "own effects": OwnEffectsLandscape,
+    "coins": CoinLandscape,
+    "leaning": LeaningLandscape,
+    **{f"noise {size}": partial(NoisyLogitsLandscape, noise=size) for size in (1, 3, 5)},
+    "own noise 3": partial(NoisyLogitsLandscape, noise=1.0, own=3.0),
+    "lone original": GoodOriginalLandscape,
+    **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
+    "nothing, noise 3": partial(ArrangementWorld, "nothing", noise=3.0),
+}
+"""Synthetic landscapes by name, which take a number of demos, a seed and a number of examples."""

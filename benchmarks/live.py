@@ -1,245 +1,361 @@
-"""What a call tells, live: held-out accuracy of several ways to spend calls, over tasks and draws of demos.
+"""Live comparisons: held-out accuracy of several ways to spend program calls, over tasks and draws of examples.
 
+python benchmarks/live.py                                        # all methods, the bundled reviews, the local model
 python benchmarks/live.py --tasks mr subj --data-dir DATA --sides original PLReorder@250 scores@250 scores@1000
-python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 ...
+python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 --cache ...
 
-The sides: the program in its original order; `PLReorder` as it is, learning from scores alone, and with
-`calibrate=True`; Top-K, and Top-K by calibrated answers; the original order calibrated (64 calls without a number).
-A side is a name of the list below and, after @, its program calls. All sides of a draw begin with the same labelled
-examples and demos, and meet the same held-out examples. What is done is kept in `--out` by everything that decides it,
-so that the same command goes on where it was stopped; the tables come from there.
+Each seed draws `--pool` labelled and `--test` held-out examples of each task, the same for all sides. The side
+"original" shows `--demos` of the labelled ones, as `LabeledFewShot` draws them; "no demos" shows none. The others:
+
+PLReorder         the original in another order; "scores" learns from scores alone, "calibrate" has calibrate=True, and
+                  "PLReorder paper" is the paper's search, of hours
+TopKOrder, LocalE, GlobalE, "PDO few-shot", "PDO unlabelled", DEmO     the original in the order of these methods
+calibrated        BatchCalibration of the original, or of "no demos, calibrated"; 64 calls without a number
+TopK calibrated   the best of 10 random orders by calibrated answers
+random search     BootstrapFewShotWithRandomSearch with `--candidates` programs, at most half of the demos bootstrapped;
+                  "half of it" has the number that takes about half of the calls, "half of it, PLReorder" its demos in
+                  a better order
+TPE               optuna's tree-structured Parzen estimator over "demo at place i", a minibatch each trial
+PLFewShot         which demos, how many, in what order; "PLFewShot scores", "PLFewShot calibrated"
+
+A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
+that is one of the sides, and else its own default. LocalE, GlobalE, "PDO few-shot", DEmO and the paper's search make
+what their papers make. Tables have the difference of each side to each of `--against` (the first side): the mean with
+its interval over draws, and the interval over all held-out examples. With --cache calls that several sides make are
+made once, and the seconds say nothing. What is done is kept in `--out` by everything that decides it, so that the same
+command goes on where it was stopped, and takes up nothing of another model, other examples or another version.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import itertools
+import json
 import random
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dspy
 import numpy as np
-from kept import folder_of, kept
+from command import head, options, row, with_interval
+from dspy.utils.callback import BaseCallback
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
+import paper
+import plr_dspy
 from paper.held_out import HeldOut
 from paper.model import LOCAL, ServedModel
 from paper.tasks import CLASSIFICATION
-from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
-from plr_dspy.baselines import StaticOrder, TopKOrder
+from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder
+from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
-from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.local.server import find_weights
+from plr_dspy.programs.identity import digest
+from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
-from plr_dspy.statistics.comparisons import mean_interval
-from quickstart import Data, load_data, mean
+from plr_dspy.statistics.comparisons import paired_interval
+from quickstart import BUNDLED, Data, load_data, mean
 
-Side = Callable[..., tuple[dspy.Module, int]]
-"""Compiles a program on a trainset, with a metric, a number of calls, a seed and threads; gives it and its calls."""
+ORIGINAL, EMPTY, SEARCH, HALF = "original", "no demos", "random search", "half of it"
+PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
+USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
+MINIBATCH = 25
+"""Examples of a trial of the tree-structured Parzen estimator."""
 
 ORDERS = 10
-"""Of Top-K: each on a tenth of the calls."""
+"""Of "TopK calibrated": each on a tenth of the calls."""
 
+NOT_DECIDING = {"against", "api_base", "data_dir", "out", "seeds", "sides", "tasks", "threads"}
+"""Options that do not decide a result, or that a result's task, seed, side and examples stand for."""
 
-def by(kind: Callable[..., Reorderer], **options: Any) -> Side:
-    """The side of an optimizer of orders."""
-
-    def compiled(
-        program: dspy.Module, trainset: list[dspy.Example], *, metric: Any, calls: int | None, **common: Any
-    ) -> tuple[dspy.Module, int]:
-        budget = {} if calls is None else {"max_metric_calls": calls}
-        optimizer = kind(metric, display_progress=False, **options, **budget, **common)
-        made = optimizer.compile(program, trainset=trainset)
-        return made, optimizer.report.program_calls["total"]
-
-    return compiled
-
-
-def calibrated_alone(
-    program: dspy.Module,
-    trainset: list[dspy.Example],
-    *,
-    metric: Any,
-    calls: int | None,
-    seed: int,
-    num_threads: int,
-) -> tuple[dspy.Module, int]:
-    """The program in its own order, calibrated."""
-    optimizer = BatchCalibration(
-        num_inputs=calls or 64, num_threads=num_threads, seed=seed, display_progress=False
-    )
-    made = optimizer.compile(program, trainset=trainset)
-    return made, made.calibration.num_inputs
-
-
-def top_k_calibrated(
-    program: dspy.Module,
-    trainset: list[dspy.Example],
-    *,
-    metric: Any,
-    calls: int | None,
-    seed: int,
-    num_threads: int,
-) -> tuple[dspy.Module, int]:
-    """The best of random orders by calibrated answers, each calibrated on the inputs that it is scored on."""
-    rng = random.Random(seed)
-    output = calibrated_output(program, None)
-    demos = program.predictors()[0].demos
-    pool = [example for example in trainset if not any(example.toDict() == dict(demo) for demo in demos)]
-    examples = rng.sample(pool, min(len(pool), (calls or 250) // ORDERS))
-    right = np.array([list(output.labels).index(example[output.name]) for example in examples])
-    best, found = -1.0, program
-    for number in range(ORDERS):
-        order = list(demos) if not number else rng.sample(list(demos), len(demos))
-        ordered = program.deepcopy()
-        ordered.predictors()[0].demos = order
-        told = read_replies(ordered, examples, output, num_threads=num_threads, max_errors=1)
-        kept = told.calibrated_to()
-        moved = calibrated(told.log_probabilities, kept.offsets, unseen=told.unseen)
-        correct = moved.argmax(axis=1) == right[told.inputs]
-        if correct.sum() / len(examples) > best:
-            best = correct.sum() / len(examples)
-            found = CalibratedProgram(ordered, kept)
-    return found, ORDERS * len(examples)
-
-
-SIDES: Mapping[str, Side] = {
-    "original": by(StaticOrder),
-    "PLReorder": by(PLReorder),
-    "scores": by(PLReorder, signal="score"),
-    "TopKOrder": by(TopKOrder),
-    "calibrated": calibrated_alone,
-    "calibrate": by(PLReorder, calibrate=True),
-    "TopK calibrated": top_k_calibrated,
-}
+Made = tuple[dspy.Module, int]
+"""A program, and the calls that it took."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Held-out scores by example, and what it took to get there."""
+    """A program's demos, the calls and the seconds that it took, and its scores on the held-out examples."""
 
-    scores: list[float]
-    program_calls: int
+    demos: list[dict[str, Any]]
+    calls: int
     seconds: float
-
-    @property
-    def accuracy(self) -> float:
-        return mean(self.scores)
+    scores: list[float]
 
 
-def draw(data: Data, seed: int, args: argparse.Namespace) -> dict[str, Result]:
-    """What each side comes to on one draw of demos and examples."""
-    rng = random.Random(seed)
-    trainset = rng.sample(data.train, min(args.pool + args.demos, len(data.train)))
-    test = rng.sample(data.test, min(args.test, len(data.test)))
-    program = dspy.LabeledFewShot(k=args.demos).compile(dspy.Predict(data.task.signature), trainset=trainset)
-    found = {}
-    for side in args.sides:
-        folder = folder_of(
-            args, script=__file__, task=data.task.name, seed=seed, side=side, examples=[trainset, test]
+class Draw:
+    """One draw of examples, and what every side makes of it."""
+
+    def __init__(self, data: Data, seed: int, args: argparse.Namespace) -> None:
+        rng = random.Random(seed)
+        self.labelled = rng.sample(data.train, min(args.pool, len(data.train)))
+        self.test = rng.sample(data.test, min(args.test, len(data.test)))
+        self.data, self.seed, self.args = data, seed, args
+        self.metric = data.task.metric()
+        self.common = {"num_threads": args.threads, "seed": seed, "display_progress": False}
+        self._known: dict[str, Result] = {}
+
+    def result(self, side: str) -> Result:
+        """Made, or read where it was made before."""
+        if side not in self._known:
+            how, _, calls = side.partition("@")
+            budget = int(calls) if calls else OWN_CALLS[how] if how in OWN_CALLS else self._searched()
+            folder = self.folder(f"{how}@{budget}")
+            if not (path := folder / "result.json").exists():
+                write_atomically(path, json.dumps(asdict(self._made(how, budget, folder))).encode())
+            self._known[side] = found = Result(**json.loads(path.read_text()))
+            cost = f"{found.calls:,} calls, {found.seconds:.0f} s"
+            print(
+                f"{self.data.task.name}, seed {self.seed}: {side} {mean(found.scores):.3f}, {cost}",
+                flush=True,
+            )
+        return self._known[side]
+
+    def _searched(self) -> int | None:
+        """The calls that a side has where its name has no number, and it has none of its own."""
+        return self.result(SEARCH).calls if SEARCH in self.args.sides else None
+
+    def _made(self, how: str, calls: int | None, folder: Path) -> Result:
+        """Make a side, and score it; what was paid for is kept in its folder."""
+        began = time.perf_counter()
+        program, taken = SIDES[how](self, calls)
+        seconds = time.perf_counter() - began
+        demos = [dict(demo) for demo in program.predictors()[0].demos]
+        return Result(demos, taken, seconds, self.scores(program, self.test, folder))
+
+    def program(self, side: str) -> dspy.Module:
+        """The program without demos, with labelled ones, or with those of a side."""
+        student = dspy.Predict(self.data.task.signature)
+        if side == ORIGINAL:
+            return dspy.LabeledFewShot(k=self.args.demos).compile(student, trainset=self.labelled)
+        student.demos = [dspy.Example(**demo) for demo in self.result(side).demos] if side != EMPTY else []
+        return student
+
+    def scores(
+        self, program: dspy.Module, examples: list[dspy.Example], folder: Path | None = None
+    ) -> list[float]:
+        """Of a program, by example."""
+        common = {"metric": self.metric, "num_threads": self.args.threads, "folder": folder}
+        return HeldOut(program, examples=examples, **common).scores()
+
+    def folder(self, side: str) -> Path:
+        """The folder of a side, where `decided_by.json` says what its result is of."""
+        decided_by = {name: value for name, value in vars(self.args).items() if name not in NOT_DECIDING}
+        code = [*Path(plr_dspy.__file__).parent.rglob("*.py"), *Path(paper.__file__).parent.rglob("*.py")]
+        decided_by |= {
+            "task": self.data.task.name,
+            "seed": self.seed,
+            "side": side,
+            "dspy": dspy.__version__,
+            "examples": [digest(part) for part in (self.labelled, self.test)],
+            "weights": digest_of_files(find_weights()) if self.args.model == LOCAL else None,
+            "code": digest_of_files(Path(__file__), *sorted(code)),
+        }
+        text = json.dumps(decided_by, indent=2, sort_keys=True)
+        name = f"{side.replace(' ', '_')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        folder: Path = self.args.out / self.data.task.name / f"seed{self.seed}" / name
+        write_atomically(folder / "decided_by.json", text.encode())
+        return folder
+
+
+@functools.cache
+def digest_of_files(*paths: Path) -> str:
+    """Digest the contents of files, in their order."""
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)).hexdigest()
+
+
+def optimized(draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, **settings: Any) -> Made:
+    """What an optimizer of this package makes of another side, with the calls that are left."""
+    spent = 0 if base in (ORIGINAL, EMPTY) else draw.result(base).calls
+    budget = {} if calls is None else {"max_metric_calls": calls - spent}
+    if kind is PLFewShot:
+        budget["max_demos"] = draw.args.demos
+    log = draw.folder(" ".join([kind.__name__, base, *map(str, settings.items()), str(calls)])) / "log"
+    optimizer = kind(draw.metric, log_dir=log, **draw.common, **budget, **settings)
+    made = optimizer.compile(draw.program(base), trainset=draw.labelled)
+    return made, spent + optimizer.report.program_calls["total"]
+
+
+class Calls(BaseCallback):  # type: ignore[misc]
+    """Counts LM calls, those that DSPy's cache answers among them: every side would have to pay for them."""
+
+    def __init__(self) -> None:
+        self.count, self._lock = 0, threading.Lock()
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        with self._lock:
+            self.count += 1
+
+
+def batch_calibrated(draw: Draw, calls: int | None, *, base: str) -> Made:
+    """A program with its answers calibrated, or as it is where labels decide so."""
+    optimizer, counted = BatchCalibration(num_inputs=calls, **draw.common), Calls()
+    with dspy.context(callbacks=[counted]):
+        program = optimizer.compile(draw.program(base), trainset=draw.labelled)
+    return program, counted.count
+
+
+def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
+    """The best of random orders by calibrated answers, each calibrated on the inputs that it is scored on."""
+    rng, program = random.Random(draw.seed), draw.program(ORIGINAL)
+    output, demos = calibrated_output(program, None), program.predictors()[0].demos
+    pool = [each for each in draw.labelled if not any(each.toDict() == dict(demo) for demo in demos)]
+    examples = rng.sample(pool, min(len(pool), (calls or 250) // ORDERS))
+    right = np.array([list(output.labels).index(example[output.name]) for example in examples])
+    best, found = -1.0, program
+    for number in range(ORDERS):
+        ordered = program.deepcopy()
+        ordered.predictors()[0].demos = rng.sample(list(demos), len(demos)) if number else list(demos)
+        told = read_replies(ordered, examples, output, num_threads=draw.args.threads, max_errors=1)
+        kept = told.calibrated_to()
+        moved = calibrated(told.log_probabilities, kept.offsets, unseen=told.unseen)
+        correct = (moved.argmax(axis=1) == right[told.inputs]).sum() / len(examples)
+        if correct > best:
+            best, found = correct, CalibratedProgram(ordered, kept)
+    return found, ORDERS * len(examples)
+
+
+def searched(draw: Draw, _: int | None, *, half: bool) -> Made:
+    """Demos come from one half of the examples and are chosen on the other."""
+    middle, counted, candidates = len(draw.labelled) // 2, Calls(), draw.args.candidates
+    if half:  # three more are always scored: no demos, labelled ones, and unshuffled ones
+        candidates = (candidates + 3) // 2 - 3
+    with redirect_stdout(sys.stderr), dspy.context(callbacks=[counted]):  # it prints every score
+        optimizer = dspy.BootstrapFewShotWithRandomSearch(
+            metric=draw.metric,
+            max_bootstrapped_demos=draw.args.demos // 2,
+            max_labeled_demos=draw.args.demos,
+            num_candidate_programs=candidates,
+            num_threads=draw.args.threads,
+            max_errors=10 * len(draw.labelled),  # answers that cannot be parsed are wrong ones
         )
-        make = partial(run, side, program, trainset, test, data=data, seed=seed, args=args)
-        found[side] = result = Result(**kept(folder, make))
-        print(
-            f"{data.task.name}, draw {seed}: {side} {result.accuracy:.3f}, {result.program_calls:,} calls, "
-            f"{result.seconds:.0f} s",
-            flush=True,
-        )
-    return found
+        parts = {"trainset": draw.labelled[:middle], "valset": draw.labelled[middle:]}
+        program = optimizer.compile(draw.program(EMPTY), **parts)
+    return program, counted.count
 
 
-def run(
-    side: str,
-    program: dspy.Module,
-    trainset: list[dspy.Example],
-    test: list[dspy.Example],
-    *,
-    data: Data,
-    seed: int,
-    args: argparse.Namespace,
-) -> Result:
-    """Compile the program, and score it on the held-out examples."""
-    name, _, calls = side.partition("@")
-    metric = data.task.metric()
-    began = time.perf_counter()
-    compiled, num_calls = SIDES[name](
-        program,
-        trainset,
-        metric=metric,
-        calls=int(calls) if calls else None,
-        seed=seed,
-        num_threads=args.threads,
-    )
-    seconds = time.perf_counter() - began
-    held_out = HeldOut(compiled, metric=metric, examples=test, num_threads=args.threads)
-    return Result(held_out.scores(), num_calls, seconds)
+def estimated(draw: Draw, calls: int | None) -> Made:
+    """The best trial of an estimator over the number of demos and the demo at each place, from halves as above."""
+    import optuna
+
+    rng, middle = random.Random(draw.seed), len(draw.labelled) // 2
+    pool, scoring = draw.labelled[:middle], draw.labelled[middle:]
+    batch = min(MINIBATCH, len(scoring))
+
+    def objective(trial: optuna.Trial) -> float:
+        shown, program = trial.suggest_int("number", 2, draw.args.demos), draw.program(EMPTY)
+        places = [trial.suggest_categorical(f"demo {place}", range(middle)) for place in range(shown)]
+        program.demos = [pool[item] for item in places]
+        trial.set_user_attr("demos", program.demos)
+        return mean(draw.scores(program, rng.sample(scoring, batch)))
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=draw.seed))
+    study.optimize(objective, n_trials=(trials := (calls or 1_000) // batch))
+    program = draw.program(EMPTY)
+    program.demos = study.best_trial.user_attrs["demos"]
+    return program, trials * batch
 
 
-def table(draws: list[dict[str, Result]]) -> str:
-    """Lines of Markdown: each side, and its difference to each side before it, with 95 % intervals over the draws."""
-    sides = list(draws[0])
-    rows = [["", "accuracy", *(f"less {side}" for side in sides[:-1]), "calls", "s"]]
-    rows.append(["---"] * len(rows[0]))
-    for i, side in enumerate(sides):
+SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
+    ORIGINAL: lambda draw, _: (draw.program(ORIGINAL), 0),
+    EMPTY: lambda draw, _: (draw.program(EMPTY), 0),
+    "PLReorder": partial(optimized, kind=PLReorder),
+    "scores": partial(optimized, kind=PLReorder, signal="score"),
+    "calibrate": partial(optimized, kind=PLReorder, calibrate=True),
+    "PLReorder paper": partial(optimized, kind=PLReorder, auto="paper"),
+    "TopKOrder": partial(optimized, kind=TopKOrder),
+    "LocalE": partial(optimized, kind=LocalE),
+    "GlobalE": partial(optimized, kind=GlobalE),
+    "PDO few-shot": partial(optimized, kind=PDO),
+    "PDO unlabelled": partial(optimized, kind=PDO, setting="unlabelled"),
+    "DEmO": partial(optimized, kind=DEmO),
+    "calibrated": partial(batch_calibrated, base=ORIGINAL),
+    "no demos, calibrated": partial(batch_calibrated, base=EMPTY),
+    "TopK calibrated": top_k_calibrated,
+    SEARCH: partial(searched, half=False),
+    HALF: partial(searched, half=True),
+    f"{HALF}, PLReorder": partial(optimized, kind=PLReorder, base=HALF),
+    "TPE": estimated,
+    "PLFewShot": partial(optimized, kind=PLFewShot, base=EMPTY),
+    "PLFewShot scores": partial(optimized, kind=PLFewShot, base=EMPTY, signal="score"),
+    "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
+}
+OWN_CALLS: dict[str, int | None] = dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF), 0)
+OWN_CALLS |= dict.fromkeys(("calibrated", "no demos, calibrated"), 64)
+OWN_CALLS |= dict.fromkeys([*PUBLISHED, "PLReorder paper"])
+"""Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""
+
+
+def print_table(title: str, draws: Sequence[dict[str, Result]], against: Sequence[str]) -> None:
+    """Print lines of Markdown: each side, and its differences."""
+    of_each = [name for other in against for name in (f"less {other}, over draws", "over examples")]
+    print(f"\n{title}, {len(draws)} draw(s), {len(draws[0][against[0]].scores)} held-out examples each\n")
+    print(head("", "accuracy", "calls", "s", *of_each))
+    for side in draws[0]:
         results = [each[side] for each in draws]
-        less = [_gain([each[side].accuracy - each[other].accuracy for each in draws]) for other in sides[:i]]
-        rows.append(
-            [
-                side,
-                f"{mean([result.accuracy for result in results]):.3f}",
-                *less,
-                *([""] * (len(sides) - 1 - len(less))),
-                f"{mean([result.program_calls for result in results]):,.0f}",
-                f"{mean([result.seconds for result in results]):.0f}",
-            ]
-        )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        accuracy = mean([mean(result.scores) for result in results])
+        calls, seconds = (mean([getattr(r, name) for r in results]) for name in ("calls", "seconds"))
+        differences = [cell for other in against for cell in gain(draws, side, other)]
+        print(row(side, f"{accuracy:.3f}", f"{calls:,.0f}", f"{seconds:.0f}", *differences))
 
 
-def _gain(gains: list[float]) -> str:
-    if len(gains) < 2:
-        return f"{gains[0]:+.3f}"
-    low, high = mean_interval(gains)
-    return f"{mean(gains):+.3f} [{low:+.3f}, {high:+.3f}]"
+def gain(draws: Sequence[dict[str, Result]], side: str, other: str) -> tuple[str, str]:
+    """The mean gain over another side with its interval over draws, and the interval over all examples."""
+    if side == other:
+        return "", ""
+    gains = [np.subtract(each[side].scores, each[other].scores).tolist() for each in draws]
+    examples = "[{:+.3f}, {:+.3f}]".format(*paired_interval(list(itertools.chain(*gains))))
+    return with_interval([mean(each) for each in gains]), examples
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = options(
+        __doc__ or "",
+        among={"tasks": [BUNDLED, *CLASSIFICATION]},
+        tasks=[BUNDLED],
+        data_dir=Path,
+        seeds=[0],
+        sides=USUAL,
+        against=[str],
+        demos=8,
+        pool=108,
+        test=200,
+        candidates=16,
+        model=LOCAL,
+        api_base=[str],
+        cache=False,
+        threads=2,
+        out=Path("runs/live"),
     )
-    parser.add_argument("--tasks", nargs="+", default=["mr", "subj"], choices=list(CLASSIFICATION))
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--draws", type=int, nargs="+", default=list(range(5)))
-    parser.add_argument("--sides", nargs="+", required=True, metavar="SIDE", help=f"of {list(SIDES)}")
-    parser.add_argument("--demos", type=int, default=8)
-    parser.add_argument("--pool", type=int, default=100)
-    parser.add_argument("--test", type=int, default=200)
-    parser.add_argument("--model", default=LOCAL, help="litellm name of a model with a completions endpoint")
-    parser.add_argument("--api-base", nargs="+", default=[], metavar="URL")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("runs/live"))
-    args = parser.parse_args()
+    if unknown := [side for side in args.sides if side.partition("@")[0] not in SIDES]:
+        raise SystemExit(f"--sides must be of {list(SIDES)}, with @ and a number of calls; got {unknown}")
+    if missing := set(args.against) - set(args.sides):
+        raise SystemExit(f"--against must be of --sides; got {sorted(missing)}")
+    if args.candidates < 6:
+        raise SystemExit("--candidates must be at least 6, so that half of the search has some")
     found: dict[str, list[dict[str, Result]]] = {task: [] for task in args.tasks}
-    served_model = ServedModel(args.model, tuple(args.api_base))
+    served_model = ServedModel(args.model, tuple(args.api_base), cache=args.cache)
     with served_model.open(format="plain") as make_lm:
-        for seed, task in itertools.product(args.draws, args.tasks):
+        for seed, task in itertools.product(args.seeds, args.tasks):
             data = load_data(task, args.data_dir)
-            lm = make_lm(data.task.max_tokens("plain"))
-            with dspy.context(lm=lm, adapter=data.task.adapter("plain")):
-                found[task].append(draw(data, seed, args))
+            lm, adapter = make_lm(data.task.max_tokens("plain")), data.task.adapter("plain")
+            with dspy.context(lm=lm, adapter=adapter):
+                draw = Draw(data, seed, args)
+                found[task].append({side: draw.result(side) for side in args.sides})
+    against = args.against or args.sides[:1]
     for task, draws in found.items():
-        print(f"\n{task}, {args.demos} demos, {len(draws)} draw(s), {args.test} held-out examples each\n")
-        print(table(draws))
+        print_table(f"{task}, {args.demos} demos", draws, against)
     if len(found) > 1:
-        print(f"\nAll {len(found)} tasks\n")
-        print(table([each for draws in found.values() for each in draws]))
+        print_table(f"all {len(found)} tasks", [each for draws in found.values() for each in draws], against)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from landscapes import Landscape, LandscapePayer
+from landscapes import Landscape, Order
 from typing_extensions import Self
 
-from plr_dspy import CrossEntropySearch, OrderingSpace
+from plr_dspy import CrossEntropySearch, MixtureEM, OrderingSpace
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.paper import PaperCompilation
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.plackett_luce.updates import UpdateRule
+from plr_dspy.report.text import MIN_WIN_PROBABILITY
+from plr_dspy.scoring.budget import Budget
+from plr_dspy.scoring.cells import Cell, CellKey
+from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer, Payer
+from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
-from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
@@ -45,9 +50,12 @@ class Pool:
 
     @property
     def space(self) -> OrderingSpace:
-        return OrderingSpace.of_sizes(self.landscape.num_demos)
+        size, most = self.landscape.num_demos, self.landscape.max_shown
+        if most is None:
+            return OrderingSpace.of_sizes(size)
+        return OrderingSpace.of_sizes(size, max_length=min(most, size), identity=((),))
 
-    def held_out(self, order: tuple[int, ...], offsets: Sequence[float] = ()) -> float:
+    def held_out(self, order: Order, offsets: Sequence[float] = ()) -> float:
         """Mean score on the held-out examples; with offsets of labels, of the answers that these calibrate."""
         size = self.num_known
         if not offsets:
@@ -57,9 +65,11 @@ class Pool:
         return float(scores[np.arange(len(scores)), answers][size:].mean())
 
     def plan(self, auto: str, budget: int | None = None, **overrides: Any) -> Plan:
+        searched = {} if self.landscape.max_shown is None else {"searched": "demos"}
         return make_plan(
             auto,
             max_metric_calls=budget,
+            **searched,
             **overrides,
             num_train=self.num_train,
             num_selection=self.num_selection,
@@ -67,21 +77,36 @@ class Pool:
         )
 
 
-Method = Callable[[Pool, int], tuple[tuple[int, ...], int]]
-"""A pool and a seed to the chosen order and the program calls."""
+class LandscapePayer:
+    """Answers the calls of a `CellScorer` from a landscape, up to a limit; None for none."""
+
+    def __init__(self, landscape: Landscape, max_calls: int | None = None) -> None:
+        self.ledger = Ledger()
+        self.budget = Budget(self.ledger, max_calls=max_calls)
+        self._landscape = landscape
+
+    def log_probabilities(self, ordering: Ordering, example: int) -> Sequence[float] | None:
+        """Those of the labels, of a call that was paid for."""
+        cell = self.ledger.cells.get((self.fingerprint(ordering), example))
+        return None if cell is None else cell.label_logprobs
+
+    def fingerprint(self, ordering: Ordering) -> str:
+        return repr(ordering)
+
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+        told = {
+            name: (self._landscape.answers(order), self._landscape.log_probabilities(order))
+            for name, (order,) in orderings.items()
+        }
+        for name, example in keys:
+            right, logprobs = (values[example] for values in told[name])
+            self.ledger.add((name, example), Cell(float(right), label_logprobs=tuple(logprobs.tolist())), {})
 
 
 def outcome(
     pool: Pool, plan: Plan, search: Search, *, payer: Payer | None = None, shifted: bool = False
 ) -> Outcome:
-    """All that `PLReorder` finds with a search.
-
-    Args:
-        pool: Answers the calls.
-        plan, search: What to run.
-        payer: Makes the calls; None for a new one.
-        shifted: As in `StagedScores`; for searches that learn from log-probabilities.
-    """
+    """All that a search finds; `shifted` as in `StagedScores`, for searches that learn from log-probabilities."""
     scorer = CellScorer(payer or LandscapePayer(pool.landscape, plan.max_metric_calls))
     original = pool.space.identity
     staged = StagedScores(
@@ -104,79 +129,44 @@ def planned_outcome(
     signal: str = "score",
     *,
     calibrating: bool = False,
-    **options: Any,
 ) -> Outcome:
-    """What the search of a plan finds, by scores, by log-probabilities as well, or for calibrated answers.
-
-    Args:
-        pool, plan: As in `outcome`.
-        update, seed, **options: Of the search.
-        signal: As in `PLReorder`.
-        calibrating: Whether answers are calibrated.
-    """
+    """What `PLReorder` finds by scores, by log-probabilities as well (signal), or for calibrated answers."""
     landscape = pool.landscape
     shape = {"update": update, "num_samples": plan.num_samples, "elite_fraction": plan.elite_fraction}
     if not plan.racing:
         return outcome(pool, plan, CrossEntropySearch(pool.space, seed=seed, **shape))
     payer = LandscapePayer(landscape, plan.max_metric_calls)
     scores = landscape.label_scores[: pool.num_known]
-    responses = LabelResponses(
-        scores, payer.log_probabilities, shares=shares_to_try(scores), calibrating=calibrating
-    )
+    shares = shares_to_try(scores)
+    responses = LabelResponses(scores, payer.log_probabilities, shares=shares, calibrating=calibrating)
     classes, example_classes = landscape.classes, landscape.example_classes
-    known = {
-        "classes": classes and [classes],
-        "example_classes": example_classes and example_classes[: pool.num_known],
-        "responses": responses if signal == "logprobs" else None,
-    }
     search = ThompsonSearch(
         pool.space,
         num_examples=plan.num_train_examples,
         num_initial=plan.num_initial,
+        classes=classes and [classes],
+        example_classes=example_classes and example_classes[: pool.num_known],
+        responses=responses if signal == "logprobs" else None,
         seed=seed,
-        **{**shape, **known, **options},
+        **shape,
     )
     return outcome(pool, plan, search, payer=payer, shifted=signal == "logprobs")
 
 
-def choice(found: Outcome) -> tuple[tuple[int, ...], int]:
-    """The order that a compile chose, and its program calls."""
-    return found.ordering[0], found.program_calls["total"]
-
-
-def paper(update: str) -> Method:
-    """PLR Algorithm 1 with the paper's values; cells are memoised, so it pays for distinct ones only."""
-    return lambda pool, seed: choice(planned_outcome(pool, pool.plan("paper"), update, seed))
-
-
-def paper_within(budget: int, update: str = "mle") -> Method:
+def paper_within(pool: Pool, budget: int, seed: int) -> Outcome | None:
     """PLR Algorithm 1 with the largest B and K for which at least two rounds fit a budget; as many as do."""
-
-    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-        for size in range(15, 1, -1):
-            shape = {"num_samples": size, "num_final_draws": max(1, round(size * 2 / 3))}
-            try:
-                plan = pool.plan("paper", budget, **shape)
-            except ValueError:
-                continue
-            if size == 2 or plan.final_calls + 2 * size * pool.num_train <= budget:
-                return choice(planned_outcome(pool, plan, update, seed))
-        return tuple(range(pool.landscape.num_demos)), 0
-
-    return method
-
-
-def top_k(budget: int | None = None) -> Method:
-    """Random search: orders on the whole train split, the best of them on the selection split.
-
-    Without a budget the paper's 225 orders and 10 finalists.
-    """
-
-    return lambda pool, seed: choice(top_k_outcome(pool, seed, budget))
+    for size in range(15, 1, -1):
+        try:
+            plan = pool.plan("paper", budget, num_samples=size, num_final_draws=max(1, round(size * 2 / 3)))
+        except ValueError:
+            continue
+        if size == 2 or plan.final_calls + 2 * size * pool.num_train <= budget:
+            return planned_outcome(pool, plan, "mle", seed)
+    return None
 
 
 def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
-    """All that a random search finds."""
+    """All that a random search finds; without a budget, with the paper's 225 orders and 10 finalists."""
     num_orders, num_best = 225, 10
     if budget is not None:
         num_best = min(10, max(1, budget // 5 // pool.num_selection - 1))
@@ -189,57 +179,70 @@ def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
         num_best_seen=num_best,
         with_mode=False,
     )
-    number = plan.num_samples
-    search = RandomSearch(pool.space, num_orderings=number, num_samples=number, seed=seed)
+    search = RandomSearch(pool.space, num_orderings=plan.num_samples, num_samples=plan.num_samples, seed=seed)
     return outcome(pool, plan, search)
 
 
-def halving(budget: int, num_orders: int = 225, keep: float = 0.4) -> Method:
-    """Sequential halving of random orders over the whole pool: the least that a search must beat."""
-
-    def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-        rng = np.random.default_rng(seed)
-        drawn = (tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(num_orders))
-        alive = list(dict.fromkeys(drawn))
-        scorer = CellScorer(LandscapePayer(pool.landscape, budget))
-        rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / keep)))
-        examples = 0
-        for rung in range(rungs):
-            more = max(1, (budget - scorer.budget.calls) // (rungs - rung) // len(alive))
-            examples = min(examples + more, pool.num_known)
-            orderings = [(order,) for order in alive]
-            if not scorer.fits(dict.fromkeys(orderings, range(examples))):
-                break
-            _, rows = scorer.table(orderings, range(examples))
-            best = sorted(range(len(alive)), key=lambda i: -sum(rows[i]))
-            alive = [alive[i] for i in best[: max(1, int(np.ceil(keep * len(alive))))]]
-        return alive[0], scorer.budget.calls
-
-    return method
+def random_search(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
+    """The best of as many random arrangements as can be scored on all examples."""
+    drawn = _drawn(pool, max(1, budget // pool.num_known), seed)
+    best = max(drawn, key=lambda order: pool.landscape.answers(order)[: pool.num_known].mean())
+    return best, len(drawn) * pool.num_known
 
 
-def default(budget: int, signal: str = "score") -> Method:
-    """`PLReorder` with ``max_metric_calls`` and ``signal``."""
-    return lambda pool, seed: choice(
-        planned_outcome(pool, pool.plan("light", budget, signal=signal), "mle", seed, signal)
-    )
+def halving(pool: Pool, budget: int, seed: int, keep: float = 0.4) -> tuple[Order, int]:
+    """Successive halving over the whole pool: the least that a search must beat; gives the best order, and the calls.
+
+    Of 225 random orders, or of arrangements, which begin with 4 examples each in a third of the calls.
+    """
+    first, rng = 0, np.random.default_rng(seed)
+    if pool.landscape.max_shown is None:
+        drawn = [tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(225)]
+    else:
+        drawn, first = _drawn(pool, max(1, budget // 12), seed), 4
+    alive, calls, examples = list(dict.fromkeys(drawn)), 0, 0
+    rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / keep)))
+    for rung in range(rungs):
+        more = max(1, (budget - calls) // (rungs - rung) // len(alive))
+        more = min(first if first and not rung else more, pool.num_known - examples)
+        if calls + more * len(alive) > budget:
+            break
+        calls, examples = calls + more * len(alive), examples + more
+        ranked = sorted(alive, key=lambda order: -pool.landscape.answers(order)[:examples].sum())
+        alive = ranked[: max(1, int(np.ceil(keep * len(alive))))]
+    return alive[0], calls
 
 
-def ablation(budget: int) -> dict[str, Method]:
-    """The default search with one part taken out."""
+def _drawn(pool: Pool, number: int, seed: int) -> list[Order]:
+    """The program without demos, and distinct random arrangements."""
+    drawn = pool.space.draw(2 * number, np.random.default_rng(seed))
+    return [order for (order,) in dict.fromkeys([pool.space.identity, *drawn])][:number]
 
-    def without(*, race: bool = True, **options: Any) -> Method:
-        def method(pool: Pool, seed: int) -> tuple[tuple[int, ...], int]:
-            plan = pool.plan("light", budget)
-            if not race:
-                plan = replace(plan, race_calls=0, num_entrants=plan.num_best_seen)
-            return choice(planned_outcome(pool, plan, "mle", seed, **options))
 
-        return method
+def compiled(pool: Pool, mode: str, budget: int | None, seed: int) -> Outcome | None:
+    """What a compile in a mode of `MODES` finds; None where the budget is too small.
 
-    return {
-        "default": without(),
-        "no race": without(race=False),
-        "no classes of demos": without(classes=None),
-        "no leaning": without(example_classes=None),
-    }
+    Without a budget, "top-k" and the paper's searches make as many calls as in the paper.
+    """
+    if mode == "top-k":
+        return top_k_outcome(pool, seed, budget)
+    if mode == "paper" and budget is not None:
+        return paper_within(pool, budget, seed)
+    if mode in PAPER:
+        return planned_outcome(pool, pool.plan("paper"), PAPER[mode], seed)
+    signal = "score" if mode == "light" else "logprobs"
+    plan = pool.plan("light", budget, signal=signal)
+    return planned_outcome(pool, plan, "mle", seed, signal, calibrating=mode == "calibrated")
+
+
+def claimed(found: Outcome) -> bool:
+    """Whether the chosen order is called better than the original."""
+    return found.comparison is not None and found.comparison.probability >= MIN_WIN_PROBABILITY
+
+
+PAPER: dict[str, str | UpdateRule] = {
+    "paper": "mle",
+    "paper 1": MixtureEM(num_components=1),
+    "paper 4": MixtureEM(num_components=4),
+}
+MODES = ["light", "logprobs", "calibrated", *PAPER, "top-k"]

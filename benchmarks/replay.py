@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import dspy
 import numpy as np
 from dspy import lm15
 from landscapes import Landscape
+
+from plr_dspy import PLReorder, Report
 
 NAMES = re.compile(r"^(demo|example) (\d+)$", re.MULTILINE)
 """The texts of demos and examples in a prompt: their numbers in the landscape stand for them."""
@@ -26,8 +28,7 @@ class ReplayEngine:
         labels: Their names.
 
     Attributes:
-        calls: Requests answered.
-        told: Those of them that were told log-probabilities.
+        calls, told: Requests answered, and those of them that were told log-probabilities.
     """
 
     def __init__(self, landscape: Landscape, labels: Sequence[str]) -> None:
@@ -57,13 +58,6 @@ class ReplayEngine:
         reply = {"id": "replay", "model": "replay", "choices": [choice | {"finish_reason": "stop"}]}
         return lm15.response_from_openai_chat(reply | {"usage": usage}, model=request.model)
 
-    def stream(self, request: Any) -> Iterator[Any]:
-        """Answer a request in events."""
-        yield from lm15.response_to_events(self.complete(request))
-
-    def close(self) -> None:
-        """Hold nothing that needs closing."""
-
 
 def _place(tops: Sequence[tuple[str, float]]) -> dict[str, Any]:
     """One token of a reply and the likeliest in its place, as OpenAI writes them."""
@@ -71,15 +65,17 @@ def _place(tops: Sequence[tuple[str, float]]) -> dict[str, Any]:
     return {**told[0], "top_logprobs": told}
 
 
+def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
+    """Whether the label is the right one."""
+    return bool(example.label == prediction.label)
+
+
 def replayed_program(landscape: Landscape, labels: Sequence[str]) -> dspy.Predict:
     """A program of one label, whose demos are those of a landscape in their original order."""
-    if landscape.classes is None:
-        raise ValueError("the landscape's demos must have labels: its classes are None")
     output = (Literal[tuple(labels)], dspy.OutputField())
     program = dspy.Predict(dspy.Signature({"text": (str, dspy.InputField()), "label": output}))
-    program.demos = [
-        dspy.Example(text=f"demo {i}", label=labels[kind]) for i, kind in enumerate(landscape.classes)
-    ]
+    kinds = landscape.classes or []
+    program.demos = [dspy.Example(text=f"demo {i}", label=labels[kind]) for i, kind in enumerate(kinds)]
     return program
 
 
@@ -87,10 +83,28 @@ def replayed_examples(landscape: Landscape, labels: Sequence[str]) -> list[dspy.
     """The examples of a landscape with their right labels."""
     return [
         dspy.Example(text=f"example {i}", label=labels[right]).with_inputs("text")
-        for i, right in enumerate(landscape.label_scores.argmax(axis=1))
+        for i, right in enumerate(landscape.right_labels)
     ]
 
 
-def shown_order(program: dspy.Predict) -> tuple[int, ...]:
-    """The order in which such a program shows the demos of the landscape."""
-    return tuple(int(demo["text"].removeprefix("demo ")) for demo in program.demos)
+def compiled_through_dspy(
+    landscape: Landscape, *, num_known: int, signal: str, budget: int, seed: int
+) -> tuple[tuple[int, ...], Report]:
+    """Compile a program whose language model answers from a landscape, of which it knows the first examples.
+
+    Returns:
+        The order that the compiled program shows, and the report, whose calls are those that the model answered.
+    """
+    labels = [f"label {i}" for i in range(landscape.num_labels)]
+    engine = ReplayEngine(landscape, labels)
+    lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
+    options = {"max_metric_calls": budget, "num_threads": 1, "seed": seed, "display_progress": False}
+    optimizer = PLReorder(metric, signal=signal, **options)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
+        trainset = replayed_examples(landscape, labels)[:num_known]
+        compiled = optimizer.compile(replayed_program(landscape, labels), trainset=trainset)
+    report = optimizer.report
+    assert report is not None and report.signal is not None and report.signal.used == signal
+    assert engine.calls == report.program_calls["total"] <= budget
+    assert engine.told == (engine.calls if signal == "logprobs" else 0)
+    return tuple(int(demo["text"].removeprefix("demo ")) for demo in compiled.demos), report

@@ -11,16 +11,14 @@ orders, or a smooth function of the demos' positions that differs by example, or
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
+from command import head, options, processes, row
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
@@ -81,9 +79,8 @@ class World:
             tastes, variances = rng.normal(size=(scored, self.examples)), np.ones(len(orders))
         shared = shared_variance(self.accuracy, self.disagreement)
         own = 1 - shared
-        levels = special.ndtri(true) * np.sqrt(
-            shared + own * variances
-        )  # so that mean scores are the true ones
+        # So that mean scores are the true ones.
+        levels = special.ndtri(true) * np.sqrt(shared + own * variances)
         easiness = math.sqrt(shared) * rng.normal(size=self.examples)
         return (levels[:scored, None] + easiness + math.sqrt(own) * tastes > 0).astype(float), true
 
@@ -95,9 +92,8 @@ class World:
     def true_scores(self, effects: Array) -> Array:
         """Of orders with standard normal effects."""
         if isinstance(self.accuracy, str):
-            return self.share * np.clip(0.5 + self.deviation / self.share * effects, 0.0, 1.0) + 0.75 * (
-                1 - self.share
-            )
+            tossed = np.clip(0.5 + self.deviation / self.share * effects, 0.0, 1.0)
+            return self.share * tossed + 0.75 * (1 - self.share)
         return np.clip(self.accuracy + self.deviation * effects, 0.01, 0.99)
 
     def true_deviation(self, true: Array) -> float:
@@ -120,51 +116,36 @@ def shared_variance(accuracy: float, disagreement: float) -> float:
     return float(optimize.brentq(excess, 0.0, 0.999_999))
 
 
-def within_examples(scores: Array, rng: np.random.Generator) -> tuple[float, float]:
-    """For comparison: p-values of the F test of orders x examples, and of permutations within examples."""
-    orders, examples = scores.shape
-    centred = scores - scores.mean(axis=0)
-    means = centred.mean(axis=1)
-    noise = ((centred - means[:, None]) ** 2).sum() / ((orders - 1) * (examples - 1))
-    ratio = examples * (means**2).sum() / (orders - 1) / noise if noise else 0.0
+def permutation_test(scores: Array, rng: np.random.Generator) -> float:
+    """For comparison: the p-value of permutations of the orders within each example."""
     permuted = rng.permuted(np.repeat(scores[None], 199, axis=0), axis=1).mean(axis=2).var(axis=1)
-    reached = (permuted >= scores.mean(axis=1).var() - 1e-12).sum()
-    return float(special.fdtrc(orders - 1, (orders - 1) * (examples - 1), ratio)), (1 + reached) / 200
+    return float(1 + (permuted >= scores.mean(axis=1).var() - 1e-12).sum()) / 200
 
 
 def results(world: World, tables: int) -> Array:
-    """Means over tables: the deviation covered, the gain covered, `matters`, F and permutations reject, widths."""
+    """Means over tables: deviation and gain covered, `matters`, permutations reject, their widths, error of gain."""
     analysis.NUM_FLIPS, analysis.NUM_DRAWS = 999, 2_000
     rng, found = np.random.default_rng(1), []
-    distinct = math.factorial(world.demos)
+    sizes = {
+        "num_distinct": (distinct := math.factorial(world.demos)),
+        "num_searched": min(distinct, SEARCHED),
+    }
     for table in range(tables):
         scores, true = world.draw(rng)
-        result = analysis.spread(
-            scores, num_distinct=distinct, num_searched=min(distinct, SEARCHED), seed=table
-        )
-        deviation = world.true_deviation(true)
-        gain = true.max() - true[0]
-        f_test, permutations = within_examples(scores, rng) if world.deviation == 0 else (1.0, 1.0)
-        found.append(
-            [
-                result.interval[0] - 1e-9 <= deviation <= result.interval[1] + 1e-9,
-                result.gain_interval[0] - 1e-9 <= gain <= result.gain_interval[1] + 1e-9,
-                result.p_value <= 0.05,
-                f_test <= 0.05,
-                permutations <= 0.05,
-                result.interval[1] - result.interval[0],
-                result.gain_interval[1] - result.gain_interval[0],
-                abs(result.gain - gain),
-            ]
-        )
+        result = analysis.spread(scores, **sizes, seed=table)
+        deviation, gain = world.true_deviation(true), true.max() - true[0]
+        (low, high), (least, most) = result.interval, result.gain_interval
+        covered = [low - 1e-9 <= deviation <= high + 1e-9, least - 1e-9 <= gain <= most + 1e-9]
+        permutations = permutation_test(scores, rng) if world.deviation == 0 else 1.0
+        rejected = [result.p_value <= 0.05, permutations <= 0.05]
+        found.append([*covered, *rejected, high - low, most - least, abs(result.gain - gain)])
     return np.mean(np.array(found, dtype=float), axis=0)
 
 
 def worlds() -> Iterator[World]:
     """All that are simulated."""
-    for demos, deviation, disagreement, examples in itertools.product(
-        (2, 3, 4, 8), (0.0, 0.03, 0.1), (0.05, 0.4), (10, 20, 40, 100)
-    ):
+    shapes = (2, 3, 4, 8), (0.0, 0.03, 0.1), (0.05, 0.4), (10, 20, 40, 100)
+    for demos, deviation, disagreement, examples in itertools.product(*shapes):
         for tastes in ("unrelated", "smooth", "one demo"):
             yield World(demos, 10, examples, deviation, disagreement, tastes, 0.7)
         if examples in (20, 40):
@@ -174,64 +155,40 @@ def worlds() -> Iterator[World]:
 
 def splits() -> Iterator[World]:
     """Ways to spend 300 calls."""
-    for disagreement, deviation, orders in itertools.product(
-        (0.15, 0.4), (0.05, 0.1), (4, 6, 8, 10, 12, 15, 20, 30)
-    ):
+    shapes = (0.15, 0.4), (0.05, 0.1), (4, 6, 8, 10, 12, 15, 20, 30)
+    for disagreement, deviation, orders in itertools.product(*shapes):
         yield World(8, orders, 300 // orders, deviation, disagreement, "smooth", 0.7)
 
 
-def print_rows(title: str, rows: dict[str, list[Array]]) -> None:
-    """Mean and worst of the worlds of each row."""
-    print(
-        f"\n| {title} | worlds | deviation covered: mean, least | gain covered: mean, least |\n|---|---|---|---|"
-    )
-    for name, values in rows.items():
-        mean, least = np.mean(values, axis=0), np.min(values, axis=0)
-        print(f"| {name} | {len(values)} | {mean[0]:.3f}, {least[0]:.3f} | {mean[1]:.3f}, {least[1]:.3f} |")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tables", type=int, default=400, help="of each world")
-    parser.add_argument("--splits", action="store_true")
-    parser.add_argument("--processes", type=int, default=2)
-    args = parser.parse_args()
+    args = options(__doc__ or "", tables=400, splits=False, jobs=2)
     chosen = list(splits() if args.splits else worlds())
-    with ProcessPoolExecutor(args.processes) as pool:
-        found = list(pool.map(results, chosen, [args.tables] * len(chosen)))
+    with processes(args.jobs) as run:
+        found = np.array(list(run(partial(results, tables=args.tables), chosen)))
     if args.splits:
         print(
-            "| disagreement | deviation | orders x examples | power | width of deviation, of gain | error of gain |"
+            head(
+                "disagreement",
+                "deviation",
+                "orders x examples",
+                "power",
+                "width of deviation, of gain",
+                "error of gain",
+            )
         )
-        print("|---|---|---|---|---|---|")
-        for world, (_, _, power, _, _, *rest) in zip(chosen, found, strict=True):
-            split = f"{world.orders} x {world.examples}"
-            print(f"| {world.disagreement} | {world.deviation} | {split} | {power:.2f} | "
-                  f"{rest[0]:.3f}, {rest[1]:.3f} | {rest[2]:.3f} |")  # fmt: skip
+        for world, (_, _, power, _, *width, error) in zip(chosen, found, strict=True):
+            shape = world.disagreement, world.deviation, f"{world.orders} x {world.examples}"
+            print(row(*shape, f"{power:.2f}", f"{width[0]:.3f}, {width[1]:.3f}", f"{error:.3f}"))
         return
-    for field in ("demos", "examples", "deviation", "disagreement", "tastes", "accuracy"):
-        rows = defaultdict(list)
-        for world, values in zip(chosen, found, strict=True):
-            rows[f"{getattr(world, field)}"].append(values)
-        print_rows(field, rows)
-    print(
-        "\n| no effect; tastes | worlds | `matters`: mean, most | F test | permutations |\n|---|---|---|---|---|"
-    )
-    for tastes in ("unrelated", "smooth", "one demo"):
-        null = [v for w, v in zip(chosen, found, strict=True) if w.deviation == 0 and w.tastes == tastes]
-        mean, most = np.mean(null, axis=0), np.max(null, axis=0)
-        shares = " | ".join(f"{mean[i]:.3f}, {most[i]:.3f}" for i in (2, 3, 4))
-        print(f"| {tastes} | {len(null)} | {shares} |")
-    print("\nLeast covered:")
-    for column, name in enumerate(("deviation", "gain")):
-        for i in np.argsort([values[column] for values in found])[:8]:
-            print(f"{name} {found[i][column]:.3f} {chosen[i]}")
-    print("\nMost false positives:")
-    null = [i for i, world in enumerate(chosen) if world.deviation == 0]
-    for i in sorted(null, key=lambda i: -found[i][2])[:5]:
-        print(f"{found[i][2]:.3f} {chosen[i]}")
+    null = found[[world.deviation == 0 for world in chosen]]
+    print(head(f"{len(chosen)} worlds", "mean", "worst"))
+    for name, values, worst in (
+        ("the interval of the deviation held the truth", found[:, 0], np.min),
+        ("the interval of the gain held the truth", found[:, 1], np.min),
+        ("an effect was seen where there is none", null[:, 2], np.max),
+        ("the same by permutations within examples", null[:, 3], np.max),
+    ):
+        print(row(name, f"{values.mean():.3f}", f"{worst(values):.3f}"))
 
 
 if __name__ == "__main__":

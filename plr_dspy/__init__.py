@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from plr_dspy.plackett_luce.updates import MaximumLikelihood, MixtureEM, RankEMA
     from plr_dspy.report.data import Report
     from plr_dspy.report.order_sensitivity import OrderSensitivity
-    from plr_dspy.search.cross_entropy import CrossEntropySearch
-    from plr_dspy.search.space import OrderingSpace, Trial
+    from plr_dspy.search.search import CrossEntropySearch
+    from plr_dspy.search.space import OrderingSpace
     from plr_dspy.search.thompson import ThompsonSearch
 else:  # torch, scipy and DSPy take seconds to import
     __getattr__, __dir__ = lazy_exports(
@@ -46,8 +46,8 @@ else:  # torch, scipy and DSPy take seconds to import
             ".plackett_luce.updates": ["MaximumLikelihood", "MixtureEM", "RankEMA"],
             ".report.order_sensitivity": ["OrderSensitivity"],
             ".report.data": ["Report"],
-            ".search.cross_entropy": ["CrossEntropySearch"],
-            ".search.space": ["OrderingSpace", "Trial"],
+            ".search.search": ["CrossEntropySearch"],
+            ".search.space": ["OrderingSpace"],
             ".search.thompson": ["ThompsonSearch"],
         },
     )
@@ -71,7 +71,6 @@ __all__ = [
     "RankEMA",
     "Report",
     "ThompsonSearch",
-    "Trial",
     "__version__",
     "completion_lm",
     "load_program",

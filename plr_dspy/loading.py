@@ -19,8 +19,6 @@ def load_program(
 ) -> dspy.Module:
     """Load a program that an optimizer returned, from the JSON that its ``save`` wrote.
 
-        program = load_program(dspy.Predict(Sentiment), "program.json")
-
     The student itself cannot load the file of a calibrated program.
 
     Args:

@@ -39,7 +39,6 @@ LOCAL_MODEL = {
     "test_label_local",
     "test_local",
     "test_notebooks",
-    "test_resume_local",
 }
 """Their tests run one after another in one process: two servers would share the cores."""
 WITHOUT_MODEL = ("test_runs[02_",)

@@ -31,23 +31,37 @@ WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 class OrderSensitiveEngine:
     """Right more often the more the demos are in ascending order of their text's digest.
 
-    Deterministic: an answer depends on the prompt alone. Every request is kept in `requests`.
+    Deterministic: an answer depends on the prompt alone.
+
+    Args:
+        answers: The right one to each question.
+        at: What is done at the beginning of a call, by its number.
+        mumbles: Tells of which conversations the reply follows no format.
+
+    Attributes:
+        requests: Every conversation, and how often it came.
     """
 
-    def __init__(self, answers: dict[str, str]) -> None:
-        self.answers = answers
+    def __init__(
+        self, answers: dict[str, str], *, at: Any = None, mumbles: Any = lambda texts: False
+    ) -> None:
+        self.answers, self.at, self.mumbles = answers, dict(at or {}), mumbles
         self.requests: Counter[tuple[str, ...]] = Counter()
         self._lock = threading.Lock()
 
     def complete(self, request: Any) -> Any:
         texts = [message.text or "" for message in request.messages]
         system = request.system if isinstance(request.system, str) else ""
-        return chat_response(self.answer(system, texts), prompt_tokens=sum(map(len, texts)) // 4)
+        with self._lock:
+            number = self.num_calls
+            self.requests[tuple(texts)] += 1
+        if number in self.at:
+            self.at[number]()
+        said = "Well, let me see ..." if self.mumbles(texts) else self.answer(system, texts)
+        return chat_response(said, prompt_tokens=sum(map(len, texts)) // 4)
 
     def answer(self, system: str, texts: list[str]) -> str:
         """The answer to a conversation, of which the system message is not part."""
-        with self._lock:
-            self.requests[tuple(texts)] += 1
         demos = [digest(text) for text in texts[:-1:2]]
         pairs = [(a, b) for i, a in enumerate(demos) for b in demos[i + 1 :]]
         sorted_share = sum(a < b for a, b in pairs) / len(pairs) if pairs else 0.5
@@ -55,6 +69,11 @@ class OrderSensitiveEngine:
         gold = next((self.answers[value] for value in values if value in self.answers), "unknown")
         difficulty = digest(" ".join(values)) * 0.9
         answer = gold if difficulty < 0.1 + 0.8 * sorted_share else "wrong"
+        return self.formatted(system, texts, answer)
+
+    @staticmethod
+    def formatted(system: str, texts: list[str], answer: str) -> str:
+        """A reply in the format that was asked for."""
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
         fields = {name: _value(name, answer) for name in wanted or _output_fields(system)}
         body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
@@ -139,9 +158,61 @@ def student(demos: Any = 6, signature: str = "question -> answer", **config: Any
     return program
 
 
+class CopyingEngine(OrderSensitiveEngine):
+    """Knows nothing: it copies the answer of a demo with the same question, and says "wrong" otherwise.
+
+    Attributes:
+        copied: How often it did.
+        numbers_of_demos: That it was shown, for each call.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__({}, **options)
+        self.copied = 0
+        self.numbers_of_demos: list[int] = []
+
+    def answer(self, system: str, texts: list[str]) -> str:
+        asked, *shown = (dict(FIELD.findall(text))["question"].strip() for text in [texts[-1], *texts[:-1:2]])
+        with self._lock:
+            self.numbers_of_demos.append(len(shown))
+            self.copied += asked in shown
+        if asked not in shown:
+            return self.formatted(system, texts, "wrong")
+        demo = texts[2 * shown.index(asked) + 1]
+        return self.formatted(system, texts, dict(FIELD.findall(demo))["answer"].strip())
+
+
+def failure() -> None:
+    """What an engine does at a call: as a server that is down."""
+    raise ConnectionError("down")
+
+
+def interrupt() -> None:
+    """What an engine does at a call: as where a user presses Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def engine_for(examples: list[dspy.Example], **options: Any) -> OrderSensitiveEngine:
+    """An engine that knows the examples' answers."""
+    return OrderSensitiveEngine({example.question: example.answer for example in examples}, **options)
+
+
+def lm_of(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> dspy.LM:
+    """An LM that asks an engine, each call once."""
+    return dspy.LM(model, engine=engine, **{"cache": False, "num_retries": 0, **options})
+
+
+@contextmanager
+def using(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> Iterator[Any]:
+    """Such an LM is DSPy's, and a reply that cannot be read is not asked for again."""
+    adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+    with dspy.context(lm=lm_of(engine, model, **options), adapter=adapter):
+        yield engine
+
+
 def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine]:
     """An LM that knows the examples' answers and can be fine-tuned, and its engine."""
-    engine = OrderSensitiveEngine({example.question: example.answer for example in examples})
+    engine = engine_for(examples)
     return dspy.LM("fake/order-sensitive", engine=engine, cache=False, provider=FineTuning()), engine
 
 

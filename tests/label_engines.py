@@ -6,12 +6,25 @@ import json
 import math
 import re
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import dspy
+from dspy import lm15
 from fakes import FIELD, WANTED, chat_response, digest, logprobs_of
 
 NOISE = {"the": 1e-4, "Hm": 1e-4}
+LABELS = ["negative", "positive"]
+KIND = Literal["negative", "positive"]
+REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
+
+
+def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
+    """A program that labels a text."""
+    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
+
+
+def exact(example, prediction, trace=None):
+    return example.label == prediction.label
 
 
 class Classifier:

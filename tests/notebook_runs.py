@@ -16,21 +16,21 @@ SECONDS = 600
 BRIEF = {"from plr_dspy.data import load_reviews": "from brief import brief_reviews as load_reviews"}
 SHORTER = {
     "01_quickstart.ipynb": BRIEF
-    | {"max_metric_calls=120": "max_metric_calls=24", '"test")[:40]': '"test")[:4]'},
+    | {"max_metric_calls=120": "max_metric_calls=24", '"test")[:40]': '"test")[:2]', "k=6": "k=3"},
     "03_compare_methods.ipynb": {
-        "BUDGET = 400": "BUDGET = 200",
+        "BUDGET = 400": "BUDGET = 120",
         "range(8)": "range(2)",
         "examples[:12]": "examples[:4]",
         "num_candidates=4": "num_candidates=2",
         "num_candidates=8": "num_candidates=2",
     },
     "04_several_predictors_vllm.ipynb": BRIEF
-    | {"= 1, 50, 6": "= 1, 24, 2", "max_tokens=24": "max_tokens=6", "]\nprogram =": "][::2]\nprogram ="},
+    | {"= 1, 50, 6": "= 1, 24, 1", "max_tokens=24": "max_tokens=6", "]\nprogram =": "][::2]\nprogram ="},
     "05_choosing_demos.ipynb": BRIEF
     | {
-        "max_metric_calls=300": "max_metric_calls=60",
-        "max_demos=6": "max_demos=3",
-        '"test")[:40]': '"test")[:4]',
+        "max_metric_calls=300": "max_metric_calls=40",
+        "max_demos=6": "max_demos=2",
+        '"test")[:40]': '"test")[:2]',
     },
 }
 """What stands in place of numbers that take minutes, and of long prompts, by notebook."""

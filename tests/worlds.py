@@ -9,7 +9,6 @@ from plr_dspy import OrderingSpace
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.search.space import Trial
 
 ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
@@ -64,15 +63,14 @@ class World:
         return (self.truth(ordering) - np.mean(truths)) / np.std(truths)
 
     def __call__(self, orderings):
-        return [self._trial(ordering) for ordering in orderings]
-
-    def _trial(self, ordering):
-        known = self.known.setdefault(ordering, {})
-        turn = np.roll(np.arange(len(self.easiness)), -8 * len(self.known)).tolist()
-        more = [example for example in turn if example not in known][: 16 if known else 8]
-        known |= {example: self._score(ordering, example) for example in more}
-        self.calls += len(more)
-        return Trial(ordering, sum(known.values()) / len(known), len(known), tuple(known.items()))
+        """Score orderings; returns all scores that are known."""
+        for ordering in orderings:
+            known = self.known.setdefault(ordering, {})
+            turn = np.roll(np.arange(len(self.easiness)), -8 * len(self.known)).tolist()
+            more = [example for example in turn if example not in known][: 16 if known else 8]
+            known |= {example: self._score(ordering, example) for example in more}
+            self.calls += len(more)
+        return self.known
 
     def _score(self, ordering, example):
         noise = np.random.default_rng([self.seed, example, zlib.crc32(repr(ordering).encode())]).normal()
@@ -90,5 +88,5 @@ def play(search, score, *, rounds=6):
     while len(batches) < rounds and [] not in batches:
         batches.append(search.ask())
         if batches[-1]:
-            search.tell(score(batches[-1]))
+            search.tell(batches[-1], score(batches[-1]))
     return batches

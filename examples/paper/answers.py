@@ -32,28 +32,21 @@ _NUMBERS = (re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)"))
 
 
 def same_number(predicted: str, gold: str) -> bool:
-    """Whether an output's final answer is the gold number (GSM8K).
+    """Whether an output's final answer is the gold number, such as "1,250" (GSM8K).
 
-    Args:
-        predicted: An answer or a whole solution. An answer that names several numbers is wrong, as is an
-            unevaluated "3 * 4"; currency, units and thousands commas do not matter.
-        gold: A number, such as "1,250".
+    An answer that names several numbers is wrong, as is an unevaluated "3 * 4"; currency, units and thousands commas do
+    not matter.
     """
-    expected = rational(tidy(gold))
-    if expected is None:
-        return False
-    stated = stated_answer(predicted)
+    expected, stated = rational(tidy(gold)), stated_answer(predicted)
     value = last_number(_without_bold(predicted)) if stated is None else stated_number(stated)
-    return value == expected
+    return expected is not None and value == expected
 
 
 def same_expression(predicted: str, gold: str) -> bool:
-    """Whether an output's final answer is the gold expression (MATH500, DeepMath).
+    """Whether an output's final answer is the gold expression: LaTeX or a word (MATH500, DeepMath).
 
-    Args:
-        predicted: An answer or a whole solution. Forms of one value are equal ("1/2" and "0.5", "x = 5" and "5"), a
-            rounded decimal and the exact value are not; units do not matter, nor does the order in lists and sets.
-        gold: LaTeX, or a word: a choice, yes or no, true or false.
+    Forms of one value are equal ("1/2" and "0.5", "x = 5" and "5"), a rounded decimal and the exact value are not;
+    units do not matter, nor does the order in lists and sets.
 
     Raises:
         ImportError: when math-verify is not installed.
@@ -116,10 +109,8 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
         start, content = box.end(), ""
         if text[start : start + 1] == "{":
             depth, end = 0, len(text)
-            for brace in _BRACE_OR_ESCAPE.finditer(
-                text, start
-            ):  # an escaped brace is text and closes nothing
-                depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            for brace in _BRACE_OR_ESCAPE.finditer(text, start):
+                depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is text
                 if depth == 0:
                     content, end = text[start + 1 : brace.start()], brace.end()
                     break
@@ -136,11 +127,7 @@ def boxed(solution: str) -> str:
 
 
 def stated_answer(output: str) -> str | None:
-    """Find the answer that an output marks: the last in a box, else after the last "answer is", "Answer:" or "####".
-
-    Returns:
-        Its text, which is empty where the marker is followed by nothing; None where nothing is marked.
-    """
+    """The answer in an output's last box, else after its last "answer is", "Answer:" or "####"; None without any."""
     output = _BOLD.sub("", output)
     contents: list[str] = []
     last_end = 0
@@ -183,10 +170,7 @@ def _content(formula: re.Match[str]) -> str:
 
 def last_expression(output: str) -> tuple[str, bool]:
     """Find the expression that an output which marks no answer ends with, and say whether words stand around it."""
-    lines = [line.strip() for line in _without_bold(output).splitlines() if line.strip()]
-    if not lines:
-        return "", False
-    last = lines[-1]
+    last = next((line.strip() for line in reversed(_without_bold(output).splitlines()) if line.strip()), "")
     if len(_WORD.findall(re.sub(r"\\[A-Za-z]+\s*\{[^{}]*\}", " ", last))) < 3:
         return last, False
     formulas = list(_MATH.finditer(last))
@@ -201,10 +185,8 @@ def _without_bold(output: str) -> str:
 def verdict(output: str) -> bool | None:
     """Whether an output says yes (or true) or no (or false); None where it says neither, or both."""
     stated = stated_answer(output)
-    lines = [
-        line for line in _without_bold(output if stated is None else stated).splitlines() if line.strip()
-    ]
-    if not lines:
+    text = _without_bold(output if stated is None else stated)
+    if not (lines := [line for line in text.splitlines() if line.strip()]):
         return None
     # "No, because the limit is not finite": a first word that stands alone speaks for all.
     first = re.match(r"\W*([A-Za-z]+)(?=\s*(?:[.,;:!}\u2014-]|$))", lines[0])

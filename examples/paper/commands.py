@@ -13,12 +13,12 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from plr_dspy.cli.checks import logged
+from plr_dspy.cli.commands import logged
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.runtime.signals import Interrupts
 
 from . import tables
-from .figures import draw_ablation, draw_accuracy_by_calls, draw_ranking
+from .figures import draw_accuracy_by_calls, draw_ranking
 from .model import LOCAL, ServedModel
 from .protocol import ABLATIONS, METHODS, Experiment, grid
 from .results import RESULTS, opened, read_results
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
     for name, text in (
         ("table", "write accuracy, paired comparisons and calls, as Markdown, LaTeX and CSV"),
-        ("ablation", "write the ablations, as tables and a picture"),
+        ("ablation", "write the ablations, as Markdown, LaTeX and CSV"),
         ("figure", "draw accuracy by calls, and by learnt probability"),
     ):
         part = commands.add_parser(name, help=text)
@@ -146,8 +146,6 @@ def _write(name: str, args: argparse.Namespace) -> None:
         makers = (tables.accuracy_table, tables.calls_table, tables.paired_table, tables.published_table)
         found = [make(of_methods) for make in makers]
     elif name == "ablation":
-        draw_ablation(frame, folder / "ablation.png")
-        files.append(folder / "ablation.png")
         varied = _only(frame, frame.method.str.startswith("PLR-"))
         found = [tables.ablation_table(frame), tables.published_table(varied, "ablation_published")]
     elif name == "figure":
@@ -157,7 +155,6 @@ def _write(name: str, args: argparse.Namespace) -> None:
             if len(runs):
                 files.append(folder / f"{figure}.png")
                 draw(runs, files[-1])
-        found = [tables.ranking_table(frame)]
     files += [path for table in found if table is not None for path in table.save(folder)]
     if not files:
         raise ValueError(f"no results of {', '.join(METHODS)}, or rankings: {nothing}")

@@ -30,10 +30,8 @@ DECIMAL = re.compile(r"(\d+)\.(\d+)")
 class Checker:
     """A child process that compares expressions, one pair at a time; safe in threads.
 
-    A pair that takes too long ends the child and counts as different; the next one starts another.
-
-    Args:
-        max_seconds: How long a pair may take by the clock.
+    A pair that takes more than `max_seconds` by the clock ends the child and counts as different; the next one starts
+    another.
     """
 
     def __init__(self, *, max_seconds: float = PAIR_SECONDS) -> None:
@@ -62,17 +60,12 @@ class Checker:
 
     def _start(self) -> None:
         self._end()
-        self._child = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            # What a simplification finds can depend on the order of sets.
-            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # an interrupt at the keyboard is the parent's to handle
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        # What a simplification finds can depend on the order of sets.
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
+        # A session of its own, since an interrupt at the keyboard is the parent's to handle.
+        pipes |= {"encoding": "utf-8", "env": environment, "start_new_session": True}
+        self._child = subprocess.Popen([sys.executable, __file__], **pipes)
         if not self._reply(sys.path, seconds=START_SECONDS):
             raise RuntimeError("the process that compares answers ended before it was ready")
 
@@ -172,10 +165,9 @@ def parsed(latex: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
     # Its removal of units takes "2s" for 2.
-    rules = NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
-    )
-    reading = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
+    rules = {"basic_latex": True, "units": False, "malformed_operators": True, "nits": True}
+    normal = NormalizationConfig(**rules, boxed="none", equations=False)
+    reading = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
     # Fractions are exact, and without the space it reads the gamma function of what follows.
     latex = DECIMAL.sub(lambda d: rf"(\frac{{{d[1]}{d[2]}}}{{{10 ** len(d[2])}}})", latex)
     latex = latex.replace(r"\gamma-", r"\gamma -")
@@ -235,9 +227,8 @@ def contradict(gold: Any, predicted: Any) -> bool:
     if not close(a, b):
         return True
     parts = [node for side in (gold, predicted) for node in preorder_traversal(side)]
-    if not 1 < abs(a) * MAX_EXACT < MAX_EXACT**2 or not all(
-        isinstance(part, (Add, Mul, Pow, Rational)) for part in parts
-    ):
+    rational = all(isinstance(part, (Add, Mul, Pow, Rational)) for part in parts)
+    if not 1 < abs(a) * MAX_EXACT < MAX_EXACT**2 or not rational:
         return False
     exact = [side.doit() for side in (gold, predicted)]
     return all(side.is_Rational for side in exact) and bool(exact[0] != exact[1])

@@ -10,34 +10,21 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from .equivalence import equivalent
 
-_CHARACTERS = {
-    **dict.fromkeys("\u2212\u2013", "-"),
-    "\u00d7": r"\times ",
-    "\u00b7": r"\cdot ",
-    "\u00f7": "/",
-    "\u03c0": r"\pi ",
-    "\u221e": r"\infty ",
-    "\u00b0": r"^{\circ}",
-    "\u221a": "sqrt",
+_CHARACTERS = {"\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u00f7": "/"}
+_CHARACTERS |= {"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u00b0": r"^{\circ}", "\u221a": "sqrt"}
+_CHARACTERS |= {
     "\u2264": r"\leq ",
     "\u2265": r"\geq ",
     "\u2260": r"\neq ",
     "\u222a": r"\cup ",
     "\u00b1": r"\pm ",
-    "\u2208": r"\in ",
-    "\u00b2": "^{2}",
-    "\u00b3": "^{3}",
-    "\u00a0": " ",
-    "**": "^",
-    "<=": r"\leq ",
-    ">=": r"\geq ",
-    "!=": r"\neq ",
-    **dict.fromkeys((r"\$", "$", "\u20ac", "\u00a3"), ""),
 }
+_CHARACTERS |= {"\u2208": r"\in ", "\u00b2": "^{2}", "\u00b3": "^{3}", "\u00a0": " ", "**": "^"}
+_CHARACTERS |= {"<=": r"\leq ", ">=": r"\geq ", "!=": r"\neq "}
+_CHARACTERS |= dict.fromkeys((r"\$", "$", "\u20ac", "\u00a3"), "")
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|gcd|lcm|min|max|det|dim"
 _NAMES = "|".join([FUNCTIONS, "pi", "theta", "alpha", "beta", "gamma", "infty"])
 _UNIT_WORDS = (
@@ -185,12 +172,8 @@ _PART_AFTER = re.compile(r"\s*(?:[\^_*+]|\\times|\\cdot|\\frac|\\sqrt|\\pi|/\s*\
 _DENIED = re.compile(r"\b(?:not|never|cannot)\b|n't\b", re.IGNORECASE)
 
 
-class Mention(NamedTuple):
-    """A number in a text: its value and where it stands."""
-
-    value: Fraction
-    start: int
-    end: int
+Mention = tuple[Fraction, int, int]
+"""A number in a text: its value, and where it begins and ends."""
 
 
 def rational(latex: str) -> Fraction | None:
@@ -216,11 +199,10 @@ def mentions(text: str) -> list[Mention]:
     found = []
     for match in _MENTION.finditer(text.replace("\u2212", "-")):
         under = match["under"]
-        if len(match[0]) > _MAX_LENGTH or (under and not int(under)):
-            continue
-        value = Fraction(match["number"].replace(",", "")) / int(under or 1)
-        value *= _SCALES.get(match["scale"] or "", 1)
-        found.append(Mention(-value if match[0].startswith("-") else value, match.start(), match.end()))
+        if len(match[0]) <= _MAX_LENGTH and not (under and not int(under)):
+            value = Fraction(match["number"].replace(",", "")) / int(under or 1)
+            value *= _SCALES.get(match["scale"] or "", 1) * (-1 if match[0].startswith("-") else 1)
+            found.append((value, *match.span()))
     return found
 
 
@@ -230,13 +212,16 @@ def stated_number(answer: str) -> Fraction | None:
         return value
     answer = answer.rsplit("=", 1)[-1]
     found = mentions(answer)
-    if not found or _DENIED.search(answer[: found[0].start]) or not _alone(answer, found[0]):
+    if not found or not _alone(answer, found[0]):
         return None
-    if len({mention.value for mention in found}) > 1:
-        leads = not re.search(r"[A-Za-z]", answer[: found[0].start])
-        if not leads or _JOINED.fullmatch(answer[found[0].end : found[1].start]):
+    value, start, end = found[0]
+    if _DENIED.search(answer[:start]):
+        return None
+    if len({value for value, *_ in found}) > 1:
+        leads = not re.search(r"[A-Za-z]", answer[:start])
+        if not leads or _JOINED.fullmatch(answer[end : found[1][1]]):
             return None
-    return found[0].value
+    return value
 
 
 def last_number(text: str) -> Fraction | None:
@@ -244,13 +229,16 @@ def last_number(text: str) -> Fraction | None:
     if (value := _written_number(text)) is not None:
         return value
     found = mentions(text)
-    if not found or not _alone(text, found[-1]) or re.search(r"\bnot\s*$", text[: found[-1].start]):
+    if not found or not _alone(text, found[-1]):
         return None
-    if len(found) > 1 and found[-2].value != found[-1].value:
-        between = text[found[-2].end : found[-1].start]
+    value, start, _ = found[-1]
+    if re.search(r"\bnot\s*$", text[:start]):
+        return None
+    if len(found) > 1 and found[-2][0] != value:
+        between = text[found[-2][2] : start]
         if _JOINED.fullmatch(between.rstrip("$\u20ac\u00a3")):
             return None
-    return found[-1].value
+    return value
 
 
 def _written_number(text: str) -> Fraction | None:
@@ -260,7 +248,7 @@ def _written_number(text: str) -> Fraction | None:
 
 def _alone(text: str, mention: Mention) -> bool:
     """Whether a number is no part of a power, a product, a fraction or a subscript."""
-    return not _PART_BEFORE.search(text[: mention.start]) and not _PART_AFTER.match(text, mention.end)
+    return not _PART_BEFORE.search(text[: mention[1]]) and not _PART_AFTER.match(text, mention[2])
 
 
 _NAME = re.compile(
@@ -343,8 +331,7 @@ def _same_collection(answers: list[str], expected: list[str]) -> bool:
         return False  # "x = 2, y = 3" is more than "2, 3"
     left = list(expected)
     for answer in answers:
-        match = next((item for item in left if _same(answer, item)), None)
-        if match is None:
+        if (match := next((item for item in left if _same(answer, item)), None)) is None:
             return False
         left.remove(match)
     return True
@@ -386,10 +373,8 @@ def _comparable(predicted: str, gold: str) -> bool:
     """Whether a computer algebra system would read both as they are meant."""
     plain = [_COMMAND.sub(r"\\", latex) for latex in (predicted, gold)]
     letters = {letter for latex in plain for letter in latex if letter.isalpha()}
-    # It takes R for r.
-    return not any(map(_MISREAD.search, plain)) and not any(
-        letter.swapcase() in letters for letter in letters
-    )
+    twice = any(letter.swapcase() in letters for letter in letters)
+    return not twice and not any(map(_MISREAD.search, plain))
 
 
 def _ratio(latex: str) -> str:

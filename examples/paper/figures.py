@@ -1,4 +1,4 @@
-"""The paper's figures: accuracy by program calls, by setting of the ablations, and by learnt probability."""
+"""The paper's figures: accuracy by program calls, and by learnt probability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pandas as pd
 from plr_dspy.runtime.files import write_atomically
 
 from .protocol import METHODS
-from .tables import ablation_runs, intervals, kendall
+from .tables import intervals, kendall
 
 # Colours of Okabe and Ito and of Paul Tol, chosen to stay apart under protanopia, deuteranopia and tritanopia; the
 # markers tell the methods apart without any colour.
@@ -54,19 +54,15 @@ def _finish(figure: Any, path: Path, *, x_label: str = "", y_label: str) -> None
     write_atomically(path, buffer.getvalue())
 
 
-def _bars(axis: Any, x: Any, cells: pd.DataFrame, **style: Any) -> None:
-    """Draw means with their 95 % intervals; of two seeds the interval says nothing, and is not drawn."""
-    margins = (cells["mean"] - cells.low).where(cells.seeds > 2)
-    axis.errorbar(x, cells["mean"], yerr=margins, capsize=2, markersize=5.5, linewidth=1, **style)
-
-
 def draw_accuracy_by_calls(frame: pd.DataFrame, path: Path) -> Any:
     """Draw accuracy against program calls, a row of panels for each task, a panel for each number of demos.
 
-    A method without calls is a line across. Marks are moved a little to the side, so that none hides another.
+    A method without calls is a line across. Marks are moved a little to the side, so that none hides another. Of two
+    seeds the interval says nothing, and is not drawn.
     """
     keys = ["task", "num_demos", "method"]
     cells = intervals(frame.groupby(keys, observed=True).accuracy)
+    cells["margin"] = (cells["mean"] - cells.low).where(cells.seeds > 2)
     cells = cells.join(frame.groupby(keys, observed=True).calls.mean()).reset_index()
     by_panel = dict(list(cells.groupby(["task", "num_demos"], observed=True)))
     figure, axes = _panels(list(by_panel), frame.num_demos.nunique())
@@ -80,33 +76,13 @@ def draw_accuracy_by_calls(frame: pd.DataFrame, path: Path) -> Any:
             if cell.calls.eq(0).any():
                 axis.axhline(cell["mean"].iloc[0], color=colour, linestyle="--", linewidth=1, label=method)
             elif not cell.empty:
-                shift = 1.06 ** (number - len(methods) / 2)
+                x = 1.06 ** (number - len(methods) / 2) * cell.calls
                 style = {"color": colour, "marker": marker, "linestyle": "none", "label": method}
-                _bars(axis, shift * cell.calls, cell, **style)
+                axis.errorbar(
+                    x, cell["mean"], yerr=cell.margin, capsize=2, markersize=5.5, linewidth=1, **style
+                )
     x_label = "program calls (marks are moved a little apart)"
     _finish(figure, path, x_label=x_label, y_label="held-out accuracy, 95 % interval")
-    return figure
-
-
-def draw_ablation(frame: pd.DataFrame, path: Path) -> Any:
-    """Draw accuracy by setting: a panel for each ablation, a line for each task and number of demos."""
-    frame = ablation_runs(frame)
-    names = list(frame.ablation.unique())
-    figure, axes = _panels(names, len(names))
-    lines = list(frame.groupby(["task", "num_demos"], observed=True).groups)
-    for name, axis in axes.items():
-        runs = frame[frame.ablation == name]
-        settings = list(runs.sort_values("value").setting.unique())
-        for number, (task, num_demos) in enumerate(lines):
-            line = runs[(runs.task == task) & (runs.num_demos == num_demos)]
-            cells = intervals(line.groupby("setting").accuracy).reindex(settings)
-            # Side by side within a third of the space between two settings, so that the bars stay apart.
-            x = np.arange(len(settings)) + (number - (len(lines) - 1) / 2) / (3 * len(lines))
-            label = f"{task}, {num_demos} demos"
-            _bars(axis, x, cells, color=COLOURS[-1 - number % 12], marker="o", label=label)
-        axis.set_xticks(range(len(settings)), settings)
-        axis.set_title(name.replace("_", " "), fontsize=9)
-    _finish(figure, path, y_label="held-out accuracy, 95 % interval")
     return figure
 
 

@@ -142,12 +142,9 @@ def new_method(
     metric = task.metric(experiment.metric)
     if match := _PAPER_METHOD.fullmatch(name):
         weighted = match["weighted"] is not None
-        ema = match["update"] == "EMA"
-        rule = (
-            RankEMA(weighted=weighted)
-            if ema
-            else MixtureEM(num_components=int(match["update"]), weighted=weighted)
-        )
+        rule: Any = RankEMA(weighted=weighted)
+        if match["update"] != "EMA":
+            rule = MixtureEM(num_components=int(match["update"]), weighted=weighted)
         elites = None if match["elites"] is None else float(match["elites"])
         return PLReorder(metric, auto="paper", update=rule, elite_fraction=elites, **common)
     if name == "Ours":
@@ -156,10 +153,10 @@ def new_method(
         return PLReorder(metric, max_metric_calls=math.ceil(calls), **common)
     if name == "PDO-FewShotUP":
         counts = Counter(example[task.output_field] for example in train)
-        prior = {label: count / counts.total() for label, count in sorted(counts.items())}
-        return PDO(metric, setting="prior", prior=prior, **common)
-    if name == "PDO-FewShotU":
-        return PDO(metric, setting="unlabelled", **common)
+        common["prior"] = {label: count / counts.total() for label, count in sorted(counts.items())}
+    settings: dict[str, Any] = {"PDO-FewShotU": "unlabelled", "PDO-FewShotUP": "prior"}
+    if name in settings:
+        return PDO(metric, setting=settings[name], **common)
     kinds: dict[str, Any] = {"Static": StaticOrder, "Top-K": TopKOrder, "LocalE": LocalE, "GlobalE": GlobalE}
     return (kinds | {"PDO-FewShot": PDO, "DEmO": DEmO})[name](metric, **common)
 

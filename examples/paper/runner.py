@@ -168,7 +168,12 @@ def on_ray(
 
     path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, path))}}
-    with _cluster(address, num_workers):
+    before = signal.getsignal(signal.SIGTERM)
+    cpus = {"num_cpus": num_workers} if address == "local" and num_workers else {}
+    ray.init(address=address, log_to_driver=False, include_dashboard=False, **cpus)
+    try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray has set its own.
         count = min(len(runs), num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
         remote: Any = ray.remote(num_cpus=1, max_restarts=0, runtime_env=environment)(Worker)
         idle = [remote.remote(experiment, number, count) for number in range(count)]
@@ -185,20 +190,6 @@ def on_ray(
                 yield run, ray.get(done)
             except ray.exceptions.RayTaskError as error:
                 yield run, error.cause if isinstance(error.cause, Exception) else error
-
-
-@contextmanager
-def _cluster(address: str, num_workers: int | None) -> Iterator[None]:
-    """Be part of a Ray cluster; what SIGTERM does to the caller stays as it is."""
-    import ray
-
-    before = signal.getsignal(signal.SIGTERM)
-    cpus = {"num_cpus": num_workers} if address == "local" and num_workers else {}
-    ray.init(address=address, log_to_driver=False, include_dashboard=False, **cpus)
-    try:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-        yield
     finally:
         ray.shutdown()
 

@@ -134,16 +134,13 @@ def frame_of(results: Sequence[Result]) -> pd.DataFrame:
     for kind in ("prompt", "completion"):
         frame[f"{kind} tokens"] = [float(tokens.get(kind, math.nan)) for tokens in frame.tokens]
     if len(kinds := sorted(set(zip(frame.model, frame.format, strict=True)))) > 1:
-        raise ValueError(
-            f"results must be of one model and one prompt format; got {kinds}: make a table of each"
-        )
+        what = f"of one model and one prompt format; got {kinds}"
+        raise ValueError(f"results must be {what}: make a table of each")
     names = pd.Series([str(result.run) for result in results])
     if names.duplicated().any():
         twice = names[names.duplicated()].iloc[0]
         raise ValueError(f"results must hold one record for each run; got two of {twice}: remove one")
-    examples = pd.Series(
-        [f"{len(result.scores)} {sorted((result.data or {}).items())}" for result in results]
-    )
+    examples = pd.Series([f"{len(each.scores)} {sorted((each.data or {}).items())}" for each in results])
     if (examples.groupby([frame.task, frame.seed]).nunique() > 1).any():
         raise ValueError(
             "all runs of one task and seed must be scored on the same examples: make them with the same settings"
@@ -155,27 +152,25 @@ def frame_of(results: Sequence[Result]) -> pd.DataFrame:
     return frame.sort_values(["num_demos", "task", "method", "seed"], ignore_index=True)
 
 
-def intervals(groups: Any, confidence: float = 0.95) -> pd.DataFrame:
-    """The "mean" of each group of numbers, one for each seed, with the ends "low" and "high" of its t interval.
+def intervals(groups: Any) -> pd.DataFrame:
+    """The "mean" of each group of numbers, one for each seed, with the ends "low" and "high" of its 95 % t interval.
 
     One seed has no interval: its ends are NaN. The number of "seeds" comes too.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1); got {confidence!r}: pass 0.95 for 95 %")
     found = groups.agg(["mean", "std", "size"]).rename(columns={"size": "seeds"})
-    half = stats.t.ppf(0.5 + confidence / 2, found.seeds - 1) * found["std"] / np.sqrt(found.seeds)
+    half = stats.t.ppf(0.975, found.seeds - 1) * found["std"] / np.sqrt(found.seeds)
     return found.assign(low=found["mean"] - half, high=found["mean"] + half)[["mean", "low", "high", "seeds"]]
 
 
-def grouped_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[float, float]:
-    """Student-t interval of the mean of all values, where only values of different groups are independent.
+def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The 95 % Student-t interval of the mean of all values, where only values of different groups are independent.
 
     It is the cluster-robust interval with as many degrees of freedom as there are groups less one; of one group, NaN.
     """
     mean, count = np.mean(np.concatenate(groups)), sum(map(len, groups))
     # The mean of these is the mean, and their spread is that of the groups' sums about what is expected of their size.
     parts = pd.Series([mean + len(groups) / count * np.sum(np.subtract(group, mean)) for group in groups])
-    _, low, high, _ = intervals(parts.groupby(lambda _: 0), confidence).iloc[0]
+    _, low, high, _ = intervals(parts.groupby(lambda _: 0)).iloc[0]
     return float(low), float(high)
 
 
@@ -230,7 +225,7 @@ def _differ(frame: pd.DataFrame) -> bool:
     return bool(places.apply(lambda runs: str(runs.astype(str).values.tolist())).nunique() > 1)
 
 
-def accuracy_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table:
+def accuracy_table(frame: pd.DataFrame) -> Table:
     """Mean accuracy over seeds in %, a block for each number of demos, a column for each of its tasks.
 
     The interval is Student's t on the accuracies by seed, so it is of the mean over other seeds, with all that a seed
@@ -245,7 +240,7 @@ def accuracy_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table:
     whole = whole[(whole["size"] == num_tasks) & (num_tasks > 1)].rename(columns={"mean": "percent"})
     average = pd.Categorical([AVERAGE] * len(whole), dtype=frame.task.dtype)
     long = pd.concat([frame, whole.assign(task=average)])
-    cells = intervals(long.groupby([*place, "task"], observed=True).percent, confidence)
+    cells = intervals(long.groupby([*place, "task"], observed=True).percent)
     seeds = long.groupby(["num_demos", "task"], observed=True).seed.nunique().rename("of_seeds")
     cells = cells.join(seeds).reset_index()
     # What differs in the last bit only is a tie.
@@ -255,7 +250,7 @@ def accuracy_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table:
     cells = cells.assign(rank=ranks.astype("Int64"), text=_with_margins(cells))
     cells.loc[cells.seeds < cells.of_seeds, "text"] += PARTIAL
     notes = [
-        f"Means over seeds ± half the width of a {100 * confidence:g} % t interval (none for one seed). Of each column "
+        "Means over seeds ± half the width of a 95 % t interval (none for one seed). Of each column "
         "the best mean is bold, the second underlined, the third italic, among methods with all of its seeds.",
         f"{AVERAGE}: the macro average, of methods that have all tasks of the block. {PARTIAL}: not all seeds of the "
         "column. Empty: no runs; methods that read label probabilities have none on reasoning tasks.",
@@ -265,7 +260,7 @@ def accuracy_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table:
     return Table("accuracy", title, cells.assign(row=cells.method, column=cells.task), notes)
 
 
-def paired_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table | None:
+def paired_table(frame: pd.DataFrame) -> Table | None:
     """Mean differences of accuracy to Static in percentage points, paired; None without Static or any other method.
 
     - By task and number of demos: the mean over the held-out examples of all shared seeds, pooled, with
@@ -286,7 +281,7 @@ def paired_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table | No
     cells = by_task.agg(pooled=("differences", list), seeds=("seed", "size")).reset_index()
     pooled = cells.pop("pooled").map(np.concatenate)
     cells = cells.assign(mean=pooled.map(np.mean), examples=pooled.map(len), row=cells.method)
-    cells[["low", "high"]] = [paired_interval(each, confidence) for each in pooled]
+    cells[["low", "high"]] = [paired_interval(each) for each in pooled]
     cells["column"] = cells.task = cells.task.astype(str)
     cells["text"] = [f"{cell.mean:+.1f} [{cell.low:+.1f}, {cell.high:+.1f}]" for cell in cells.itertuples()]
     of_column = frame.groupby(["num_demos", "task"], observed=True).seed.nunique()
@@ -300,29 +295,21 @@ def paired_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table | No
     overall = []
     p_values = [sign_flip_test(groups) for groups in groups_of.values()]
     for (method, groups), p, p_holm in zip(groups_of.items(), p_values, holm(p_values), strict=True):
-        mean, (low, high) = float(np.mean(np.concatenate(groups))), grouped_interval(groups, confidence)
-        numbers = {
-            "num_demos": "all",
-            "task": "all",
-            "method": method,
-            "mean": mean,
-            "low": low,
-            "high": high,
-        }
-        numbers |= {"runs": sum(map(len, groups)), "groups": len(groups), "p": p, "p_holm": p_holm}
+        mean, (low, high) = float(np.mean(np.concatenate(groups))), grouped_interval(groups)
+        counts = {"runs": sum(map(len, groups)), "groups": len(groups)}
+        numbers = {"num_demos": "all", "task": "all", "method": method, **counts, "p": p, "p_holm": p_holm}
+        numbers |= {"mean": mean, "low": low, "high": high}
         interval = f" [{low:+.1f}, {high:+.1f}]" if len(groups) > 1 else ""
         texts = {
             "difference": f"{mean:+.1f}{interval}",
-            "runs": str(numbers["runs"]),
-            "groups": str(len(groups)),
+            **{name: str(count) for name, count in counts.items()},
         }
         texts |= {n: "<.0001" if v < 0.0001 else f"{v:.4f}" for n, v in (("p", p), ("p (Holm)", p_holm))}
         overall += _line("all runs", method, texts, numbers)
-    level = f"{100 * confidence:g} %"
     notes = [
-        f"By task: mean difference to {BASE} over the pooled held-out examples of all seeds [its {level} interval, of "
+        f"By task: mean difference to {BASE} over the pooled held-out examples of all seeds [its 95 % interval, of "
         f"other examples for the same demos]. {PARTIAL}: not all seeds of the column. Empty: no run in common.",
-        f"All runs: mean difference over the runs that {BASE} has too [its {level} interval over groups: runs of one "
+        f"All runs: mean difference over the runs that {BASE} has too [its 95 % interval over groups: runs of one "
         "task and seed share examples]; p of a two-sided sign-flip test over groups, and with Holm's correction over "
         "the methods. Intervals are not corrected for their number.",
     ]
@@ -330,7 +317,7 @@ def paired_table(frame: pd.DataFrame, *, confidence: float = 0.95) -> Table | No
         notes.append(f"No run in common: {', '.join(others)}.")
     if _differ(pairs):
         notes.append(
-            "Not all methods have the same runs: compare their differences over all runs only where they do."
+            "Not all methods have the same runs: compare differences over all runs only where they do."
         )
     if (fewest := min(map(len, groups_of.values()))) < 6:
         notes.append(f"{counted(fewest, 'group')} of runs allow no p below {2.0 ** (1 - fewest):g}.")
@@ -359,32 +346,23 @@ def calls_table(frame: pd.DataFrame) -> Table:
     return Table("calls", title, pd.DataFrame(cells), [*notes, *_setting_notes(frame)])
 
 
-def ablation_runs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The runs of all ablations that have results of two settings, with "ablation", "value" and "setting" of each."""
-    parts = []
+def ablation_table(frame: pd.DataFrame) -> Table:
+    """Accuracy by setting: a block for each ablation that has two, a column for each task and number of demos."""
+    parts, names = [], ("unweighted", "weighted")
     for ablation, values in ABLATIONS.items():
         runs = frame[frame.method.isin(values)]
         if runs.method.nunique() > 1:
-            parts.append(
-                runs.assign(ablation=ablation, value=[float(values[method]) for method in runs.method])
-            )
+            value = runs.method.astype(str).map(values).astype(float)
+            settings = [names[int(v)] if ablation == "weighted" else f"{v:g}" for v in value]
+            parts.append(runs.assign(ablation=ablation, value=value, setting=settings))
     if not parts:
-        raise ValueError(
-            f"no ablation has results of two settings: make some: run --ablations {' '.join(ABLATIONS)}"
-        )
-    runs, names = pd.concat(parts, ignore_index=True), ("unweighted", "weighted")
-    by_value = zip(runs.ablation, runs.value, strict=True)
-    return runs.assign(setting=[names[int(v)] if a == "weighted" else f"{v:g}" for a, v in by_value])
-
-
-def ablation_table(frame: pd.DataFrame) -> Table:
-    """Held-out accuracy by setting: a block for each ablation, a column for each task and number of demos."""
+        cure = f"make some: run --ablations {' '.join(ABLATIONS)}"
+        raise ValueError(f"no ablation has results of two settings: {cure}")
     keys = ["ablation", "value", "setting", "task", "num_demos", "block"]
-    cells = intervals(ablation_runs(frame).groupby(keys, observed=True).percent).reset_index()
+    cells = intervals(pd.concat(parts).groupby(keys, observed=True).percent).reset_index()
     cells["column"] = cells.task.astype(str) + ", " + cells.block
-    cells = cells.assign(
-        block=cells.ablation.str.replace("_", " "), row=cells.setting, text=_with_margins(cells)
-    )
+    cells["block"] = cells.ablation.str.replace("_", " ")
+    cells = cells.assign(row=cells.setting, text=_with_margins(cells))
     note = "Means over seeds ± half the width of their 95 % t interval, where there are two or more."
     return Table("ablation", "Held-out accuracy in % by setting", cells, [note, *_setting_notes(frame)])
 
@@ -396,24 +374,6 @@ def kendall(ranking: Ranking) -> tuple[float, float]:
     """
     found = stats.kendalltau(ranking.log_probs, ranking.accuracies)
     return float(found.statistic), float(found.pvalue)
-
-
-def ranking_table(frame: pd.DataFrame) -> Table | None:
-    """Kendall's tau of learnt probability and accuracy over all orders, a row for each ranking; None without any."""
-    cells = []
-    forms = {"orders": "{}", "tau": "{:+.2f}", "p": "{:.3f}", "lowest": "{:.3f}", "highest": "{:.3f}"}
-    for run in frame[frame.ranking.notna()].itertuples():
-        accuracies, (tau, p) = run.ranking.accuracies, kendall(run.ranking)
-        values = dict(zip(forms, (len(accuracies), tau, p, min(accuracies), max(accuracies)), strict=True))
-        texts = {
-            name: "" if math.isnan(values[name]) else form.format(values[name])
-            for name, form in forms.items()
-        }
-        place = {"task": run.task, "num_demos": run.num_demos, "seed": run.seed}
-        cells += _line("all", f"{run.task}, {run.block}, seed {run.seed}", texts, {**place, **values})
-    note = "p is of a test of independence; orders share examples, so it is a guide. Empty: all orders are equal."
-    title = "Kendall's tau of learnt probability and held-out accuracy, over all orders"
-    return Table("ranking", title, pd.DataFrame(cells), [note]) if cells else None
 
 
 def load_published() -> pd.DataFrame:
@@ -441,10 +401,8 @@ def published_table(frame: pd.DataFrame, name: str = "published") -> Table | Non
     cells = cells.assign(model=model, published_seeds=PAPER_SEEDS, difference=cells["mean"] - cells.published)
     cells = cells.sort_values(["num_demos", *places], ignore_index=True)
     cells["text"] = [f"{c.mean:.1f} / {c.published:.1f} / {c.difference:+.1f}" for c in cells.itertuples()]
-    headings = zip(cells.block, cells.published_model, strict=True)
-    cells["block"] = [
-        f"{block}: ours {model}; paper {paper}, {PAPER_SEEDS} seeds" for block, paper in headings
-    ]
+    papers = cells.published_model.astype(str)
+    cells["block"] = cells.block + f": ours {model}; paper " + papers + f", {PAPER_SEEDS} seeds"
     notes = [
         f"ours / paper / difference, in points. ours: {model}, means over our seeds. paper: the model named above each "
         f"block, means over {PAPER_SEEDS} seeds, as {PAPER} reports them.",

@@ -6,9 +6,9 @@ Tables are ``[E, L]``: a probability distribution over L labels for each of E in
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from plr_dspy.statistics.calibration import Array
 
 
 def entropy(distribution: ArrayLike) -> Array:

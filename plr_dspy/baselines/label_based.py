@@ -7,37 +7,32 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import dspy
 import numpy as np
+from pydantic import Field
 from scipy.special import ndtr
 
-from plr_dspy.baselines.criteria import Array
 from plr_dspy.baselines.probing import ProbingWork
 from plr_dspy.compilation.choice import Finalist, Outcome, Result, comparison
 from plr_dspy.compilation.path import calls_by_phase
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output
-from plr_dspy.optimizer.base import Common, Reorderer
+from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import Metric, MetricWork, Work
-from plr_dspy.programs.checks import count
+from plr_dspy.programs.arguments import Count, arguments
+from plr_dspy.programs.calls import Work
 from plr_dspy.programs.prompts import decision_adapter
-from plr_dspy.report.data import Signal
 from plr_dspy.scoring.budget import MARGIN
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
-from plr_dspy.search.search import RandomSearch
+from plr_dspy.search.model.ordering_model import Gain
+from plr_dspy.search.search import Search
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.surrogate.fitted_model import Gain
-from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.statistics.calibration import Array
 from plr_dspy.statistics.comparisons import paired_interval
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +46,7 @@ OTHERS = ", or use PLReorder or TopKOrder, which need none"
 """What else can be done where a program has no such output."""
 
 
+@arguments
 class LabelReorderer(Reorderer):
     """What the methods that look at label probabilities share: each has a criterion and probing inputs.
 
@@ -58,7 +54,7 @@ class LabelReorderer(Reorderer):
         metric: Does not choose the order: it says in the report how the order chosen does beside the original
             one, on the selection split.
         num_candidates: Random orders, the original one among them.
-        **common: As in `PLReorder`.
+        all others: As in `PLReorder`.
     """
 
     scored_on = "probing inputs"
@@ -67,12 +63,10 @@ class LabelReorderer(Reorderer):
     """Program calls for each order, at least."""
     makes_inputs = ""
     """The name of a method that makes inputs of its own, which must be text; empty where none are made."""
-    temperature: float | None = None
+    temperature: ClassVar[float | None] = None
     """At which the LM writes the probing inputs; None where it writes none."""
 
-    def __init__(self, metric: Metric, *, num_candidates: int, **common: Unpack[Common]) -> None:
-        super().__init__(metric, **common)
-        self.num_candidates = count("num_candidates", num_candidates, least=2)
+    num_candidates: Annotated[Count, Field(ge=2)] = 24
 
     @abstractmethod
     def criterion(self, job: Job) -> Criterion:
@@ -141,22 +135,16 @@ class LabelReorderer(Reorderer):
             max_metric_calls=budget,
         )
 
-    def work(self, job: Job) -> tuple[Work, Signal | None]:
+    def work(self, job: Job) -> Work:
         """Return what makes a call: on a probing input, or on an example of the selection split."""
-        work = ProbingWork(
-            [dspy.Example(fields).with_inputs(*fields) for fields in self.inputs(job)],
-            self.output(job.program),
+        return ProbingWork(
+            self.metric,
+            job.splits.selection,
+            inputs=[dspy.Example(fields).with_inputs(*fields) for fields in self.inputs(job)],
+            output=self.output(job.program),
             purpose=self.name,
-            scored=MetricWork(self.metric, job.splits.selection),
             temperature=self.temperature,
             most=max(0, job.plan.num_train_examples - 1) if self.temperature else 0,
-        )
-        return work, None
-
-    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> RandomSearch:
-        """Make a search for random orders, the original one first."""
-        return RandomSearch(
-            job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
         )
 
     def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
@@ -174,9 +162,6 @@ class LabelReorderer(Reorderer):
 class LabelCompilation:
     """One compile: all orders are asked for label probabilities, and the best one is compared with the original.
 
-    Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst. Where
-    no label is among the likeliest tokens, the probabilities are taken for equal.
-
     Args:
         job: What is compiled.
         work: What its calls do.
@@ -189,73 +174,83 @@ class LabelCompilation:
     """
 
     def __init__(
-        self, job: Job, work: ProbingWork, scorer: CellScorer, *, search: RandomSearch, criterion: Criterion
+        self, job: Job, work: ProbingWork, scorer: CellScorer, *, search: Search, criterion: Criterion
     ) -> None:
         self.means: dict[Ordering, Array] = {}
         self.scorer, self.plan, self.search = scorer, job.plan, search
-        self._criterion = criterion
+        self._work, self._criterion = work, criterion
         self._original = self._best = job.original
-        self._work = work
-        first = work.num_probing
-        self._selection = range(first, first + job.plan.num_selection_examples)
+        self._selection = range(work.num_probing, work.num_probing + job.plan.num_selection_examples)
 
     def run(self) -> Outcome:
         """Ask all orders, and compare the best; the original order wins ties."""
+        scorer, plan = self.scorer, self.plan
         if self.search.space.num_distinct < 2:
             logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
             return self._outcome("all choices give the same prompt")
-        self.scorer.phase = "search"
-        plan = self.plan
-        self.scorer.budget.allow(1.0 - min(0.5, MARGIN * plan.final_calls / max(1, plan.program_calls)))
+        scorer.phase = "search"
+        scorer.budget.allow(1.0 - min(0.5, MARGIN * plan.final_calls / max(1, plan.program_calls)))
         orderings = self.search.ask()
-        scores = self._scores(orderings)
-        self.scorer.ledger.settle()
-        stopped = "all orders asked" if len(scores) == len(orderings) else self.scorer.budget.refused
-        if not scores:
+        rows = self._ask(orderings)
+        scores = self._scores(rows) if rows else {}
+        scorer.ledger.settle()
+        stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
+        if not rows:
             return self._outcome(f"{stopped}, nothing compared")
         self._best = max(scores, key=scores.__getitem__)
         entries = list(dict.fromkeys([self._original, self._best]))
+        scorer.phase, count = "final", len(self._selection)
+        scorer.budget.allow(1.0)
+        while count and not scorer.fits(dict.fromkeys(entries, self._selection[:count])):
+            count -= 1
         try:
-            rows = self._compared(entries)
+            _, table = scorer.table(entries, self._selection[:count], favoured=0) if count else ([], [])
         except NothingRan as error:
             logger.warning("what was chosen could not be compared with the original: %s", error)
             return self._outcome(f"{stopped}, nothing compared: {error}")
-        if len(rows) < len(entries):
-            return self._outcome(f"{self.scorer.budget.refused or stopped}, nothing compared")
-        gains = [Gain(0.0, 0.0), _gain(rows[0], rows[-1])][: len(rows)]
+        if len(table) < len(entries):
+            return self._outcome(f"{scorer.budget.refused or stopped}, nothing compared")
+        gains = [Gain(0.0, 0.0), _gain(table[0], table[-1])]
         candidates = [
             Result(Finalist(origin, ordering), math.fsum(row) / len(row), gain)
             for origin, ordering, row, gain in zip(
-                ("original", "best seen"), entries, rows, gains, strict=False
+                ("original", "best seen"), entries, table, gains, strict=False
             )
         ]
-        compared = comparison(rows[0], rows[-1], num_candidates=2, gain=gains[-1])
-        outcome = self._outcome(stopped)
-        return replace(outcome, comparison=compared, candidates=candidates, chosen=len(rows) - 1)
+        return self._outcome(
+            stopped,
+            comparison=comparison(table[0], table[-1], num_candidates=2, gain=candidates[-1].gain),
+            candidates=candidates,
+            chosen=len(candidates) - 1,
+        )
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception."""
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         return self._outcome(ended + " in the final comparison" * (self.scorer.phase == "final"))
 
-    def _scores(self, orderings: Sequence[Ordering]) -> dict[Ordering, float]:
-        """The criterion of orders; of the first ones only when the time is up."""
-        work = self._work
-        self._cells(
-            orderings[:1], range(1)
-        )  # Alone: if the LM gives no log-probabilities, no other call is made.
+    def _ask(self, orderings: Sequence[Ordering]) -> dict[Ordering, dict[int, Cell]]:
+        """The cells of orders on the probing inputs; of the first orders only when time or money is up."""
+        scorer, work = self.scorer, self._work
+        # The first one alone: if the LM gives no log-probabilities, no other call is made.
+        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
         if work.first:
-            written = self._cells(orderings, range(1))
+            written = scorer.cells(dict.fromkeys(orderings, range(1)))
             if len(written) < len(orderings):
                 return {}
             work.take([row[0].value for row in written.values()])
-        self.scorer.ledger.settle()  # An input that is written later would move the others.
-        rows = self._cells(orderings, work.probing)
-        if not rows:
-            return {}
+        scorer.ledger.settle()  # An input that is written later would move the others.
+        return scorer.cells(dict.fromkeys(orderings, work.probing))
+
+    def _scores(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> dict[Ordering, float]:
+        """The criterion of each order, from its cells; sets `means`.
+
+        Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst.
+        Where no label is among the likeliest tokens, the probabilities are taken for equal.
+        """
         cells = [cell for row in rows.values() for cell in row.values()]
-        ran_for_all = [e for e in work.probing if all(row[e].outcome != FAILED for row in rows.values())]
-        inputs = ran_for_all or work.probing
+        probing = self._work.probing
+        inputs = [e for e in probing if all(row[e].outcome != FAILED for row in rows.values())] or probing
         tables = {
             ordering: [row[example].value for example in inputs]
             for ordering, row in rows.items()
@@ -277,30 +272,17 @@ class LabelCompilation:
             scores[ordering] = float(self._criterion(table))
         return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
 
-    def _cells(self, orderings: Sequence[Ordering], examples: range) -> dict[Ordering, dict[int, Cell]]:
-        """The cells of the first orders, those that were asked on all examples before time or money was up."""
-        return self.scorer.cells(dict.fromkeys(orderings, examples))
-
-    def _compared(self, orderings: Sequence[Ordering]) -> list[list[float]]:
-        """The scores of orders on as many examples of the selection split as the budget pays for."""
-        self.scorer.phase = "final"
-        self.scorer.budget.allow(1.0)
-        count = len(self._selection)
-        while count and not self.scorer.fits(dict.fromkeys(orderings, self._selection[:count])):
-            count -= 1
-        return self.scorer.table(orderings, self._selection[:count], favoured=0)[1] if count else []
-
-    def _outcome(self, stopped: str) -> Outcome:
-        """The outcome with nothing compared."""
+    def _outcome(self, stopped: str, **compared: Any) -> Outcome:
+        """The outcome; without what was compared, nothing was."""
+        found: dict[str, Any] = {"comparison": None, "candidates": [], **compared}
         return Outcome(
             ordering=self._best,
             distributions=self.search.distributions,
-            comparison=None,
-            candidates=[],
             evidence=None,
             history=[],
             program_calls=calls_by_phase(self.scorer, self._original, self._selection),
             stopped=stopped,
+            **found,
         )
 
 

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import dspy
 import numpy as np
 
 from plr_dspy.baselines import criteria
-from plr_dspy.baselines.criteria import Array
 from plr_dspy.baselines.label_based import Criterion, LabelReorderer
-from plr_dspy.labels.outputs import label_numbers, prior_shares
-from plr_dspy.optimizer.base import Common
+from plr_dspy.labels.outputs import prior_shares
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import Metric
-from plr_dspy.programs.checks import number
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from plr_dspy.programs.arguments import Number, Positive, arguments
+from plr_dspy.statistics.calibration import Array
 
 Variant = Literal["lu", "plr"]
 Setting = Literal["few-shot", "unlabelled", "prior"]
 
 
+@arguments
 class LocalE(LabelReorderer):
     """The order whose label distributions are least over-confident: highest mean entropy over probing inputs.
 
@@ -41,7 +37,7 @@ class LocalE(LabelReorderer):
             confident orders.
         num_candidates: Random orders, the original one among them; of fewer orders, all.
         temperature: At which probing inputs are written.
-        **common: As in `PLReorder`; with max_metric_calls fewer probing inputs, so that it is never exceeded.
+        all others: As in `PLReorder`; with max_metric_calls fewer probing inputs, so that it is never exceeded.
     """
 
     name = makes_inputs = "LocalE"
@@ -51,20 +47,8 @@ class LocalE(LabelReorderer):
         "plr": criteria.mean_confidence,
     }
 
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        variant: Variant = "lu",
-        num_candidates: int = 24,
-        temperature: float = 2.0,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(metric, num_candidates=num_candidates, **common)
-        if variant not in get_args(Variant):
-            raise ValueError(f"variant must be 'lu' or 'plr'; got {variant!r}")
-        self.variant = variant
-        self.temperature = number("temperature", temperature, above=0.0) or 2.0
+    variant: Variant = "lu"
+    temperature: Positive = 2.0  # type: ignore[misc]
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the LM can write inputs: text, and those of the predictor itself."""
@@ -86,6 +70,7 @@ class LocalE(LabelReorderer):
         return 1 + num_orders
 
 
+@arguments
 class GlobalE(LocalE):
     """The order whose predicted labels are most evenly spread: highest entropy of their shares over probing inputs.
 
@@ -93,7 +78,7 @@ class GlobalE(LocalE):
 
     Args:
         variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest entropy of any probing input.
-        metric, num_candidates, temperature, **common: As in `LocalE`.
+        metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
     name = makes_inputs = "GlobalE"
@@ -103,6 +88,7 @@ class GlobalE(LocalE):
     }
 
 
+@arguments
 class PDO(LabelReorderer):
     """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
 
@@ -117,30 +103,18 @@ class PDO(LabelReorderer):
             labels, and the uniform distribution. "prior": the same, and `prior`.
         prior: Probability of each label, for ``setting="prior"``; None takes the shares in the trainset.
         num_candidates: Random orders, the original one among them; of fewer orders, all.
-        **common: As in `PLReorder`; with max_metric_calls fewer inputs, so that it is never exceeded.
+        all others: As in `PLReorder`; with max_metric_calls fewer inputs, so that it is never exceeded.
     """
 
     name = "PDO"
 
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        setting: Setting = "few-shot",
-        prior: Mapping[Any, float] | None = None,
-        num_candidates: int = 24,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(metric, num_candidates=num_candidates, **common)
-        if setting not in get_args(Setting):
-            raise ValueError(f"setting must be one of {get_args(Setting)}; got {setting!r}")
-        if prior is not None and (setting != "prior" or not isinstance(prior, Mapping)):
-            raise ValueError(
-                f"prior must be a dict of labels and probabilities, with setting='prior'; got {prior!r} with "
-                f"setting={setting!r}"
-            )
-        self.setting = setting
-        self.prior = None if prior is None else {x: number(f"prior[{x!r}]", p) for x, p in prior.items()}
+    setting: Setting = "few-shot"
+    prior: Mapping[Any, Number] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior is not None and self.setting != "prior":
+            raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
 
     @property
     def makes_inputs(self) -> str:  # type: ignore[override]
@@ -174,7 +148,7 @@ class PDO(LabelReorderer):
             return np.full(len(output.labels), 1.0 / len(output.labels))
         if self.prior is not None:
             return prior_shares(self.prior, output.labels)
-        known = label_numbers(examples, output)
+        known = output.numbers(examples)
         counts = np.bincount(known[known >= 0], minlength=len(output.labels)).tolist()
         shares = {text: each / max(1, sum(counts)) for text, each in zip(output.labels, counts, strict=True)}
         return prior_shares(shares, output.labels, name="the trainset, or the prior that you pass instead,")

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import dspy
+from pydantic import Field
 
 from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import OTHERS, Criterion, LabelReorderer
-from plr_dspy.baselines.probing import distribution
+from plr_dspy.baselines.probing import distribution, likely_labels
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
-from plr_dspy.labels.work import ReadingWork
-from plr_dspy.optimizer.base import Common
+from plr_dspy.labels.reader import LogprobRequests
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import Metric
-from plr_dspy.programs.checks import count
+from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.copies import ProgramFactory
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -65,14 +60,13 @@ class PerInputOrder(dspy.Module):
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program.
         """
-        answers = []
         orders = [(each, program) for each in self.orders if (program := self._in_order(each)) is not None]
-        if orders:
-            output = needed_output(self.program, "DEmO", cure=OTHERS)
-            likeliest = Calibration.none(output.labels).applied
-            work = ReadingWork((), output, purpose="DEmO", decision=likeliest)
+        if not orders:
+            return self.program(**inputs)
+        output, requests = needed_output(self.program, "DEmO", cure=OTHERS), LogprobRequests("DEmO")
+        answers, example = [], dspy.Example(inputs).with_inputs(*inputs)
         for order, program in orders:
-            found, answer = work.read(program, dspy.Example(inputs).with_inputs(*inputs))
+            found, answer = likely_labels(program, example, output, requests)
             if found is not None and answer is not None:  # Else no label is likely in this order.
                 answers.append((criteria.influence(distribution(found), order.content_free), answer))
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
@@ -102,6 +96,7 @@ class PerInputOrder(dspy.Module):
         self.orders = orders
 
 
+@arguments
 class DEmO(LabelReorderer):
     """Returns a program that orders its demos for each input (`PerInputOrder`).
 
@@ -117,7 +112,7 @@ class DEmO(LabelReorderer):
         metric: Not used: there is no one order to compare with the original one.
         num_candidates: Random orders, the original one among them; of fewer orders, all.
         num_kept: Orders to choose from for each input.
-        **common: As in `PLReorder`.
+        all others: As in `PLReorder`.
 
     Attributes:
         report, best_program: As in `PLReorder`; the order in the report is the fairest one.
@@ -126,11 +121,8 @@ class DEmO(LabelReorderer):
     name = makes_inputs = "DEmO"
     least_calls = len(CONTENT_FREE)
 
-    def __init__(
-        self, metric: Metric, *, num_candidates: int = 100, num_kept: int = 4, **common: Unpack[Common]
-    ) -> None:
-        super().__init__(metric, num_candidates=num_candidates, **common)
-        self.num_kept = count("num_kept", num_kept)
+    num_candidates: Annotated[Count, Field(ge=2)] = 100
+    num_kept: Count = 4
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Each order on the content-free inputs; nothing is compared, as there is no one order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import dspy
@@ -11,16 +12,15 @@ import numpy as np
 from dspy.utils.exceptions import AdapterParseError
 
 from plr_dspy.labels.calibrated_program import Calibration
-from plr_dspy.labels.outputs import Array, LabelOutput
-from plr_dspy.labels.reader import Reading
-from plr_dspy.labels.requests import LogprobRequests, asking_for_probabilities, without_probabilities
+from plr_dspy.labels.outputs import LabelOutput
+from plr_dspy.labels.reader import LogprobRequests, Reading, asking_for_probabilities, labels_read
 from plr_dspy.labels.tokens import positions_of
-from plr_dspy.labels.work import ReadingWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
-from plr_dspy.programs.calls import MetricWork, WrongAnswer
+from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, answer, own_copy
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.cells import Cell
+from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ class NoLabel(Exception):
     """No label is among the likeliest tokens."""
 
 
-class ProbingWork(ReadingWork):
-    """Finds label probabilities of inputs, and has answers to later examples scored.
+class ProbingWork(MetricWork):
+    """Finds label probabilities of probing inputs, and has answers to the examples that follow them scored.
 
     Args:
+        metric, examples: Score the answers, as in `MetricWork`.
         inputs: The probing inputs; none where the LM writes them.
         output: The program's output.
         purpose: What needs the probabilities, for messages.
-        scored: Scores the answers to the examples that follow.
         temperature: At which the LM writes an input from each order's demos (Lu et al., ACL 2022, Section 3.1), as
             the first example; None where it writes none.
         most: Inputs that are written, at most.
@@ -50,37 +50,31 @@ class ProbingWork(ReadingWork):
         first: Number of the first probing input among the examples.
         num_probing: Examples before those that are scored.
         names: What messages call these.
-        models: Language models that scoring calls.
     """
 
     def __init__(
         self,
+        metric: Metric,
+        examples: Sequence[dspy.Example],
+        *,
         inputs: Sequence[dspy.Example],
         output: LabelOutput,
-        *,
         purpose: str,
-        scored: MetricWork,
         temperature: float | None = None,
         most: int = 0,
     ) -> None:
-        super().__init__(inputs, output, purpose=purpose, decision=Calibration.none(output.labels).applied)
+        super().__init__(metric, examples)
         self.first = 0 if temperature is None else 1
         self.num_probing = self.first + (most or len(inputs))
         numbered = [f"probing input {i}" for i in range(self.first, self.num_probing)]
         self.names = ["the writing of a probing input"][: self.first] + numbered
-        self.models = scored.models
-        self._scored = scored
-        self._temperature = temperature
-
-    @property
-    def sample(self) -> str:  # type: ignore[override]
-        """The start of the program's first answer that was scored."""
-        return self._scored.sample
+        self._inputs, self._output, self._temperature = inputs, output, temperature
+        self._requests = LogprobRequests(purpose)
 
     @property
     def probing(self) -> range:
         """The numbers of the probing inputs."""
-        return range(self.first, self.first + len(self._examples))
+        return range(self.first, self.first + len(self._inputs))
 
     def take(self, written: Sequence[Any]) -> None:
         """Take the inputs that the LM has written, None for failures: those that differ and came first.
@@ -90,7 +84,7 @@ class ProbingWork(ReadingWork):
         """
         distinct = {value_key(fields): fields for fields in reversed(written) if fields}
         kept = list(reversed(distinct.values()))[: self.num_probing - 1]
-        self._examples = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
+        self._inputs = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
         if not kept:
             raise RuntimeError(
                 f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, or use a "
@@ -107,19 +101,37 @@ class ProbingWork(ReadingWork):
             Exception: of the program.
         """
         if example >= self.num_probing:
-            return self._scored(program, example - self.num_probing, usage)
+            return super().__call__(program, example - self.num_probing, usage)
         if self._temperature is not None and example < self.first:
-            text = written_input(
-                program, temperature=self._temperature, purpose=self._purpose, requests=self.requests
-            )
+            text = written_input(program, temperature=self._temperature, requests=self._requests)
             return Cell(None, value=text)
-        found, _ = self.read(program, self._examples[example - self.first])
+        found, _ = likely_labels(
+            program, own_copy(self._inputs[example - self.first]), self._output, self._requests
+        )
         if found is None:
             labels = list(self._output.labels)
             raise WrongAnswer(
                 NoLabel(f"none of the labels {labels} is among the likeliest tokens of the reply")
             )
         return Cell(None, value=distribution(found).tolist())
+
+
+def likely_labels(
+    program: dspy.Module, example: dspy.Example, output: LabelOutput, requests: LogprobRequests
+) -> tuple[Reading | None, Any]:
+    """Make one program call, which answers the likeliest label.
+
+    Returns:
+        What the reply says of labels, None for nothing; and the answer, None for one that could not be read.
+
+    Raises:
+        NoProbabilities: when the LM gives none.
+        Exception: of the program.
+    """
+    given, likeliest = None, Calibration.none(output.labels).applied
+    with labels_read(program, output, requests, decision=likeliest) as reader, suppress(WrongAnswer):
+        given = answer(program, example)
+    return reader.behind(given), given
 
 
 def distribution(found: Reading) -> Array:
@@ -130,21 +142,18 @@ def distribution(found: Reading) -> Array:
     return normalised
 
 
-def written_input(
-    program: dspy.Module, *, temperature: float, purpose: str, requests: LogprobRequests
-) -> dict[str, str]:
-    """A new input in the manner of a program's demos, in their order.
+def written_input(program: dspy.Module, *, temperature: float, requests: LogprobRequests) -> dict[str, str]:
+    """Return a new input in the manner of a program's demos, in their order.
 
     Plain completions go on after the last demo; other models are asked for one more example.
 
     Args:
         program: With its demos.
         temperature: At which it is written.
-        purpose: What will need log-probabilities: as long as no call had any, the LM must give them for this input.
-        requests: Knows whether any had.
+        requests: Knows whether any call had log-probabilities: as long as none had, this one must have them.
 
     Raises:
-        NoProbabilities: when it gives none.
+        NoProbabilities: when the LM gives none.
         WrongAnswer: when the reply cannot be read, or is empty.
         Exception: of the LM.
     """
@@ -153,17 +162,14 @@ def written_input(
     signature, plain = predictor.signature, PlainTextAdapter()
     demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
     outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
-    inputs, asks = (
-        {"examples": demos},
-        dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING),
-    )
-    options: dict[str, Any] = {"temperature": temperature}
+    inputs, options = {"examples": demos}, dict[str, Any](temperature=temperature)
+    asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
     if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
         adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
         for name, field in signature.input_fields.items():
             asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
-        answer = title_of(*next(iter(signature.output_fields.items())))
-        options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer}"]}
+        answer_title = title_of(*next(iter(signature.output_fields.items())))
+        options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
     telling = not requests.given
     try:
         written = adapter(
@@ -173,13 +179,11 @@ def written_input(
         raise WrongAnswer(error) from error
     except Exception as error:
         requests.note_error(lm, error)
-        if not requests.reason:
-            raise
-        raise without_probabilities(lm, purpose) from error
+        requests.check(error)
+        raise
     if telling:
         requests.note_reply(lm, given=bool(positions_of(written.get("logprobs"))))
-        if requests.reason:
-            raise without_probabilities(lm, purpose)
+        requests.check()
     fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
     if not all(fields.values()):
         raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))

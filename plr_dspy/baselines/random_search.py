@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Annotated
+
+from pydantic import Field
 
 from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, random_plan
-from plr_dspy.optimizer.base import Common, Reorderer
-from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import Metric
-from plr_dspy.programs.checks import count
-from plr_dspy.search.search import RandomSearch
-from plr_dspy.search.surrogate.label_responses import LabelResponses
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.programs.arguments import Count, arguments
 
 BATCH = 15
 """Orders scored between two lines of the log."""
@@ -39,11 +34,8 @@ class StaticOrder(Reorderer):
         """Plan no call."""
         return NOTHING_TO_DO
 
-    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> RandomSearch:
-        """Make a search that is asked for nothing."""
-        return RandomSearch(job.slots.space, num_orderings=0)
 
-
+@arguments
 class TopKOrder(Reorderer):
     """Random search with as many orders as Plackett-Luce search has: "Top-K" of arXiv:2603.21373.
 
@@ -58,22 +50,13 @@ class TopKOrder(Reorderer):
         num_finalists: The best of them that reach the selection split; the paper's K.
         max_metric_calls: Budget in program calls, never exceeded: as many orders as it pays for. None takes
             all: at most ``num_candidates * train + (num_finalists + 1) * selection`` calls.
-        **common: As in `PLReorder`.
+        all others: As in `PLReorder`.
     """
 
     name = "TopKOrder"
 
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        num_candidates: int = 225,
-        num_finalists: int = 10,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(metric, **common)
-        self.num_candidates = count("num_candidates", num_candidates, least=2)
-        self.num_finalists = count("num_finalists", num_finalists)
+    num_candidates: Annotated[Count, Field(ge=2)] = 225
+    num_finalists: Count = 10
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """As many orders as the budget pays for, each on the whole train split."""
@@ -99,10 +82,4 @@ class TopKOrder(Reorderer):
             num_best=num_best,
             num_compared=num_compared,
             max_metric_calls=budget,
-        )
-
-    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> RandomSearch:
-        """Make a search for random orders, each once."""
-        return RandomSearch(
-            job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
         )

@@ -11,12 +11,11 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plr_dspy._version import __version__
-from plr_dspy.cli.checks import check_count, check_file, check_key, check_parent, logged, split_reference
 from plr_dspy.compilation.plan import BUDGETS, SIGNALS
 from plr_dspy.runtime.redaction import Redactor
 
@@ -53,20 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as error:
             if args.debug:
                 raise
-            users = _is_usage_error(error)
+            # What a check of this package raised is the user's; what a program, a model or Python raised a failure.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
+            users = checked and isinstance(error, (ValueError, TypeError, ImportError))
             kind = "" if users else f"{type(error).__name__}: "
             hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
             print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
             if not users:
                 print("plr-dspy: --debug shows where", file=sys.stderr)
             return USER_ERROR if users else FAILED
-
-
-def _is_usage_error(error: Exception) -> bool:
-    """Whether a check of this package raised the error; what a program, a model or Python raised is a failure."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
-    return checked and isinstance(error, (ValueError, TypeError, ImportError))
 
 
 @contextlib.contextmanager
@@ -170,20 +165,27 @@ def _add_compile(commands: Any) -> None:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    split_reference(args.metric, "metric")
-    split_reference(args.program, "program")
-    for path, option in ((args.train, "--train"), (args.val, "--val"), (args.demos, "--demos")):
-        check_file(path, option)
+    for what in ("metric", "program"):
+        place, _, name = (reference := getattr(args, what)).rpartition(":")
+        if not place or not name:
+            raise ValueError(f"{what}: expected FILE.py:NAME or MODULE:NAME; got {reference!r}")
+        if place.endswith(".py"):
+            _check_file(Path(place), what)
+    for option in ("train", "val", "demos"):
+        _check_file(getattr(args, option), f"--{option}")
     for path in (args.out, args.report):
-        check_parent(path)
+        _check_parent(path)
     if args.out.suffix not in (".json", ".pkl"):
         raise ValueError(f"--out must end in .json or .pkl; got {args.out}")
     for option in ("max_calls", "threads", "max_tokens", "max_demos", "max_demo_tokens"):
-        check_count(getattr(args, option), option)
+        value = getattr(args, option)
+        if value is not None and value < 1:
+            raise ValueError(f"--{option.replace('_', '-')} must be at least 1; got {value}")
     if not args.select and (args.max_demos or args.max_demo_tokens):
         raise ValueError("--max-demos and --max-demo-tokens need --select")
     if args.lm != "local":
-        check_key(args.api_key_env)
+        if args.api_key_env is not None and not os.environ.get(args.api_key_env):
+            raise ValueError(f"--api-key-env: the variable {args.api_key_env} is not set")
         if args.adapter == "plain" and args.api_base is None:
             raise ValueError("--api-base: plain prompts go to a completions endpoint; pass its address")
     from plr_dspy.cli.compiling import compile_program
@@ -193,8 +195,8 @@ def _compile(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     path = args.path / "report.json" if args.path.is_dir() else args.path
-    check_file(path, "report")
-    check_parent(args.html)
+    _check_file(path, "report")
+    _check_parent(args.html)
     from plr_dspy.report.data import Report
 
     report = Report.load(path)
@@ -203,3 +205,28 @@ def _report(args: argparse.Namespace) -> int:
     else:
         report.to_html(args.html)
     return 0
+
+
+def _check_file(path: Path | None, what: str) -> None:
+    """Raise unless a file is there, or none was named."""
+    if path is not None and not path.is_file():
+        raise ValueError(f"{what}: no file {path}")
+
+
+def _check_parent(path: Path | None) -> None:
+    """Raise unless a file can be written because its folder is there, or none was named."""
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"no folder {path.parent}: make it first")
+
+
+@contextlib.contextmanager
+def logged(levels: Mapping[str, int]) -> Iterator[None]:
+    """Set the levels of some loggers while this context lasts."""
+    before = {name: logging.getLogger(name).level for name in levels}
+    try:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

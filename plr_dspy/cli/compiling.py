@@ -13,7 +13,6 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.cli.checks import split_reference
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
@@ -23,6 +22,19 @@ from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.runtime.files import read_json_lines
+
+OPTIONS = [
+    "signal",
+    "calibrate",
+    "auto",
+    "update",
+    "max_seconds",
+    "max_cost",
+    "seed",
+    "log_dir",
+    "accept_changes",
+]
+"""Arguments of the optimizers that options of the command are called as."""
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
@@ -34,30 +46,16 @@ def compile_program(args: argparse.Namespace) -> int:
     trainset = read_examples(args.train, args.inputs)
     valset = None if args.val is None else read_examples(args.val, args.inputs)
     if args.demos is not None:
-        program = _with_demos(program, args.demos)
+        loaded = load_program(program, args.demos)
+        program = loaded.program if isinstance(loaded, CalibratedProgram) else loaded
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
-    kind: type[PLReorder] = PLReorder
-    choosing: dict[str, Any] = {}
+    options: dict[str, Any] = {name: getattr(args, name) for name in OPTIONS}
+    options |= {"max_metric_calls": args.max_calls, "num_threads": args.threads}
     if args.select:
-        kind = PLFewShot
         limits = {"max_demos": args.max_demos, "max_demo_tokens": args.max_demo_tokens}
-        choosing = {name: limit for name, limit in limits.items() if limit is not None}
-    optimizer = kind(
-        metric,
-        **choosing,
-        signal=args.signal,
-        calibrate=args.calibrate,
-        auto=args.auto,
-        update=args.update,
-        max_metric_calls=args.max_calls,
-        max_seconds=args.max_seconds,
-        max_cost=args.max_cost,
-        num_threads=args.threads,
-        seed=args.seed,
-        log_dir=args.log_dir,
-        accept_changes=args.accept_changes,
-    )
+        options |= {name: limit for name, limit in limits.items() if limit is not None}
+    optimizer = (PLFewShot if args.select else PLReorder)(metric, **options)
     with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
         if args.estimate:
             print(optimizer.estimate(program, trainset=trainset, valset=valset))
@@ -70,12 +68,6 @@ def compile_program(args: argparse.Namespace) -> int:
                     optimizer.report.save(args.report)
                 print(optimizer.report.details())
     return 0
-
-
-def _with_demos(program: dspy.Module, path: Path) -> dspy.Module:
-    """Load a saved program; of one that is calibrated, the program that was."""
-    loaded = load_program(program, path)
-    return loaded.program if isinstance(loaded, CalibratedProgram) else loaded
 
 
 @contextlib.contextmanager
@@ -96,7 +88,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[dspy.LM]:
 
 def named_object(reference: str, what: str) -> Any:
     """The object that "FILE.py:NAME" or "MODULE:NAME" stands for; a file may import its neighbours, and runs once."""
-    place, name = split_reference(reference, what)
+    place, _, name = reference.rpartition(":")
     folder, module_name = Path.cwd(), place
     if place.endswith(".py"):
         path = Path(place).resolve()

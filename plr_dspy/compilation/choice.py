@@ -7,16 +7,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, LabelProbabilities, Leaning
-from plr_dspy.report.iteration import Iteration
+from plr_dspy.report.data import (
+    CalibrationEffect,
+    Comparison,
+    Evidence,
+    Iteration,
+    LabelProbabilities,
+    Leaning,
+)
 from plr_dspy.report.text import MIN_PROBABILITY
+from plr_dspy.search.model.offsets import Calibrated
+from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
+from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.surrogate.fitted_model import DEVIATIONS, Calibrated, FittedModel, Gain, Scores
-from plr_dspy.search.surrogate.model import OrderingModel
-from plr_dspy.statistics.calibration import Array, brier_score, expected_calibration_error, reliability
+from plr_dspy.statistics.calibration import Array, brier_score, expected_calibration_error
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
@@ -259,8 +264,4 @@ def _quality(found: Calibrated, log_probabilities: Array) -> LabelProbabilities 
         num_examples=len(log_probabilities),
         brier_score=round(brier_score(log_probabilities, right), 6),
         calibration_error=round(expected_calibration_error(log_probabilities, right), 6),
-        reliability=[
-            (each.count, *np.round([each.confidence, each.accuracy], 6).tolist())
-            for each in reliability(log_probabilities, right)
-        ],
     )

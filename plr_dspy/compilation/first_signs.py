@@ -6,8 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from plr_dspy.report.data import Evidence
-from plr_dspy.report.iteration import Iteration
+from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from plr_dspy.compilation.choice import Finalist
 from plr_dspy.compilation.path import Compilation
+from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.surrogate.fitted_model import Scores
 
 
 class PaperCompilation(Compilation):

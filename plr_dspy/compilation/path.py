@@ -21,17 +21,16 @@ from plr_dspy.compilation.choice import (
 )
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.report.iteration import Iteration
+from plr_dspy.report.data import Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
 from plr_dspy.scoring.rounds import StagedScores, Wanted
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.search import Search, as_ordering
-from plr_dspy.search.space import Ordering, ScoreEstimate, Trial
+from plr_dspy.search.model.table import Scores
+from plr_dspy.search.search import Search, as_ordering, mean_score
+from plr_dspy.search.space import Ordering, ScoreEstimate
 from plr_dspy.search.stopping import Stopper
-from plr_dspy.search.surrogate.fitted_model import Scores
-from plr_dspy.statistics.comparisons import agreement
 
 logger = logging.getLogger(__name__)
 
@@ -98,66 +97,66 @@ class Compilation:
         self._limits = {**asdict(plan), **(limits or {})}
         self._bar = bar
         self._history: list[Iteration] = []
-        self._trials: dict[Ordering, Trial] = {}
-        self._untold: Wanted | None = (
-            None  # what was scored of a round that the search has asked for and not been told
-        )
+        self._told: set[Ordering] = set()
+        # What was scored of a round that the search has asked for and not been told.
+        self._untold: Wanted | None = None
 
     def run(self) -> Outcome:
         """Search, race the best, compare the winners with the original on the selection split, and choose."""
         if self.search.space.num_distinct < 2:
             logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
             return replace(self._keep_original(), stopped="all choices give the same prompt")
-        share = self._search()
+        self.scorer.phase = "search"
+        self._keep(self.plan.race_calls + self.plan.final_calls)
+        share = self._replay()
+        if share is None:
+            self.stopped = self._ask_score_tell()
+            share = self._note_end()
         if self._signs.nothing_found and self.search.space.holds(self.original):
             return self._calibrated(replace(self._keep_original(), evidence=self._signs.evidence()))
         return self._calibrated(self._choose(self._finalists(share), share))
 
-    def _search(self) -> float:
-        """Ask, score and tell until something ends it; returns the share of what follows that is to be done."""
+    def _replay(self) -> float | None:
+        """Take the rounds that the ledger tells of as they were.
+
+        Returns:
+            The share of race and comparison that is to be done, where the search has ended; otherwise None.
+        """
         scorer, course = self.scorer, self.scorer.ledger.course
-        scorer.phase = "search"
-        after = self.plan.race_calls + self.plan.final_calls
-        self._keep(after)
         for scored in list(course.rounds):
             wanted = {as_ordering(ordering): examples for ordering, examples in scored}
             known = scorer.known_cells(wanted)
             lost = any(len(known[ordering]) < len(examples) for ordering, examples in wanted.items())
-            if lost or not scorer.fits(wanted, kept=after):
+            if lost or not scorer.fits(wanted, kept=self.plan.race_calls + self.plan.final_calls):
                 break  # a line was taken out of the file, or the budget is smaller now
             self.search.ask()  # which draws what it drew before
-            self._tell([as_ordering(ordering) for ordering, _ in scored], self.staged.score(wanted))
-        if course.ended is not None and course.ended["limits"] == self._limits_of(course.ended["stopped"]):
-            self.stopped = course.ended["stopped"]
-            self._signs.nothing_found = course.ended["nothing_found"]
-            if course.ended["untold"] is not None:
-                self.search.ask()
-                untold = {as_ordering(ordering): examples for ordering, examples in course.ended["untold"]}
-                self._trials.update(_trials(self.staged.score(untold)))
-            return float(course.ended["share"])
-        self.stopped = self._ask_score_tell()
-        share = self._share_left()
+            self.staged.score(wanted)
+            self._tell([as_ordering(ordering) for ordering, _ in scored])
+        if course.ended is None or course.ended["limits"] != self._limits_of(course.ended["stopped"]):
+            return None
+        self.stopped, self._signs.nothing_found = course.ended["stopped"], course.ended["nothing_found"]
+        if course.ended["untold"] is not None:
+            self.search.ask()
+            self.staged.score({as_ordering(o): examples for o, examples in course.ended["untold"]})
+        return float(course.ended["share"])
+
+    def _note_end(self) -> float:
+        """Note why the search has ended, and return the share of race and comparison that is to be done."""
+        ended: dict[str, Any] = {
+            "stopped": self.stopped,
+            "nothing_found": self._signs.nothing_found,
+            "share": self._share_left(),
+            "untold": None if self._untold is None else list(self._untold.items()),
+            "limits": self._limits_of(self.stopped),
+        }
         if self.stopped != TIME_LIMIT:
-            scorer.ledger.note(
-                {
-                    "ended": {
-                        "stopped": self.stopped,
-                        "nothing_found": self._signs.nothing_found,
-                        "share": share,
-                        "untold": None if self._untold is None else list(self._untold.items()),
-                        "limits": self._limits_of(self.stopped),
-                    }
-                }
-            )
-        return share
+            self.scorer.ledger.note({"ended": ended})
+        return float(ended["share"])
 
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
-        return (
-            {**self._limits, "max_cost": self.scorer.budget.max_cost}
-            if stopped == COST_LIMIT
-            else self._limits
-        )
+        cost = {"max_cost": self.scorer.budget.max_cost} if stopped == COST_LIMIT else {}
+        return self._limits | cost
 
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
@@ -178,10 +177,9 @@ class Compilation:
             if scored and (len(scored) >= MIN_SHARE * len(wanted) or not self._history):
                 orderings = [ordering for ordering in orderings if ordering in scored]
                 self.scorer.ledger.note({"round": [[ordering, wanted[ordering]] for ordering in orderings]})
-                self._tell(orderings, scored)
+                self._tell(orderings)
                 self._untold = None
             else:
-                self._trials.update(_trials(scored))
                 self._untold = {ordering: wanted[ordering] for ordering in scored}
             if len(scored) < len(wanted):
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
@@ -190,35 +188,30 @@ class Compilation:
                 self._bar.show(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
             logger.info("%s", self._history[-1])
 
-    def _tell(self, orderings: Sequence[Ordering], scored: Scores) -> None:
-        """Tell the search the scores of a round, and note how it went."""
-        search, found = self.search, _trials(scored)
-        trials = [found[ordering] for ordering in orderings]  # one may have been drawn several times
-        elites = search.tell(trials)
-        num_new = len(found.keys() - self._trials.keys())
-        self._trials.update(found)
-        scores = [trial.score for trial in trials]
-        best = self._best(1)[0]
+    def _tell(self, orderings: Sequence[Ordering]) -> None:
+        """Tell the search of a round, in which an ordering may come several times, and note how it went."""
+        search, table = self.search, self.staged.scores()
+        search.tell(orderings, table)
+        num_new = len(set(orderings) - self._told)
+        self._told.update(orderings)
+        scores = [mean_score(table[ordering]) for ordering in orderings]
+        best = search.ranked(table)[0]
         self._history.append(
             Iteration(
                 index=len(self._history),
-                num_samples=len(trials),
+                num_samples=len(orderings),
                 num_new=num_new,
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
-                elite_score=elites[-1].score,
                 best_score_so_far=best.score,
                 best_ordering=best.ordering,
                 program_calls=self.scorer.calls(),
-                mode_probability=search.proposal.mode_probabilities(),
-                num_elites=len(elites),
-                agreement=agreement([elite.ordering for elite in elites], search.space.sizes),
             )
         )
 
     def _best(self, count: int) -> list[ScoreEstimate]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
-        return self.search.ranked(list(self._trials.values()))[:count]
+        return self.search.ranked(self.staged.scores())[:count]
 
     @property
     def _least_compared(self) -> int:
@@ -368,8 +361,7 @@ class Compilation:
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
         if not self._history and (scored := self.staged.salvage()):
-            self._trials = _trials(scored)
-            self.search.tell(list(self._trials.values()))
+            self.search.tell(list(scored), self.staged.scores())
         best = self._best(1)
         phases = {"race": " in the race of the best", "final": " in the final comparison"}
         ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
@@ -471,11 +463,3 @@ def race(
         scorer.ledger.settle()
         alive = alive[: max(num_winners, math.ceil(KEPT_SHARE * len(alive)))]
     return alive[:num_winners]
-
-
-def _trials(scored: Scores) -> dict[Ordering, Trial]:
-    """Scores by example as trials."""
-    return {
-        ordering: Trial(ordering, math.fsum(row.values()) / len(row), len(row), tuple(row.items()))
-        for ordering, row in scored.items()
-    }

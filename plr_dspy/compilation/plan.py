@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -71,14 +70,14 @@ class Plan:
 
     num_iterations: int
     num_samples: int
-    elite_fraction: float
-    num_final_draws: int
     num_best_seen: int
     num_train_examples: int
     num_selection_examples: int
-    exhaustive: bool
-    racing: bool
     max_metric_calls: int | None
+    elite_fraction: float = 0.125
+    num_final_draws: int = 0
+    exhaustive: bool = False
+    racing: bool = False
     with_mode: bool = True
     num_initial: int = 0
     num_first_examples: int = 0
@@ -119,22 +118,15 @@ class Plan:
         planned = self.planned_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
-    @property
-    def call_limit(self) -> int:
-        """Program calls that are never exceeded, with those that failed and were made again in a later part."""
-        return sys.maxsize if self.max_metric_calls is None else self.max_metric_calls
-
 
 NOTHING_TO_DO = Plan(
     num_iterations=0,
     num_samples=1,
     elite_fraction=1.0,
-    num_final_draws=0,
     num_best_seen=0,
     num_train_examples=0,
     num_selection_examples=0,
     exhaustive=True,
-    racing=False,
     max_metric_calls=0,
 )
 """The plan where all choices give the same prompt."""
@@ -180,27 +172,23 @@ def make_plan(
     Raises:
         ValueError: when a budget is too small for what was asked.
     """
-    fixed = {
-        "num_iterations": num_iterations,
-        "elite_fraction": elite_fraction,
-        "num_final_draws": num_final_draws,
-    }
-    fixed = {name: value for name, value in fixed.items() if value is not None}
+
+    def fixed(samples: int | None) -> dict[str, Any]:
+        given = {
+            "num_iterations": num_iterations,
+            "elite_fraction": elite_fraction,
+            "num_final_draws": num_final_draws,
+            "num_samples": samples,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
-        shape = fixed if samples is None else {**fixed, "num_samples": samples}
-        first_round, min_first = FIRST_ROUND[searched], MIN_FIRST[signal]
-        return _budget_plan(calls, shape, num_train, num_selection, num_distinct, first_round, min_first)
+        sizes = (num_train, num_selection, num_distinct)
+        return _budget_plan(calls, fixed(samples), *sizes, FIRST_ROUND[searched], MIN_FIRST[signal])
 
     if auto == "paper":
-        shape = fixed if num_samples is None else {**fixed, "num_samples": num_samples}
-        return _paper_plan(
-            max_metric_calls,
-            shape,
-            num_train,
-            num_selection,
-            has_light=lambda calls: plan_for(calls) is not None,
-        )
+        has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
+        return _paper_plan(max_metric_calls, fixed(num_samples), num_train, num_selection, has_light)
     budget = max_metric_calls or BUDGETS[auto or "light"]
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
     if plan is None:
@@ -258,12 +246,9 @@ def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: 
     return Plan(
         num_iterations=MAX_ROUNDS,
         num_samples=min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
-        elite_fraction=0.125,
-        num_final_draws=0,
         num_best_seen=num_best_seen,
         num_train_examples=num_train,
         num_selection_examples=num_compared,
-        exhaustive=False,
         racing=True,
         max_metric_calls=budget,
         num_first_examples=num_first,
@@ -283,8 +268,6 @@ def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distin
     return Plan(
         num_iterations=MAX_ROUNDS,
         num_samples=min(24, num_distinct),
-        elite_fraction=0.125,
-        num_final_draws=0,
         num_best_seen=min(num_distinct - 1, max(2, left // num_selection - 1)),
         num_train_examples=num_train,
         num_selection_examples=num_selection,
@@ -299,14 +282,9 @@ def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distin
 
 
 def _paper_plan(
-    budget: int | None,
-    fixed: dict[str, Any],
-    num_train: int,
-    num_selection: int,
-    *,
-    has_light: Callable[[int], bool],
+    budget: int | None, fixed: dict[str, Any], num_train: int, num_selection: int, has_light: bool
 ) -> Plan:
-    """The paper's values; `has_light` says whether other settings have a plan for a budget."""
+    """The paper's values; `has_light` says whether other settings have a plan for the budget."""
     paper = Plan(
         num_iterations=15,
         num_samples=15,
@@ -315,8 +293,6 @@ def _paper_plan(
         num_best_seen=1,
         num_train_examples=num_train,
         num_selection_examples=num_selection,
-        exhaustive=False,
-        racing=False,
         max_metric_calls=budget,
     )
     plan = replace(paper, **fixed)
@@ -324,7 +300,7 @@ def _paper_plan(
     if budget is not None and budget < least:
         cures = ["raise it"]
         cures += ["pass fewer examples"] * (plan.num_finalists + plan.num_samples <= budget)
-        cures += ["use auto='light'"] * has_light(budget)
+        cures += ["use auto='light'"] * has_light
         raise ValueError(
             f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
             f"the finalists; got {budget}: {', or '.join(cures)}"
@@ -355,12 +331,9 @@ def random_plan(
         num_iterations=-(-num_orders // batch),
         num_samples=min(batch, num_orders),
         elite_fraction=1.0,
-        num_final_draws=0,
         num_best_seen=num_best,
         num_train_examples=num_examples,
         num_selection_examples=num_compared,
-        exhaustive=False,
-        racing=False,
         max_metric_calls=max_metric_calls,
         with_mode=False,
         num_initial=num_orders,

@@ -6,34 +6,33 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import dspy
 import numpy as np
 from dspy.teleprompt.teleprompt import Teleprompter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+from scipy.optimize import minimize
+from scipy.special import log_softmax
 
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
-from plr_dspy.labels.linear import fit_linear
 from plr_dspy.labels.outputs import (
     CONTENT_FREE,
-    Array,
     LabelOutput,
     check_text_inputs,
-    label_numbers,
     prior_shares,
     warn_of_labels,
 )
-from plr_dspy.labels.requests import NoProbabilities
-from plr_dspy.labels.work import ReadingWork
+from plr_dspy.labels.reader import NoProbabilities
+from plr_dspy.labels.work import LabelWork
+from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
 from plr_dspy.programs.checks import (
     check_demos,
     check_examples,
     check_fields,
     check_language_model,
     check_student,
-    flag,
-    whole_number,
 )
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
@@ -41,149 +40,33 @@ from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.runtime.signals import Interrupts
-from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import (
+    FAR_FROM_EVEN,
+    Array,
     batch_offsets,
     calibrated,
     cross_validated,
-    is_far_from_even,
+    is_uneven,
     likely_shares,
 )
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("batch", "contextual", "linear")
-
 INPUTS_PER_LABEL = 5
 """With fewer, the labels that the inputs happen to have cost a point or more where there is nothing to correct."""
 
+PENALTY = 2.0
+"""On squared distances of scales from 1 and of offsets from 0, beside the log losses of all examples: as if distances
+of .5 were expected before any example is seen. Weaker ones lose more on 10 and 20 examples than they gain on 100."""
 
-@dataclass(frozen=True)
-class LabelReplies:
-    """What replies said of labels, those that said anything.
-
-    Attributes:
-        labels: What demos call them, ``[L]``.
-        inputs: Numbers of the inputs, ``[n]``.
-        log_probabilities: Of labels, ``[n, L]``.
-        unseen: Where a label was not among the likeliest tokens, ``[n, L]``.
-        answered: Number of the label that the program answered, ``[n]``; -1 for none.
-    """
-
-    labels: list[str]
-    inputs: NDArray[np.int64]
-    log_probabilities: Array
-    unseen: NDArray[np.bool_]
-    answered: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, cells: Mapping[int, Cell], output: LabelOutput) -> LabelReplies:
-        """Return what the cells of inputs hold.
-
-        Raises:
-            NoProbabilities: when fewer than two say anything.
-        """
-        labels, told = list(output.labels), {i: each for i, each in cells.items() if each.label_logprobs}
-        if len(told) < 2:
-            needs = "replies with labels among the likeliest tokens"
-            cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
-            if output.stated is not None:
-                needs = f"replies that state the probabilities of {output.name!r} as JSON"
-                cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
-            raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(cells)} have any: {cure}")
-        if len(told) < len(cells):
-            logger.warning("%d of %d replies say nothing of labels", len(cells) - len(told), len(cells))
-        return cls(
-            labels,
-            np.array(list(told)),
-            np.array([cell.label_logprobs for cell in told.values()]),
-            np.array([np.isin(np.arange(len(labels)), cell.unseen_labels) for cell in told.values()]),
-            np.array([labels.index(cell.value) if cell.value else -1 for cell in told.values()]),
-        )
-
-    def calibrated_to(self, shares: Array | None = None, *, method: str = "batch") -> Calibration:
-        """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
-        shares = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else shares
-        offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen).tolist()
-        rounded = np.round(shares, 6).tolist()
-        return Calibration.shifting(
-            self.labels, offsets, method=method, num_inputs=len(self.inputs), shares=rounded
-        )
-
-    def fitted_to(self, answers: NDArray[np.int64], *, seed: int) -> Calibration | None:
-        """Return the linear calibration to the right label of all inputs, ``[N]``; None where it gains nothing."""
-        fit = fit_linear(self.log_probabilities, answers[self.inputs], seed=seed)
-        if fit is None:
-            return None
-        scales, offsets = (tuple(each.tolist()) for each in fit)
-        return Calibration("linear", tuple(self.labels), offsets, scales, len(self.inputs))
-
-    def warn_of_answers(self, calibration: Calibration) -> None:
-        """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
-        moved = calibrated(self.log_probabilities, calibration.offsets, unseen=self.unseen)
-        tables = (self.log_probabilities, moved)
-        counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
-        if all(is_far_from_even(each) for each in counts):
-            logger.warning(
-                "answers are far from the same share of each label before calibration (%s) and after it (%s): if the "
-                "labels are not equally frequent, pass labelled examples, or their shares as prior",
-                *(_named(self.labels, each / each.sum()) for each in counts),
-            )
+MAX_FOLDS = 10
+"""Parts of the examples for the cross-validation of a linear calibration."""
 
 
-def read_replies(
-    program: dspy.Module,
-    examples: Sequence[dspy.Example],
-    output: LabelOutput,
-    *,
-    as_it_is: bool = False,
-    num_threads: int | None = None,
-    max_errors: int | None = None,
-    display_progress: bool = False,
-) -> LabelReplies:
-    """Run a program on the inputs of examples, for what its replies say of labels.
-
-    Args:
-        program: It has the output.
-        examples: Only their inputs are used.
-        output: The output whose labels are read.
-        as_it_is: Whether the program answers as it is. Otherwise the likeliest label is its answer, so that a reply
-            that cannot be read costs no second call, as in use.
-        num_threads, max_errors, display_progress: As in `BatchCalibration`.
-
-    Raises:
-        NoProbabilities: when the LM gives no log-probabilities, or fewer than two replies say anything of labels.
-        RuntimeError: when no call ended with an answer.
-        Exception: of the program, see `max_errors`.
-    """
-    slots = ProgramSlots(program)
-    decision = None if as_it_is else Calibration.none(output.labels).applied
-    with (
-        ProgressBar(len(examples), display=display_progress, title="BatchCalibration") as bar,
-        Interrupts() as interrupts,
-    ):
-        evaluator = ProgramEvaluator(
-            program,
-            slots,
-            ReadingWork(examples, output, purpose=PURPOSE, decision=decision),
-            names=[f"calibration input {i}" for i in range(len(examples))],
-            num_threads=num_threads,
-            max_errors=max_errors,
-            on_cell=bar.advance,
-            interrupted=interrupts.received,
-        )
-        scorer = CellScorer(evaluator)
-        (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
-    if failed := [cell for cell in cells.values() if cell.outcome == FAILED]:
-        if len(failed) == len(cells):
-            raise scorer.nothing_ran(failed, 1)
-        first = f"{failed[0].error}: {failed[0].message}"
-        logger.warning("%d of %d calls failed, the first by %s", len(failed), len(cells), first)
-    return LabelReplies.of(cells, output)
-
-
-class BatchCalibration(Teleprompter):  # type: ignore[misc]
+@arguments
+class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """Calibrates the probabilities of a classifier's labels, and lets these decide.
 
     Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
@@ -222,35 +105,19 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         TypeError, ValueError: for arguments out of range; the message says what to pass.
     """
 
-    def __init__(
-        self,
-        method: str = "batch",
-        *,
-        num_inputs: int = 64,
-        prior: Mapping[Any, float] | None = None,
-        predictor: str | None = None,
-        allow_uncalibrated: bool = False,
-        num_threads: int | None = None,
-        max_errors: int | None = None,
-        seed: int = 0,
-        display_progress: bool = True,
-    ) -> None:
-        super().__init__()
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {list(METHODS)}; got {method!r}")
-        if prior is not None and method == "linear":
+    method: Literal["batch", "contextual", "linear"] = Field("batch", kw_only=False)
+    num_inputs: Annotated[Count, Field(ge=2)] = 64
+    prior: Mapping[Any, Number] | None = None
+    predictor: str | None = None
+    allow_uncalibrated: Flag = False
+    num_threads: Count | None = None
+    max_errors: Count | None = None
+    seed: Seed = 0
+    display_progress: Flag = True
+
+    def __post_init__(self) -> None:
+        if self.prior is not None and self.method == "linear":
             raise ValueError("prior must be None with method='linear', which learns it: leave it out")
-        if prior is not None and not isinstance(prior, Mapping):
-            raise TypeError(f"prior must be a dict from labels to shares; got {prior!r}")
-        self.method = method
-        self.num_inputs = whole_number("num_inputs", num_inputs, least=2) or 64
-        self.prior = prior
-        self.predictor = predictor
-        self.allow_uncalibrated = flag("allow_uncalibrated", allow_uncalibrated)
-        self.num_threads = whole_number("num_threads", num_threads)
-        self.max_errors = whole_number("max_errors", max_errors)
-        self.seed = whole_number("seed", seed, least=0) or 0
-        self.display_progress = flag("display_progress", display_progress)
         self.accuracies: dict[str, float] = {}
 
     def compile(
@@ -279,7 +146,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program, see `max_errors`.
         """
-        seed = whole_number("seed", self.seed if seed is None else seed, least=0) or 0
+        seed = self._seed(seed)
         predictor = self.predictor
         if isinstance(student, CalibratedProgram):
             student, predictor = student.program, predictor or student.predictor
@@ -291,7 +158,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         examples, counts = self._examples(student, trainset, output, seed=seed)
         check_fields(student, trainset=examples)
-        answers = label_numbers(examples, output)
+        answers = output.numbers(examples)
         if self.method == "linear":
             _check_labels(answers, examples, output)
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
@@ -309,12 +176,16 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
             calibration = replies.calibrated_to(prior, method=self.method)
             if prior is None:
                 replies.warn_of_answers(calibration)
-        _log(replies, calibration, self.accuracies)
-        options: dict[str, Any] = {
-            "predictor": output.predictor,
-            "allow_uncalibrated": self.allow_uncalibrated,
-        }
-        return CalibratedProgram(student, calibration, **options).bound()
+        to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
+        logger.info(
+            "%s, by %d inputs; mean probabilities before: %s%s",
+            "answers stay as they are" if calibration is None else f"calibrated{to}",
+            len(replies.inputs),
+            _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0)),
+            "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
+        )
+        options: dict[str, Any] = {"allow_uncalibrated": self.allow_uncalibrated}
+        return CalibratedProgram(student, calibration, predictor=output.predictor, **options).bound()
 
     def _best(
         self, replies: LabelReplies, answers: NDArray[np.int64], *, counts: Array
@@ -341,10 +212,6 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         self.accuracies[f"always {labels[most]!r}"] = float((answers == most).mean())
         return ways[best][1]
 
-    def get_params(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {name: value for name, value in vars(self).items() if name != "accuracies"}
-
     def _examples(
         self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
     ) -> tuple[list[dspy.Example], Array]:
@@ -369,7 +236,7 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
                 f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
                 f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
             )
-        known = label_numbers(usable, output)
+        known = output.numbers(usable)
         if self.method == "batch" and self.prior is None and (known < 0).any():
             _warn_of_missing(usable, known, output)
             if (known >= 0).sum() > 1:
@@ -389,22 +256,182 @@ class BatchCalibration(Teleprompter):  # type: ignore[misc]
         return random.Random(seed).sample(usable, count), counts
 
 
+@dataclass(frozen=True)
+class LabelReplies:
+    """What replies said of labels, those that said anything.
+
+    Attributes:
+        labels: What demos call them, ``[L]``.
+        inputs: Numbers of the inputs, ``[n]``.
+        log_probabilities: Of labels, ``[n, L]``.
+        unseen: Where a label was not among the likeliest tokens, ``[n, L]``.
+        answered: Number of the label that the program answered, ``[n]``; -1 for none.
+    """
+
+    labels: list[str]
+    inputs: NDArray[np.int64]
+    log_probabilities: Array
+    unseen: NDArray[np.bool_]
+    answered: NDArray[np.int64]
+
+    def calibrated_to(self, shares: ArrayLike | None = None, *, method: str = "batch") -> Calibration:
+        """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
+        to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else np.asarray(shares)
+        offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen)
+        return Calibration(
+            method,
+            tuple(self.labels),
+            tuple(offsets.tolist()),
+            num_inputs=len(self.inputs),
+            shares=tuple(np.round(to, 6).tolist()),
+        )
+
+    def fitted_to(self, answers: NDArray[np.int64], *, seed: int) -> Calibration | None:
+        """Return the linear calibration to the right label of all inputs, ``[N]``; None where it gains nothing."""
+        fit = fit_linear(self.log_probabilities, answers[self.inputs], seed=seed)
+        if fit is None:
+            return None
+        scales, offsets = (tuple(each.tolist()) for each in fit)
+        return Calibration("linear", tuple(self.labels), offsets, scales, len(self.inputs))
+
+    def warn_of_answers(self, calibration: Calibration) -> None:
+        """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
+        moved = calibrated(self.log_probabilities, calibration.offsets, unseen=self.unseen)
+        tables = (self.log_probabilities, moved)
+        counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
+        if all(is_uneven(each, least=FAR_FROM_EVEN) for each in counts):
+            logger.warning(
+                "answers are far from the same share of each label before calibration (%s) and after it (%s): if the "
+                "labels are not equally frequent, pass labelled examples, or their shares as prior",
+                *(_named(self.labels, each / each.sum()) for each in counts),
+            )
+
+
+def read_replies(
+    program: dspy.Module,
+    examples: Sequence[dspy.Example],
+    output: LabelOutput,
+    *,
+    as_it_is: bool = False,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
+    display_progress: bool = False,
+) -> LabelReplies:
+    """Run a program on the inputs of examples, for what its replies say of labels.
+
+    Args:
+        program: It has the output.
+        examples: Only their inputs are used.
+        output: The output whose labels are read.
+        as_it_is: Whether the program answers as it is. Otherwise the likeliest label is its answer, so that a reply
+            that cannot be read costs no second call, as in use.
+        num_threads, max_errors, display_progress: As in `BatchCalibration`.
+
+    Raises:
+        NoProbabilities: when the LM gives no log-probabilities, or fewer than two replies say anything of labels.
+        RuntimeError: when no call ended with an answer.
+        Exception: of the program, see `max_errors`.
+    """
+    slots = ProgramSlots(program)
+    with (
+        ProgressBar(len(examples), display=display_progress, title="BatchCalibration") as bar,
+        Interrupts() as interrupts,
+    ):
+        evaluator = ProgramEvaluator(
+            program,
+            slots,
+            LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is),
+            names=[f"calibration input {i}" for i in range(len(examples))],
+            num_threads=num_threads,
+            max_errors=max_errors,
+            on_cell=bar.advance,
+            interrupted=interrupts.received,
+        )
+        scorer = CellScorer(evaluator)
+        (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
+    if failed := [cell for cell in cells.values() if cell.outcome == FAILED]:
+        if len(failed) == len(cells):
+            raise scorer.nothing_ran(failed, 1)
+        first = f"{failed[0].error}: {failed[0].message}"
+        logger.warning("%d of %d calls failed, the first by %s", len(failed), len(cells), first)
+    labels, told = list(output.labels), {i: each for i, each in cells.items() if each.label_logprobs}
+    if len(told) < 2:
+        needs = "replies with labels among the likeliest tokens"
+        cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
+        if output.stated is not None:
+            needs = f"replies that state the probabilities of {output.name!r} as JSON"
+            cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
+        raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(cells)} have any: {cure}")
+    if len(told) < len(cells):
+        logger.warning("%d of %d replies say nothing of labels", len(cells) - len(told), len(cells))
+    return LabelReplies(
+        labels,
+        np.array(list(told)),
+        np.array([cell.label_logprobs for cell in told.values()]),
+        np.array([np.isin(np.arange(len(labels)), cell.unseen_labels) for cell in told.values()]),
+        np.array([labels.index(cell.value) if cell.value else -1 for cell in told.values()]),
+    )
+
+
+def fit_linear(
+    log_probabilities: Array, answers: NDArray[np.int64], *, seed: int = 0
+) -> tuple[Array, Array] | None:
+    """Fit scales and offsets of the labels, each ``[L]``, by penalised logistic regression.
+
+    Source: M. Abbas et al., "Enhancing in-context learning via linear probe calibration", AISTATS 2024.
+
+    Deviation: The paper multiplies probabilities by a full matrix; log-probabilities with one scale for each label need
+    fewer examples, and batch calibration is a special case of them.
+
+    Args:
+        log_probabilities: Of labels, ``[N, L]``, N at least 2.
+        answers: Number of the right label of each example, ``[N]``.
+        seed: Of the division into folds.
+
+    Returns:
+        None where cross-validation finds no gain in log loss beyond its error.
+    """
+    num = len(answers)
+    shuffled = np.random.default_rng(seed).permutation(num)
+    by_label = shuffled[
+        np.argsort(answers[shuffled], kind="stable")
+    ]  # Each fold has its share of each label.
+    fold_of = np.empty(num, dtype=np.int64)
+    fold_of[by_label] = np.arange(num) % min(MAX_FOLDS, num)
+    gains = np.zeros(num)
+    for fold in range(fold_of.max() + 1):
+        held = fold_of == fold
+        scales, offsets = _fit(log_probabilities[~held], answers[~held])
+        told = log_softmax(log_probabilities[held] * scales + offsets, axis=1)
+        without = log_softmax(log_probabilities[held], axis=1)
+        gains[held] = (told - without)[np.arange(held.sum()), answers[held]]
+    if gains.mean() <= gains.std(ddof=1) / np.sqrt(num):
+        return None
+    return _fit(log_probabilities, answers)
+
+
+def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return the scales and offsets with the least penalised loss."""
+    (num, num_labels), rows = known.shape, np.arange(len(known))
+    start = np.repeat([1.0, 0.0], num_labels)
+
+    def loss(parameters: Array) -> tuple[float, Array]:
+        """Return the penalised loss of scales and offsets, one after the other, and its gradient."""
+        told = log_softmax(known * parameters[:num_labels] + parameters[num_labels:], axis=1)
+        slopes = np.exp(told)
+        slopes[rows, answers] -= 1.0
+        away = parameters - start
+        gradient = np.concatenate([(slopes * known).mean(axis=0), slopes.mean(axis=0)])
+        value = -told[rows, answers].mean() + PENALTY / num * (away**2).sum()
+        return float(value), gradient + 2.0 * PENALTY / num * away
+
+    found = minimize(loss, start, jac=True, method="L-BFGS-B").x
+    return found[:num_labels], found[num_labels:]
+
+
 def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
     """Shares by label, for people."""
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
-
-
-def _log(replies: LabelReplies, calibration: Calibration | None, accuracies: Mapping[str, float]) -> None:
-    """Log what came of a compile, in a line."""
-    means = np.exp(replies.log_probabilities).mean(axis=0).round(3).tolist()
-    to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
-    logger.info(
-        "%s, by %d inputs; mean probabilities before: %s%s",
-        "answers stay as they are" if calibration is None else f"calibrated{to}",
-        len(replies.inputs),
-        dict(zip(replies.labels, means, strict=True)),
-        "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in accuracies.items()),
-    )
 
 
 def _warn_of_missing(examples: Sequence[dspy.Example], known: NDArray[np.int64], output: LabelOutput) -> None:
@@ -424,11 +451,7 @@ def _warn_of_missing(examples: Sequence[dspy.Example], known: NDArray[np.int64],
 
 
 def _check_labels(answers: NDArray[np.int64], examples: Sequence[dspy.Example], output: LabelOutput) -> None:
-    """Raise unless all examples have one of the labels, and not all the same.
-
-    Raises:
-        ValueError: with the reason and the cure.
-    """
+    """Raise a ValueError unless all examples have one of the labels, and not all the same."""
     texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
     for answer, example in zip(answers, examples, strict=True):
         if answer < 0:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,9 +22,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from plr_dspy._version import __version__
 from plr_dspy.labels.outputs import LabelOutput, needed_output
-from plr_dspy.labels.reader import Reading, labels_read, reading_of_answer
-from plr_dspy.labels.requests import LogprobRequests
-from plr_dspy.programs.checks import flag, saved_state
+from plr_dspy.labels.reader import LogprobRequests, Reading, labels_read
+from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
@@ -55,7 +54,7 @@ class Calibration:
     Attributes:
         method: How it was found: "batch", "contextual" or "linear"; "none" changes nothing.
         labels: As demos call them, ``[L]``.
-        offsets, scales: Of the labels, ``[L]``.
+        offsets, scales: Of the labels, ``[L]``; without scales all are 1.
         num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile: where this order was not
             called on one, others were.
         shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are fitted or not known.
@@ -69,37 +68,24 @@ class Calibration:
     method: str
     labels: tuple[str, ...]
     offsets: tuple[float, ...]
-    scales: tuple[float, ...]
-    num_inputs: int
+    scales: tuple[float, ...] = ()
+    num_inputs: int = 0
     shares: tuple[float, ...] = ()
     adapter: str | None = field(default=None, compare=False)
     model: str | None = field(default=None, compare=False)
     prompt: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scales", self.scales or (1.0,) * len(self.offsets))
         numbers = [*self.offsets, *self.scales]
         if not len(self.labels) == len(self.offsets) == len(self.scales) or not np.isfinite(numbers).all():
             raise ValueError(f"calibration must have a finite offset and scale for each label; got {self}")
 
     @classmethod
-    def shifting(
-        cls,
-        labels: Iterable[str],
-        offsets: Sequence[float],
-        *,
-        method: str = "batch",
-        num_inputs: int = 0,
-        shares: Sequence[float] = (),
-    ) -> Calibration:
-        """Return the calibration that adds offsets alone; arguments are the attributes."""
-        scales = (1.0,) * len(offsets)
-        return cls(method, tuple(labels), tuple(offsets), scales, num_inputs, tuple(shares))
-
-    @classmethod
     def none(cls, labels: Iterable[str]) -> Calibration:
         """Return the calibration that changes nothing."""
         names = tuple(labels)
-        return cls.shifting(names, (0.0,) * len(names), method="none")
+        return cls("none", names, (0.0,) * len(names))
 
     def applied(self, found: Reading) -> Reading:
         """Return the reading with calibrated log-probabilities, and the label that is likeliest by them."""
@@ -111,7 +97,7 @@ class Calibration:
 _CALIBRATION = TypeAdapter(Calibration)
 
 
-def calibrated_output(program: dspy.Module, predictor: str | None) -> LabelOutput:
+def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
     """Find the output that is calibrated.
 
     Args:
@@ -186,10 +172,11 @@ class CalibratedProgram(dspy.Module):
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = calibrated_output(program, predictor).predictor
-        self.allow_uncalibrated = flag("allow_uncalibrated", allow_uncalibrated)
+        if not isinstance(allow_uncalibrated, bool):
+            raise TypeError(f"allow_uncalibrated must be True or False; got {allow_uncalibrated!r}")
+        self.allow_uncalibrated = allow_uncalibrated
         self.calibration = calibration
-        if calibration is not None:
-            self._check(calibration)
+        self._check(calibration)
 
     def forward(self, **inputs: Any) -> Any:
         """Return the program's prediction, with the calibrated label and the probabilities.
@@ -214,26 +201,23 @@ class CalibratedProgram(dspy.Module):
     @contextmanager
     def _reading(self) -> Iterator[Any]:
         """Read what is said of labels in this context, and decide by it; yield what adds it to a prediction."""
-        output, decision = calibrated_output(self.program, self.predictor), None
-        requests = LogprobRequests(required=True)
+        output, found = calibrated_output(self.program, self.predictor), self.calibration
+        requests = LogprobRequests(PURPOSE, cure=CURE)
         if self.allow_uncalibrated:
             predictor = self._predictor  # It stands for LMs that the program brings itself.
             requests = _REQUESTS.setdefault(predictor.lm or dspy.settings.lm or predictor, LogprobRequests())
-        if self.calibration is not None:
-            decision = self.calibration.applied
-            self._warn_of_another_use(self.calibration)
-        reading = labels_read(
-            self.program, output, requests=requests, decision=decision, purpose=PURPOSE, cure=CURE
-        )
+        if found is not None:
+            self._warn_of_another_use(found)
 
         def with_probabilities(prediction: Any) -> Any:
             if isinstance(prediction, dspy.Prediction):
-                found = reading_of_answer(reader, prediction)
-                told = found and np.exp(found.log_probabilities).tolist()
+                reading = reader.behind(prediction)
+                told = reading and np.exp(reading.log_probabilities).tolist()
                 prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
             return prediction
 
-        with reading as reader:
+        decision = None if found is None else found.applied
+        with labels_read(self.program, output, requests, decision=decision) as reader:
             yield with_probabilities
         if requests.reason:
             _warn_once(f"answers are not calibrated: {requests.reason}", requests)
@@ -256,10 +240,10 @@ class CalibratedProgram(dspy.Module):
             This program.
         """
         if self.calibration is not None:
-            missing: dict[str, Any] = {
-                name: now for name, now in self._now().items() if getattr(self.calibration, name) is None
-            }
-            self.calibration = replace(self.calibration, **missing)
+            known = {name: getattr(self.calibration, name) for name in ("adapter", "model", "prompt")}
+            self.calibration = replace(
+                self.calibration, **{n: known[n] or now for n, now in self._now().items()}
+            )
         return self
 
     @property
@@ -267,8 +251,8 @@ class CalibratedProgram(dspy.Module):
         """The predictor whose output is calibrated."""
         return dict(named_predictors(self.program))[self.predictor]
 
-    def _now(self) -> dict[str, str | None]:
-        """The adapter, the model and a digest of the prompt that a call would be made with."""
+    def _now(self) -> dict[str, Any]:
+        """Return the adapter, the model and a digest of the prompt that a call would be made with."""
         predictor = self._predictor
         fields = list(predictor.signature.fields)
         shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
@@ -285,12 +269,12 @@ class CalibratedProgram(dspy.Module):
             "prompt": digest,
         }
 
-    def _check(self, calibration: Calibration) -> None:
+    def _check(self, calibration: Calibration | None) -> None:
         """Raise where the calibration is of other labels."""
-        labels = calibrated_output(self.program, self.predictor).labels
-        if tuple(labels) != tuple(calibration.labels):
+        labels = list(calibrated_output(self.program, self.predictor).labels)
+        if calibration is not None and labels != list(calibration.labels):
             raise ValueError(
-                f"the calibration is of the labels {list(calibration.labels)}, and the program has {list(labels)}: "
+                f"the calibration is of the labels {list(calibration.labels)}, and the program has {labels}: "
                 "wrap the program that was calibrated, or calibrate this one"
             )
 
@@ -341,18 +325,6 @@ class CalibratedProgram(dspy.Module):
             super().load(path, allow_pickle=allow_pickle, allow_unsafe_lm_state=allow_unsafe_lm_state)
 
 
-def _warn_once(message: str, what: Any) -> None:
-    """Warn, once for each message and what it is about, whichever copy of a program is called in whatever thread."""
-    with _WARNING:
-        _warn(message, what)
-
-
-@functools.lru_cache(maxsize=1_000)
-def _warn(message: str, what: Any) -> None:
-    """Warn, but not of what is among the last thousand."""
-    logger.warning("%s", message)
-
-
 class _SavedCalibration(Parameter):  # type: ignore[misc]
     """The calibration of a program as DSPy looks for it, saves it and loads it."""
 
@@ -365,11 +337,10 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """Return what `load_state` takes."""
         program = self._program
-        found = None if program.calibration is None else asdict(program.calibration)
         return {
             "predictor": program.predictor,
             "allow_uncalibrated": program.allow_uncalibrated,
-            "found": found,
+            "found": None if program.calibration is None else asdict(program.calibration),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -378,17 +349,27 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         Raises:
             ValueError: when it is of other labels, or has other fields than this version knows.
         """
-        program = self._program
+        program, found = self._program, state["found"]
         program.predictor = calibrated_output(program.program, state["predictor"]).predictor
         program.allow_uncalibrated |= state.get("allow_uncalibrated", False)
-        program.calibration = None
-        if state["found"] is not None:
-            try:
-                program.calibration = _CALIBRATION.validate_python(state["found"])
-            except ValidationError as error:
-                told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-                raise ValueError(
-                    f"the saved calibration cannot be read ({'; '.join(told)}): if a later plr_dspy wrote it, update "
-                    "plr_dspy, otherwise calibrate the program anew"
-                ) from error
-            program._check(program.calibration)
+        try:
+            program.calibration = None if found is None else _CALIBRATION.validate_python(found)
+        except ValidationError as error:
+            told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise ValueError(
+                f"the saved calibration cannot be read ({'; '.join(told)}): if a later plr_dspy wrote it, update "
+                "plr_dspy, otherwise calibrate the program anew"
+            ) from error
+        program._check(program.calibration)
+
+
+def _warn_once(message: str, what: Any) -> None:
+    """Warn, once for each message and what it is about, whichever copy of a program is called in whatever thread."""
+    with _WARNING:
+        _warn(message, what)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _warn(message: str, what: Any) -> None:
+    """Warn, but not of what is among the last thousand."""
+    logger.warning("%s", message)

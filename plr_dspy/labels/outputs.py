@@ -19,11 +19,9 @@ from pydantic import BaseModel
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.prompts import decision_adapter
-from plr_dspy.statistics.calibration import is_far_from_even, likely_shares
+from plr_dspy.statistics.calibration import FAR_FROM_EVEN, Array, is_uneven
 
 logger = logging.getLogger(__name__)
-
-Array = NDArray[np.float64]
 
 LABEL_TYPES = "a Literal, an enum or a bool"
 """What outputs with few possible values are, as messages say it; a Choice or a Noul is one, too."""
@@ -103,6 +101,20 @@ class LabelOutput:
     stated: StatedProbabilities | None = None
     kind: Any = None
 
+    def answered(self, answer: Any) -> str | None:
+        """Return the label that a program's answer holds, as demos call it; None where it holds none."""
+        return label_text(self.labels, answer.get(self.name) if isinstance(answer, dspy.Prediction) else None)
+
+    def numbers(self, examples: Sequence[Any]) -> NDArray[np.int64]:
+        """Return the numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
+        places = {text: place for place, text in enumerate(self.labels)}
+        values = [example.get(self.name) for example in examples]
+        # Data may hold what demos call an enum's member.
+        texts = [label_text(self.labels, value) or value for value in values]
+        return np.array(
+            [places.get(text, -1) if isinstance(text, str) else -1 for text in texts], dtype=np.int64
+        )
+
 
 def label_outputs(name: str, predictor: dspy.Predict) -> list[LabelOutput]:
     """Find all outputs of a predictor that have few possible values."""
@@ -114,9 +126,8 @@ def label_outputs(name: str, predictor: dspy.Predict) -> list[LabelOutput]:
         if (labels := labels_of(annotation)) is None:
             continue
         stated = None if state is None or kind is None else StatedProbabilities.of(state, field_name)
-        found.append(
-            LabelOutput(name, field_name, labels, stated, kind if field.annotation is kind else None)
-        )
+        of_decision = kind if field.annotation is kind else None
+        found.append(LabelOutput(name, field_name, labels, stated, of_decision))
     return found
 
 
@@ -183,21 +194,10 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
     )
 
 
-def label_numbers(examples: Sequence[Any], output: LabelOutput) -> NDArray[np.int64]:
-    """Numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
-    numbers = {text: number for number, text in enumerate(output.labels)}
-    values = [example.get(output.name) for example in examples]
-    # Data may hold what demos call an enum's member.
-    texts = [label_text(output.labels, value) or value for value in values]
-    return np.array(
-        [numbers.get(text, -1) if isinstance(text, str) else -1 for text in texts], dtype=np.int64
-    )
-
-
 def prior_shares(
     prior: Mapping[Any, float | None], labels: Mapping[str, Any], *, name: str = "prior"
 ) -> Array:
-    """The shares ``[L]`` of labels, which sum to 1; shares that were rounded are taken.
+    """Return the shares ``[L]`` of labels, which sum to 1; shares that were rounded are taken.
 
     Args:
         prior: Shares by label, either its value or what demos call it.
@@ -230,8 +230,8 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> 
         output: Its labels.
         counts: Examples that each label is right for, ``[L]``.
     """
-    texts = list(output.labels)
-    demos = label_numbers(dict(named_predictors(program))[output.predictor].demos, output)
+    texts, most = list(output.labels), int(counts.argmax())
+    demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
     if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
         logger.warning(
             "all %d demos have the label %r, so the model may answer it too often: give demos of several labels, as "
@@ -239,8 +239,7 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> 
             len(demos),
             texts[demos[0]],
         )
-    if len(likely_shares(counts)) > 1 and is_far_from_even(counts):
-        most = int(counts.argmax())
+    if is_uneven(counts, least=FAR_FROM_EVEN):
         logger.warning(
             "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
             "compare with it",
@@ -252,11 +251,7 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> 
 def check_text_inputs(
     purpose: str, inputs: Mapping[str, Any], *, cure: str = "use PLReorder or TopKOrder"
 ) -> None:
-    """Raise unless all inputs are text.
-
-    Raises:
-        ValueError: that names the first one that is not.
-    """
+    """Raise a ValueError that names the first input that is no text, which something makes inputs in place of."""
     for name, value in inputs.items():
         if not isinstance(value, str):
             raise ValueError(

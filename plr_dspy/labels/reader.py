@@ -1,31 +1,31 @@
-"""An adapter that reads probabilities of labels in a program's own calls, and can answer the likeliest label."""
+"""Log-probabilities in a program's own calls: asking for them, reading what they say of labels, answering by that."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
-from dspy.utils.exceptions import AdapterParseError
+from dspy.utils.callback import BaseCallback
+from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
-from plr_dspy.labels.outputs import Array, LabelOutput
-from plr_dspy.labels.requests import (
-    LogprobRequests,
-    NoProbabilities,
-    asking_for_probabilities,
-    asks_itself,
-    light_memory,
-    without_probabilities,
-)
+from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.tokens import Position, masses_in_reply, positions_of
+from plr_dspy.lm.engines import Hopeless
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
+from plr_dspy.statistics.calibration import Array
+
+NUM_ALTERNATIVES = 20
+"""How many likely tokens are asked for at each position: the most that OpenAI gives, and vLLM as it is set up."""
 
 LEAST = -30.0
 """The smallest log-probability that is believed: servers write -9999 for what they do not compute."""
@@ -35,6 +35,160 @@ LEAST_STATED = 0.005
 
 _UNREAD = object()
 """Stands for an answer that the adapter could not read, until it is decided."""
+
+
+class NoProbabilities(Hopeless):
+    """The provider gives no log-probabilities."""
+
+
+class LogprobRequests:
+    """Decides whether log-probabilities are asked for: until an endpoint refuses them, or its first reply has none.
+
+    One is shared by all calls of a compile; threads may share it. Until a first reply has come, calls that ask
+    follow one another, so that an endpoint refuses one request at most.
+
+    Args:
+        purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
+        cure: What can be used in place of it.
+
+    Attributes:
+        purpose: The same.
+        wanted: Whether calls ask; it can be switched off.
+        given: Whether any reply had them.
+        reason: Why they are no longer asked for; empty otherwise.
+    """
+
+    def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
+        self.purpose = purpose
+        self.wanted = True
+        self.given = False
+        self.reason = ""
+        self._cure = cure
+        self._model = ""
+        self._accepted = False
+        self._lock = threading.RLock()  # Coroutines of one thread pass together.
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Wait until it is known whether to ask, or for the turn to find out; yield whether to ask."""
+        with ExitStack() as stack:
+            if self.wanted and not self._accepted:
+                stack.enter_context(self._lock)
+                if not self.wanted or self._accepted:
+                    stack.close()
+            self.check()
+            yield self.wanted
+
+    def note_reply(self, lm: Any, *, given: bool) -> None:
+        """Note that a call that asked was answered."""
+        with self._lock:
+            self._accepted = True
+            self.given = self.given or given
+            if not self.given:
+                self._stop(lm, "gives no log-probabilities")
+
+    def note_error(self, lm: Any, error: Exception) -> bool:
+        """Note the error of a call that asked; return whether it is to be made again without asking."""
+        with self._lock:
+            if isinstance(error, AdapterParseError):  # of a reply
+                self._accepted = True
+            if self.given or not _is_refusal(lm, error):
+                return False
+            self._stop(lm, "refuses requests for log-probabilities")
+            return not self.purpose
+
+    def check(self, cause: Exception | None = None) -> None:
+        """Raise `NoProbabilities` where there are none, and something cannot do without them."""
+        if self.purpose and self.reason:
+            raise NoProbabilities(
+                f"{self.purpose} needs the log-probabilities of tokens, and {self._model} gives none: use a model and "
+                f"provider that do (OpenAI's chat models, vLLM, llama.cpp), or {self._cure}"
+            ) from cause
+
+    def _stop(self, lm: Any, why: str) -> None:
+        """Note that no more are asked for, and why."""
+        self.wanted, self._model = False, str(lm.model)
+        self.reason = self.reason or f"{self._model} {why}"
+
+
+def _is_refusal(lm: Any, error: Exception) -> bool:
+    """Tell whether an LM that was asked for log-probabilities refuses to give them.
+
+    Errors of another LM, such as the one that reads replies for `dspy.TwoStepAdapter`, say nothing of this. Providers
+    say so by errors of many types, and LMs of the user's own may not take the arguments; all name them.
+    """
+    if isinstance(error, AdapterParseError):  # It repeats the reply, which may hold any word.
+        return False
+    # Errors may name the model without the provider.
+    if not str(lm.model).endswith(getattr(error, "model", None) or ""):
+        return False
+    return isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+
+
+def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an LM call, and those that ask for the likeliest tokens at each position."""
+    if getattr(lm, "model_type", "chat") == "text":  # Plain completions say it by a number.
+        return {**lm_kwargs, "logprobs": NUM_ALTERNATIVES}
+    wanted = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
+    return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
+
+
+def _asks_itself(lm: Any, lm_kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether the program asks for log-probabilities on its own account."""
+    return bool({**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"))
+
+
+@contextmanager
+def _light_memory() -> Iterator[None]:
+    """Take log-probabilities out of what LM calls in this context leave in DSPy's histories and memory cache.
+
+    One reply of 150 tokens takes 3 MB in each. Where there is no disk cache, replies stay in the memory cache.
+    """
+    record = SimpleNamespace(history=[])  # DSPy writes each entry to the histories of all that are calling.
+    callers, callbacks = dspy.settings.caller_modules or [], dspy.settings.callbacks or []
+    try:
+        with dspy.context(caller_modules=[record, *callers], callbacks=[*callbacks, _DiskOnly()]):
+            yield
+    finally:
+        for entry in record.history:
+            entry["response"] = None
+            entry["outputs"] = [_without_logprobs(output) for output in entry["outputs"]]
+
+
+def _without_logprobs(output: Any) -> Any:
+    """Return what a history holds of a reply as it would be without log-probabilities."""
+    if not isinstance(output, dict):
+        return output
+    rest = {name: value for name, value in output.items() if name != "logprobs"}
+    return rest["text"] if rest.keys() == {"text"} else rest
+
+
+class _DiskOnly(BaseCallback):  # type: ignore[misc]
+    """Takes replies out of DSPy's memory cache again, where its disk cache holds them to answer the same call."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[dspy.LM, dict[str, Any]]] = {}
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Keep what was called."""
+        self._calls[call_id] = (instance, inputs)
+
+    def on_lm_end(
+        self, call_id: str, outputs: dict[str, Any] | None, exception: Exception | None = None
+    ) -> None:
+        """Take the reply out of the memory. DSPy logs an error here, and goes on."""
+        # DSPy has no public name for the key of a call. Imported here, another DSPy costs memory and no more.
+        from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
+
+        (lm, inputs), cache = self._calls.pop(call_id), dspy.cache
+        if exception is not None or not (cache.enable_disk_cache and cache.enable_memory_cache):
+            return
+        call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
+        for asynchronous in (False, True) if call.cache else ():
+            key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
+            if key in cache.disk_cache:
+                with cache._lock:
+                    cache.memory_cache.pop(key, None)
 
 
 class Reading(NamedTuple):
@@ -57,17 +211,15 @@ Decision: TypeAlias = Callable[[Reading], Reading]
 
 
 class LabelReader:
-    """Comes before an adapter's own type, and reads what its calls return; `label_reader` makes one.
+    """Comes before an adapter's own type, and reads what its calls return; `labels_read` makes one.
 
     Attributes:
         readings: One for each call with the output; None where a reply says nothing of labels.
         unread: What the first reply that the adapter could not read says, where nothing decides; None for nothing.
-        asked: The LM of the last call with the output.
     """
 
     readings: list[Reading | None]
     unread: Reading | None
-    asked: Any
     _output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -81,11 +233,7 @@ class LabelReader:
         make_call: Any = super().__call__  # type: ignore[misc]
         with self._asking(lm, lm_kwargs, signature) as asking:
             if asking is not None:
-                try:
-                    return self._read(lm, lm_kwargs, make_call(lm, asking, signature, demos, inputs))
-                except Exception as error:
-                    if not self._requests.note_error(lm, error):
-                        raise
+                return self._read(lm, lm_kwargs, make_call(lm, asking, signature, demos, inputs))
         values: list[dict[str, Any]] = make_call(lm, lm_kwargs, signature, demos, inputs)
         return values
 
@@ -96,34 +244,33 @@ class LabelReader:
         make_call: Any = super().acall  # type: ignore[misc]
         with self._asking(lm, lm_kwargs, signature) as asking:
             if asking is not None:
-                try:
-                    return self._read(lm, lm_kwargs, await make_call(lm, asking, signature, demos, inputs))
-                except Exception as error:
-                    if not self._requests.note_error(lm, error):
-                        raise
+                return self._read(lm, lm_kwargs, await make_call(lm, asking, signature, demos, inputs))
         values: list[dict[str, Any]] = await make_call(lm, lm_kwargs, signature, demos, inputs)
         return values
 
     @contextmanager
     def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
-        """Yield the arguments of an LM call that is read; None for another, or where nothing is asked for."""
+        """Yield the arguments of an LM call that is read; None for another, or where nothing is asked for.
+
+        A refusal ends the context without an error: the call is then to be made without asking.
+        """
         if not self._is_ours(signature):
             yield None
-            return
-        self.asked = lm
-        if self._output.stated is not None:
+        elif self._output.stated is not None:
             yield lm_kwargs
-            return
-        with self._requests.turn() as wanted:
-            if not wanted and self._requests.required:
-                raise NoProbabilities(self._requests.reason)
-            if not wanted:
-                yield None
-                return
-            memory = nullcontext() if asks_itself(lm, lm_kwargs) else light_memory()
-            # What is streamed might not be the answer, and chat replies in parts come without log-probabilities.
-            with memory, dspy.context(send_stream=None):
-                yield asking_for_probabilities(lm, lm_kwargs)
+        else:
+            with self._requests.turn() as wanted:
+                if not wanted:
+                    yield None
+                    return
+                memory = nullcontext() if _asks_itself(lm, lm_kwargs) else _light_memory()
+                try:
+                    # What is streamed might not be the answer, and parts of chat replies come without any.
+                    with memory, dspy.context(send_stream=None):
+                        yield asking_for_probabilities(lm, lm_kwargs)
+                except Exception as error:
+                    if not self._requests.note_error(lm, error):
+                        raise
 
     def _is_ours(self, signature: Any) -> bool:
         """Tell whether a call with this signature is one that is read."""
@@ -150,17 +297,15 @@ class LabelReader:
             alone = len(original_signature.output_fields) == 1 and self._output.stated is None
             if not (alone and self._requests.wanted and self._is_ours(original_signature)):
                 raise
-            logprobs = (
-                outputs[0].get("logprobs") if len(outputs) == 1 and isinstance(outputs[0], Mapping) else None
-            )
-            found = _reading_of(positions_of(logprobs), self._output, None)
+            told = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Mapping) else {}
+            found = _reading_of(positions_of(told.get("logprobs")), self._output, None)
             if found is None:
                 raise
             if self._decision is None:
                 self._requests.note_reply(lm, given=True)
                 self.unread = self.unread or found
                 raise
-            return [{self._output.name: _UNREAD, "logprobs": logprobs}]
+            return [{self._output.name: _UNREAD, "logprobs": told["logprobs"]}]
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
@@ -183,7 +328,7 @@ class LabelReader:
                     value[output.name] = stated.evidence(said, np.exp(found.log_probabilities))
             if i == 0:
                 self._keep(found, lm, given=given)
-        if stated is None and not asks_itself(lm, lm_kwargs):
+        if stated is None and not _asks_itself(lm, lm_kwargs):
             for value in values:
                 value.pop("logprobs", None)
         return values
@@ -196,14 +341,29 @@ class LabelReader:
         if outer is not None and (outer._output.name, outer._output.labels) == (ours.name, ours.labels):
             outer._keep(found, lm, given=given)
 
+    def behind(self, answer: Any) -> Reading | None:
+        """Return what the reply behind a program's answer said of labels; None where that is nothing.
 
-def label_reader(
-    program: dspy.Module, output: LabelOutput, *, requests: LogprobRequests, decision: Decision | None = None
-) -> Any:
-    """Return a copy of this context's adapter that reads what replies to a program's own calls say of labels.
+        Args:
+            answer: What the program returned. Where it made several calls, the last of those that gave the same label
+                counts; the last of all where it holds no label, and none where no call gave its label.
+        """
+        label = self._output.answered(answer)
+        if label is None:
+            return self.readings[-1] if self.readings else None
+        return next(
+            (each for each in reversed(self.readings) if each is not None and each.label == label), None
+        )
 
-    It is of a subclass of the adapter's type, and makes the calls that the adapter makes, but for one that the
-    endpoint refuses.
+
+@contextmanager
+def labels_read(
+    program: dspy.Module, output: LabelOutput, requests: LogprobRequests, *, decision: Decision | None = None
+) -> Iterator[Any]:
+    """Read what replies to a program's calls in this context say of labels; yield the `LabelReader`.
+
+    It is a copy of the context's adapter, of a subclass of the adapter's type, and makes the calls that the adapter
+    makes, but for one that the endpoint refuses.
 
     Args:
         program: Its calls of the predictor are read, those of copies that it makes on the way (`dspy.BestOfN`) too.
@@ -212,8 +372,8 @@ def label_reader(
         decision: Gives the answer, whatever label the reply says; it is asked where the adapter could not read the
             reply, too, if the output is the only one. None leaves the answer as it is.
 
-    Returns:
-        The copy, a `LabelReader`.
+    Raises:
+        NoProbabilities: where something cannot do without log-probabilities, and the LM gives none.
     """
     predictors = dict(named_predictors(program))
     own = predictors.pop(output.predictor)
@@ -228,14 +388,19 @@ def label_reader(
     vars(reader).update(
         readings=[],
         unread=None,
-        asked=None,
         _output=output,
         _requests=requests,
         _decision=decision,
         _is_read=is_read,
         _outer=adapter if isinstance(adapter, LabelReader) else None,
     )
-    return reader
+    try:
+        with dspy.context(adapter=reader):
+            yield reader
+    except Exception as error:
+        requests.check(error)
+        raise
+    requests.check()
 
 
 @functools.cache
@@ -248,57 +413,6 @@ def _reading_type(kind: type) -> type:
     for name in {"format", "parse"} & vars(made).keys():
         delattr(made, name)  # DSPy wraps those of a subclass once more, and would call callbacks twice.
     return made
-
-
-@contextmanager
-def labels_read(
-    program: dspy.Module,
-    output: LabelOutput,
-    *,
-    requests: LogprobRequests,
-    decision: Decision | None,
-    purpose: str,
-    cure: str = "PLReorder or TopKOrder, which need none",
-) -> Iterator[Any]:
-    """Read what replies to a program's calls in this context say of labels; yield the `LabelReader`.
-
-    Args:
-        program, output, requests, decision: As in `label_reader`.
-        purpose, cure: As in `without_probabilities`.
-
-    Raises:
-        NoProbabilities: where log-probabilities are required, and the LM gives none.
-    """
-    reader = label_reader(program, output, requests=requests, decision=decision)
-    try:
-        with dspy.context(adapter=reader):
-            yield reader
-    except Exception as error:
-        if not (requests.required and requests.reason):
-            raise
-        raise without_probabilities(reader.asked, purpose, cure=cure) from error
-    if requests.required and requests.reason:
-        raise without_probabilities(reader.asked, purpose, cure=cure)
-
-
-def reading_of_answer(reader: Any, answer: Any) -> Reading | None:
-    """Return what the reply behind a program's answer said of labels; None where that is nothing.
-
-    Args:
-        reader: Of the program call.
-        answer: What the program returned. Where it made several calls, the last of those that gave the same label
-            counts; the last of all where it holds no label, and none where no call gave its label.
-    """
-    found: list[Reading | None] = reader.readings
-    label = answered_label(reader._output, answer)
-    if label is None:
-        return found[-1] if found else None
-    return next((each for each in reversed(found) if each is not None and each.label == label), None)
-
-
-def answered_label(output: LabelOutput, answer: Any) -> str | None:
-    """Return the label that a program's answer holds, as demos call it; None where it holds none."""
-    return label_text(output.labels, answer.get(output.name) if isinstance(answer, dspy.Prediction) else None)
 
 
 def _reading_of(positions: Sequence[Position], output: LabelOutput, label: str | None) -> Reading | None:

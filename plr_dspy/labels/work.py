@@ -1,82 +1,29 @@
-"""Program calls that bring along how likely each label was."""
+"""Program calls that bring along how likely each label was, and what a metric gives to each label without any call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import dspy
 import numpy as np
+from dspy.utils.callback import BaseCallback
 
-from plr_dspy.labels.outputs import Array, LabelOutput
-from plr_dspy.labels.reader import (
-    Decision,
-    Reading,
-    answered_label,
-    label_reader,
-    labels_read,
-    reading_of_answer,
-)
-from plr_dspy.labels.requests import LogprobRequests
-from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, answer, own_copy
+from plr_dspy.labels.calibrated_program import Calibration
+from plr_dspy.labels.outputs import LabelOutput
+from plr_dspy.labels.reader import Decision, LogprobRequests, Reading, labels_read
+from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, as_score, metric_caller, own_copy
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.scoring.cells import Cell
+from plr_dspy.statistics.calibration import Array
 
 DECIMALS = 4
 """Of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers."""
 
-
-class ReadingWork:
-    """Makes program calls for what their replies say of labels, which the LM must tell.
-
-    Args:
-        examples: What cells name by index; only their inputs are used.
-        output: The output whose labels are read.
-        purpose: What needs the probabilities, for messages.
-        decision: Gives the answer, so that a reply that cannot be read costs no second call; None leaves it as it is.
-    """
-
-    sample = ""
-    models: Sequence[dspy.BaseLM] = ()
-
-    def __init__(
-        self,
-        examples: Sequence[dspy.Example],
-        output: LabelOutput,
-        *,
-        purpose: str,
-        decision: Decision | None = None,
-    ) -> None:
-        self.requests = LogprobRequests(required=True)
-        self._examples = examples
-        self._output = output
-        self._purpose = purpose
-        self._decision = decision
-
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Return a cell with the label answered and log-probabilities, if the reply has any."""
-        found, given = self.read(program, self._examples[example])
-        if found is None:
-            return Cell(0.0)
-        label = answered_label(self._output, given)
-        return Cell(0.0, value=label, label_logprobs=found.log_probabilities, unseen_labels=found.unseen)
-
-    def read(self, program: dspy.Module, example: dspy.Example) -> tuple[Reading | None, Any]:
-        """Make one program call; return what its reply says of labels, and its answer, None for one that is unread.
-
-        Raises:
-            NoProbabilities: when the LM gives none.
-            Exception: of the program.
-        """
-        given = None
-        reading = labels_read(
-            program, self._output, requests=self.requests, decision=self._decision, purpose=self._purpose
-        )
-        with reading as reader, suppress(WrongAnswer):  # It may say something of labels all the same.
-            given = answer(program, own_copy(example))
-        return reader.unread or reading_of_answer(reader, given), given
+LONGEST_CALL = 0.05
+"""Seconds: a metric that takes longer asks a model or a service in a way that nobody else sees."""
 
 
 class LabelWork(MetricWork):
@@ -86,13 +33,14 @@ class LabelWork(MetricWork):
     for, nor are they where the first reply has none.
 
     Args:
-        metric, examples: As in `MetricWork`.
+        metric, examples: As in `MetricWork`. Without a metric, cells hold what replies say of labels, and no score.
         output: The program's output whose labels are read.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
+        purpose: What cannot do without log-probabilities, as in `LogprobRequests`.
         calibrating: Whether answers are to be calibrated: then the likeliest label is the answer, also of replies that
             the adapter cannot read, as it is of a `CalibratedProgram`.
         original: Where answers are to be calibrated, the demos of what the user has, by predictor: it answers as it
-            does in use, failed replies included.
+            does in use, failed replies included. None for nothing.
         own: The calibration that it has in use; None for none.
 
     Attributes:
@@ -102,23 +50,24 @@ class LabelWork(MetricWork):
 
     def __init__(
         self,
-        metric: Metric,
+        metric: Metric | None,
         examples: Sequence[dspy.Example],
         *,
         output: LabelOutput,
-        scores: Array,
+        scores: Array | None = None,
+        purpose: str = "",
         calibrating: bool = False,
         original: Mapping[str, Sequence[Any]] | None = None,
         own: Decision | None = None,
     ) -> None:
-        super().__init__(metric, examples)
-        self._calibrating = calibrating
-        self._original = original or {}
+        super().__init__(metric or _no_score, examples)
+        self._likeliest = Calibration.none(output.labels).applied if calibrating else None
+        self._original = original if calibrating else None
         self._own = own
         self._why = self.lacking = ""
         self.output = output
-        self.scores = scores
-        self._requests = LogprobRequests()
+        self.scores = np.empty((0, 0)) if scores is None else scores
+        self._requests = LogprobRequests(purpose)
 
     @property
     def reading(self) -> bool:
@@ -136,41 +85,41 @@ class LabelWork(MetricWork):
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
-        if not self.reading:
+        if not (self.reading or self._requests.purpose):
             return super().__call__(program, example, usage)
-        is_original = self._calibrating and all(
+        is_original = self._original is not None and all(
             list(predictor.demos) == list(self._original.get(name, predictor.demos))
             for name, predictor in named_predictors(program)
         )
-        raw: list[Reading] = []
+        decision, raw = self._own if is_original else self._likeliest, []
 
         def decide(found: Reading) -> Reading:
             raw.append(found)
-            likeliest = list(self.output.labels)[int(np.argmax(found.log_probabilities))]
-            return self._own(found) if is_original and self._own else found._replace(label=likeliest)
+            return found if decision is None else decision(found)
 
-        decides = self._calibrating and (self._own or not is_original)
-        reader = label_reader(
-            program, self.output, requests=self._requests, decision=decide if decides else None
-        )
         try:
-            with dspy.context(adapter=reader):
+            with labels_read(
+                program, self.output, self._requests, decision=None if decision is None else decide
+            ) as reader:
                 shown, prediction = self._answered(program, example, usage)
         except WrongAnswer as wrong:
-            if is_original and reader.unread is not None:
-                wrong.told = told_in_cell(reader.unread)
+            if is_original or not self.scores.size:
+                wrong.told = self._told(reader.unread)
             raise
-        label = answered_label(self.output, prediction)  # Read before the metric, which may write to it.
+        label = self.output.answered(prediction)  # Read before the metric, which may write to it.
         cell = self._scored(shown, prediction)
-        if len(reader.readings) > 1:
+        if not self.scores.size:
+            return replace(cell, value=label, **self._told(reader.unread or reader.behind(prediction)))
+        several = len(reader.readings) > 1
+        if several:
             self._why = "the program calls its classifier several times for an answer"
-        found = reader.readings[0] if len(reader.readings) == 1 else None  # The answer may be that of any.
+        found = None if several or not reader.readings else reader.readings[0]  # Else it may be that of any.
         if is_original and (found or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
             first = reader.unread or (raw[0] if raw else found)
-            return cell if first is None or len(reader.readings) > 1 else replace(cell, **told_in_cell(first))
+            return cell if several else replace(cell, **self._told(first))
         self.lacking = self._lacking(found, label, cell, example)
-        return cell if found is None or self.lacking else replace(cell, **told_in_cell(found))
+        return cell if self.lacking else replace(cell, **self._told(found))
 
     def _lacking(self, found: Reading | None, label: str | None, cell: Cell, example: int) -> str:
         """Say why what a reply tells of labels cannot be used; empty where it can."""
@@ -183,8 +132,117 @@ class LabelWork(MetricWork):
             return "the metric scores the same answer differently when it is asked again"
         return ""
 
+    def _told(self, found: Reading | None) -> dict[str, Any]:
+        """Return what a reply says of labels, as fields of a cell."""
+        if found is None:
+            return {}
+        told = found.log_probabilities
+        if self.scores.size:
+            told = tuple(round(each, DECIMALS) for each in told)
+        return {"label_logprobs": told, "unseen_labels": found.unseen}
 
-def told_in_cell(found: Reading) -> dict[str, Any]:
-    """What a reply says of labels, as fields of a cell."""
-    rounded = tuple(round(each, DECIMALS) for each in found.log_probabilities)
-    return {"label_logprobs": rounded, "unseen_labels": found.unseen}
+
+def _no_score(example: Any, prediction: Any) -> float:
+    """Score nothing."""
+    return 0.0
+
+
+def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:
+    """Ask a metric for the score of each label on each example.
+
+    The metric gets predictions that hold the label alone. Nothing else may be needed for a score: a metric that
+    looks at more, calls a language model, takes long, or fails is not asked any further.
+
+    Args:
+        metric: As in `MetricWork`.
+        examples: ``[E]``; the metric gets copies.
+        output: Its labels ``[L]`` are asked for.
+
+    Returns:
+        The scores ``[E, L]``, or the reason why there are none, in a few words.
+
+    Raises:
+        KeyboardInterrupt: When the user interrupts.
+    """
+    reasons: list[str] = []
+
+    def stop(reason: str) -> None:
+        reasons.append(reason)
+        raise _Stop(reason)
+
+    values = list(output.labels.values())
+    if output.kind is not None:  # Without a confidence, so that a metric that looks at it is seen to.
+        values = [output.kind.model_construct(value=value) for value in values]
+    scores = np.zeros((len(examples), len(values)))
+    durations: list[float] = []
+    try:
+        ask = metric_caller(metric)
+        with dspy.context(callbacks=[_NoCalls(stop)], trace=[]):
+            for cell in np.ndindex(*scores.shape):
+                prediction = _LabelAlone(stop, output.name, values[cell[1]])
+                began = time.perf_counter()
+                scores[cell] = as_score(ask(own_copy(examples[cell[0]]), prediction))
+                durations.append(time.perf_counter() - began)
+                if reasons:  # The metric has caught the exception, and gone on.
+                    return reasons[0]
+                if len(durations) == 2 and min(durations) > LONGEST_CALL:  # The first may load something.
+                    return "the metric takes too long to be asked for every label"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        failure = (
+            f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
+        )
+        return reasons[0] if reasons else failure
+    if (scores == scores[:, :1]).all():
+        return "the metric gives every label the same score"
+    return scores
+
+
+class _Stop(BaseException):
+    """Ends a metric; no metric means to catch it."""
+
+
+class _NoCalls(BaseCallback):  # type: ignore[misc]
+    """Stops a metric before it calls a language model: DSPy swallows but an `Exception` of a callback."""
+
+    def __init__(self, stop: Callable[[str], None]) -> None:
+        self._stop = stop
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        self._stop("the metric calls a language model")
+
+
+class _LabelAlone(dspy.Prediction):
+    """A prediction that holds one field, and stops a metric that looks at anything else.
+
+    All other methods of a prediction use its attributes, and stop there.
+    """
+
+    def __init__(self, stop: Callable[[str], None], name: str, value: Any) -> None:
+        def read(key: Any) -> Any:
+            if key != name:
+                stop(f"the metric looks at more of the prediction than {name!r}")
+            return value
+
+        object.__setattr__(self, "_read", read)
+
+    def __getattribute__(self, key: str) -> Any:
+        if key in ("__class__", "get"):
+            return object.__getattribute__(self, key)
+        # A field that is called like a method is not what an attribute of this name is.
+        return object.__getattribute__(self, "_read")("" if hasattr(dspy.Prediction, key) else key)
+
+    def __getitem__(self, key: Any) -> Any:
+        return object.__getattribute__(self, "_read")(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the label."""
+        return self[key]
+
+    def __contains__(self, key: Any) -> bool:
+        self.get(key)
+        return True
+
+    def __bool__(self) -> bool:
+        return True

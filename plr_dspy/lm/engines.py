@@ -26,8 +26,10 @@ from dspy.utils.exceptions import (
 
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
 
-_CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")
-_SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
+CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")
+"""Settings of requests that plain completions do not have."""
+
+SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
 
 
 class Hopeless(Exception):
@@ -70,26 +72,32 @@ class _CompletionSettings:
         """Build an engine from `dump_state`; its key comes from `api_key_env` or is a placeholder."""
         return cls(**state)
 
-    def _client(self, kind: Any, connection: Any) -> Any:
-        # The client refuses to have no key, and local servers do not look at it.
+    def _client(self, name: str, connection: Any) -> Any:
+        """Return a client that makes one attempt; it refuses to have no key, at which local servers do not look."""
+        import openai  # which litellm imports anyway: half a second
+
         key = self.api_key or os.environ.get(self.api_key_env or "") or "not-needed"
-        return kind(
-            http_client=connection, api_key=key, base_url=self.api_base, timeout=self.timeout, max_retries=0
-        )
+        settings = {"base_url": self.api_base, "timeout": self.timeout, "max_retries": 0}
+        return getattr(openai, name)(http_client=connection, api_key=key, **settings)
 
     def _arguments(self, request: lm15.Request) -> dict[str, Any]:
         """Return the arguments of litellm's call, without those of which DSPy has said nothing."""
         validate_request(request)
         config = request.config
-        for name in _CHAT_ONLY:
+        for name in CHAT_ONLY:
             if getattr(config, name) is not None:
                 raise _unsupported(f"config.{name}")
         if request.tools:
             raise _unsupported("tools")
+        system = request.system or ()
+        texts = [system] if isinstance(system, str) else [getattr(part, "text", None) for part in system]
+        texts += [message.text for message in request.messages]
+        if None in texts:
+            raise _unsupported("a message part that is not text")
         # `metadata` only tells requests apart in DSPy's cache, see `completion_lm`.
         extensions = {name: value for name, value in (config.extensions or {}).items() if name != "metadata"}
         top_k = {} if config.top_k is None else {"top_k": config.top_k}
-        arguments = {name: getattr(config, name) for name in _SENT_AS_THEY_ARE} | {
+        arguments = {name: getattr(config, name) for name in SENT_AS_THEY_ARE} | {
             "stop": list(config.stop) or None,
             # Some servers take 0 for "none at all", where a DSPy request means "of the chosen tokens only".
             "logprobs": None if config.logprobs is None else max(1, config.logprobs),
@@ -99,7 +107,7 @@ class _CompletionSettings:
         return {
             **{name: value for name, value in arguments.items() if value is not None},
             "model": f"{self.provider}/{self.model or request.model.removeprefix(f'{self.provider}/')}",
-            "prompt": _prompt(request),
+            "prompt": "\n\n".join(map(str, texts)),
             "timeout": self.timeout,
             # DSPy owns retries and the cache.
             "num_retries": 0,
@@ -171,10 +179,8 @@ class CompletionEngine(_CompletionSettings):
         """
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
-        import openai  # which litellm imports anyway: half a second
-
         with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
-            reply = litellm.text_completion(client=self._client(openai.OpenAI, connection), **arguments)
+            reply = litellm.text_completion(client=self._client("OpenAI", connection), **arguments)
         return self._response(reply, request)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
@@ -192,11 +198,9 @@ class AsyncCompletionEngine(_CompletionSettings):
         """Make one attempt, as `CompletionEngine.complete` does."""
         arguments = self._arguments(request)
         litellm = get_litellm(feature="AsyncCompletionEngine")
-        import openai
-
         with self._errors(request):
             async with httpx.AsyncClient(verify=_ssl_context()) as connection:
-                client = self._client(openai.AsyncOpenAI, connection)
+                client = self._client("AsyncOpenAI", connection)
                 reply = await litellm.atext_completion(client=client, **arguments)
         return self._response(reply, request)
 
@@ -215,7 +219,7 @@ def completion_lm(
     api_base: str,
     api_key: str | None = None,
     api_key_env: str | None = None,
-    provider: str = "text-completion-openai",
+    provider: str = PROVIDERS[0],
     timeout: float = 120.0,
     extra_body: dict[str, Any] | None = None,
     temperature: float | None = 0.0,
@@ -251,23 +255,16 @@ def completion_lm(
         provider, model = prefix, rest
     if not model:
         raise ValueError("model: expected the model's name at the server, got an empty name")
-    if extra_body and "metadata" not in lm_kwargs:
+    if extra_body:
         # DSPy's cache key leaves the engine out: a grammar would share answers with its absence.
-        lm_kwargs["metadata"] = {"extra_body": dict(extra_body)}
-    engine = CompletionEngine(
-        api_base,
-        model=model,
-        api_key=api_key,
-        api_key_env=api_key_env,
-        timeout=timeout,
-        provider=provider,
-        extra_body=extra_body,
-    )
+        lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
+    settings: dict[str, Any] = {"api_key": api_key, "api_key_env": api_key_env, "timeout": timeout}
+    settings |= {"api_base": api_base, "model": model, "provider": provider, "extra_body": extra_body}
     return dspy.LM(
         # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
         f"{provider}/{model}",
-        engine=engine,
-        async_engine=AsyncCompletionEngine(**vars(engine)),
+        engine=CompletionEngine(**settings),
+        async_engine=AsyncCompletionEngine(**settings),
         temperature=temperature,
         max_tokens=max_tokens,
         cache=cache,
@@ -278,21 +275,13 @@ def completion_lm(
 
 @functools.cache
 def _ssl_context() -> ssl.SSLContext:
-    # Reading the certificates takes 16 ms, which every new client would spend again.
+    """Read the certificates, which takes 16 ms that every new client would spend again."""
     return httpx.create_ssl_context()
 
 
 def _unsupported(feature: str) -> lm15.UnsupportedFeatureError:
+    """Return the error of a request that asks for more than text."""
     return lm15.UnsupportedFeatureError(f"Plain completions carry text only, got {feature}.", feature=feature)
-
-
-def _prompt(request: lm15.Request) -> str:
-    system = request.system or ()
-    texts = [system] if isinstance(system, str) else [getattr(part, "text", None) for part in system]
-    texts += [message.text for message in request.messages]
-    if None in texts:
-        raise _unsupported("a message part that is not text")
-    return "\n\n".join(str(text) for text in texts)
 
 
 def _chat_logprobs(logprobs: dict[str, Any]) -> dict[str, Any]:

@@ -62,14 +62,6 @@ class PlainTextAdapter(dspy.Adapter):
     def format(self, signature: Any, demos: list[Any], inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """Render the prompt as one user message.
 
-        Args:
-            signature: The signature of the call.
-            demos: Demos as mappings or `dspy.Example`s, first one shown first.
-            inputs: The values of the input fields.
-
-        Returns:
-            A list that holds one message.
-
         Raises:
             ValueError: If a field's type is not text-like.
         """
@@ -83,12 +75,10 @@ class PlainTextAdapter(dspy.Adapter):
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Any, demos: list[Any]) -> list[dict[str, Any]]:
-        """Render each demo as `format` shows it, in the order given.
+        """Render each demo as `format` shows it, in the order given, as one user message.
 
         A demo without any input or without any output field is left out. A demo that lacks some fields shows
         the lines it has.
-
-        Takes and raises what `format` does; returns one user message for each demo shown.
         """
         _require_text_fields(signature)
         messages = []
@@ -106,13 +96,6 @@ class PlainTextAdapter(dspy.Adapter):
         that ends the block (anything else). Several output fields are split at their titles at line starts.
         An answer may repeat the title that the prompt ended in. A label must be the whole value: exactly, or
         in another case if only one label then matches.
-
-        Args:
-            signature: The signature of the call.
-            completion: The LM's text.
-
-        Returns:
-            The value of each output field.
 
         Raises:
             AdapterParseError: If a field is missing or empty, given twice, or not a value of its type.

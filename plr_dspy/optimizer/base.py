@@ -4,50 +4,49 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, ClassVar
 
 import dspy
 import torch
 from dspy.teleprompt.teleprompt import Teleprompter
+from pydantic import Field
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.paper import PaperCompilation
 from plr_dspy.compilation.path import Compilation
-from plr_dspy.compilation.plan import most_calls
+from plr_dspy.compilation.plan import Plan, most_calls
+from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, Optimizer, prepare
-from plr_dspy.optimizer.log_lines import PACKAGE
+from plr_dspy.optimizer.job import Job, prepare
 from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
-from plr_dspy.programs.calls import Metric, Work, metric_caller
-from plr_dspy.programs.checks import as_folder, check_log_dir, flag, number, whole_number
+from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
+from plr_dspy.programs.calls import MetricWork, Work
+from plr_dspy.programs.checks import check_log_dir
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
-from plr_dspy.report.data import Report, Signal
-from plr_dspy.report.text import result
+from plr_dspy.report.data import Report
+from plr_dspy.report.text import MIN_PROBABILITY, result
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.runtime.signals import Interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
 from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.surrogate.label_responses import LabelResponses
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.search import RandomSearch, Search
+from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
 
-LARGEST_SEED = 2**63 - 1
-
-FOUND = {"report", "best_program"}
-"""Attributes that hold what a compile has found."""
-
-NOT_DECIDING = FOUND | {
+NOT_DECIDING = {
     "metric",
     "seed",
     "max_seconds",
@@ -58,25 +57,10 @@ NOT_DECIDING = FOUND | {
     "accept_changes",
     "display_progress",
 }
-"""Attributes that do not decide the result, or that an identity names otherwise."""
+"""Arguments that do not decide the result, or that an identity names otherwise."""
 
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 """Arguments that say when a search ends: where only these changed, it goes on from where it was."""
-
-
-class Common(TypedDict, total=False):
-    """Arguments that all optimizers of an order take."""
-
-    max_metric_calls: int | None
-    max_seconds: float | None
-    max_cost: float | None
-    num_demos: int | None
-    num_threads: int | None
-    max_errors: int | None
-    seed: int
-    log_dir: str | Path | None
-    accept_changes: bool
-    display_progress: bool
 
 
 @dataclass(frozen=True)
@@ -96,8 +80,11 @@ class Session:
     interrupts: Interrupts
 
 
-class Reorderer(Teleprompter, Optimizer):
-    """What all optimizers of an order share: checks, budget, checkpoint, progress, errors and report.
+@arguments
+class Reorderer(Checked, Teleprompter, ABC):
+    """What all optimizers of an order share: checks, budget, ledger, progress, errors and report.
+
+    Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
 
     Args:
         metric, max_metric_calls, max_seconds, max_cost, num_demos, num_threads, max_errors, seed, log_dir,
@@ -107,46 +94,93 @@ class Reorderer(Teleprompter, Optimizer):
         report: The `Report` of the last compile, also when it was interrupted or ended in an error.
         best_program: What the last compile returned; after an interrupt or an error, the program in
             the best order that the search had seen.
+        name: What users call the optimizer.
+        student_name, trainset_name: What users call the program that they pass, and the examples that score.
+        balanced: Whether the splits have the classes evenly mixed.
+        scored_on: What orders are scored on in the search.
+        judges: Whether the metric's scores choose: then a student that came without demos is a candidate as it is.
+        min_probability: Probability of being better on new examples that an order needs to be chosen.
+        stoppers: What ends the search early.
     """
 
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        max_metric_calls: int | None = None,
-        max_seconds: float | None = None,
-        max_cost: float | None = None,
-        num_demos: int | None = 8,
-        num_threads: int | None = None,
-        max_errors: int | None = None,
-        seed: int = 0,
-        log_dir: str | Path | None = None,
-        accept_changes: bool = False,
-        display_progress: bool = True,
-    ) -> None:
-        super().__init__()
-        metric_caller(metric)
-        self.metric = metric
-        self.max_metric_calls = whole_number("max_metric_calls", max_metric_calls)
-        self.max_seconds = number("max_seconds", max_seconds, above=0.0)
-        self.max_cost = number("max_cost", max_cost, above=0.0)
-        self.num_demos = whole_number("num_demos", num_demos, least=2)
-        self.num_threads = whole_number("num_threads", num_threads)
-        self.max_errors = whole_number("max_errors", max_errors)
-        self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
-        self.log_dir = as_folder("log_dir", log_dir)
-        self.accept_changes = flag("accept_changes", accept_changes)
-        self.display_progress = flag("display_progress", display_progress)
+    metric: AnyMetric = Field(kw_only=False)
+    max_metric_calls: Count | None = None
+    max_seconds: Positive | None = None
+    max_cost: Positive | None = None
+    num_demos: Annotated[Count, Field(ge=2)] | None = 8
+    num_threads: Count | None = None
+    max_errors: Count | None = None
+    seed: Seed = 0
+    log_dir: Folder | None = None
+    accept_changes: Flag = False
+    display_progress: Flag = True
+
+    name: ClassVar[str]
+    student_name: ClassVar[str] = "student"
+    trainset_name: ClassVar[str] = "trainset"
+    scored_on: ClassVar[str] = "train examples"
+    judges: ClassVar[bool] = True
+    balanced: ClassVar[bool] = True
+    min_probability: ClassVar[float] = MIN_PROBABILITY
+    stoppers: ClassVar[Sequence[Stopper]] = ()
+
+    def __post_init__(self) -> None:
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
         self._share_before = 0.0  # of the money, for what is called before the search
+        self._spent = 0  # calls that are made, or may be made, before it
+
+    @abstractmethod
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+        """Lay out a compile; arguments and errors are those of `make_plan`."""
+
+    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
+        """Make the search of a plan: of random orders, the program's own first, unless a subclass has another.
+
+        Args:
+            job: What is compiled.
+            plan: Its shape.
+            responses: The log-probabilities of labels that the search learns from; None for none.
+        """
+        return RandomSearch(
+            job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
+        )
+
+    def work(self, job: Job) -> Work:
+        """Return what makes a program call; it knows what the search learns from it."""
+        return MetricWork(self.metric, [*job.splits.train, *job.splits.selection])
+
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
+        return
+
+    def bare(self, student: Any) -> Any:
+        """Return what is compiled of a student."""
+        return student
+
+    def calibrated(
+        self,
+        job: Job,
+        work: Work,
+        program: dspy.Module,
+        offsets: Sequence[float],
+        shares: Sequence[float],
+    ) -> dspy.Module:
+        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were.
+
+        Args:
+            job: What was compiled.
+            work: What its calls did.
+            program: In that order.
+            offsets, shares: Of the labels: what calibrates the answers, and what to; empty where nothing does.
+        """
+        return program.bound() if isinstance(program, CalibratedProgram) else program
 
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
         # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
-        ours = [kind for kind in type(self).__mro__ if kind.__module__.startswith(f"{PACKAGE}.")]
-        known = {name for kind in ours for name in signature(kind).parameters} - NOT_DECIDING
-        return {name: as_plain_data(value) for name, value in vars(self).items() if name in known}
+        deciding = [field.name for field in fields(self) if field.name not in NOT_DECIDING]
+        return {name: as_plain_data(getattr(self, name)) for name in deciding}
 
     def compile(
         self,
@@ -186,20 +220,20 @@ class Reorderer(Teleprompter, Optimizer):
         job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
         with self._opened(job, trainset=trainset, valset=valset, teacher=teacher) as opened:
             job = self._ready(job, opened, teacher)
-            work, signal = self.work(job)
+            work = self.work(job)
             scorer = self._scorer(job, opened, work)
             compilation: Compilation | None = None
             try:
-                signal, responses = self._probe(job, work, signal, scorer)
+                responses = self._probe(job, work, scorer)
                 compilation = self._compilation(job, work, scorer, responses, opened.bar)
                 outcome = compilation.run()
             except BaseException as error:
                 opened.ledger.stop()  # calls that are still under way come too late
                 if compilation is None:
                     compilation = self._compilation(job, work, scorer, None, opened.bar)
-                self._keep(job, work, signal, compilation, compilation.unfinished(error), started=started)
+                self._keep(job, work, compilation, compilation.unfinished(error), started=started)
                 raise
-            return self._keep(job, work, signal, compilation, outcome, started=started)
+            return self._keep(job, work, compilation, outcome, started=started)
 
     def _prepared(
         self,
@@ -220,11 +254,9 @@ class Reorderer(Teleprompter, Optimizer):
         """Return the job as it is when all demos are there."""
         return job
 
-    def _probe(
-        self, job: Job, work: Work, signal: Signal | None, scorer: CellScorer
-    ) -> tuple[Signal | None, LabelResponses | None]:
-        """Say what the search learns from a call, after a first one where that is needed to tell."""
-        return signal, None
+    def _probe(self, job: Job, work: Work, scorer: CellScorer) -> LabelResponses | None:
+        """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
+        return None
 
     def _compilation(
         self,
@@ -305,7 +337,7 @@ class Reorderer(Teleprompter, Optimizer):
                 little.
             RuntimeError: when another compile is using it.
         """
-        folder = as_folder("log_dir", self.log_dir)
+        folder = None if self.log_dir is None else Path(self.log_dir)
         if folder is not None:
             check_log_dir(folder)
         identity = partial(self._identity, job, [*trainset, *(valset or [])])
@@ -354,26 +386,20 @@ class Reorderer(Teleprompter, Optimizer):
     ) -> Estimate:
         """Say what `compile` with these arguments would cost; no program call is made.
 
+        Prompts of `PLFewShot` are taken to show half as many demos as they may.
+
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
         job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
-        make_budget(job, max_cost=self.max_cost)
-        return estimate(job, max_cost=self.max_cost, max_seconds=self.max_seconds)
-
-    def get_params(self) -> dict[str, Any]:
-        """The arguments, as a dict of its own: trackers add to what they get."""
-        return {n: value for n, value in vars(self).items() if n not in FOUND and not n.startswith("_")}
-
-    def _seed(self, seed: int | None) -> int:
-        """The seed of a compile, which wins over the constructor's."""
-        return self.seed if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED) or 0
+        make_budget(job, max_cost=self.max_cost, share=self._share_before)
+        limits = {"max_cost": self.max_cost, "max_seconds": self.max_seconds}
+        return estimate(job, bootstrap_calls=self._spent, **limits)
 
     def _keep(
         self,
         job: Job,
         work: Work,
-        signal: Signal | None,
         compilation: Compilation,
         outcome: Outcome,
         *,
@@ -390,7 +416,7 @@ class Reorderer(Teleprompter, Optimizer):
             outcome,
             compilation.scorer,
             names=self._examples(job, work)[0],
-            signal=signal,
+            signal=work.signal,
             settings={**job.settings(), **limits, "most_useful_calls": most},
             seconds=time.monotonic() - started,
         )
@@ -413,7 +439,7 @@ class Reorderer(Teleprompter, Optimizer):
         if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
             program.candidate_programs = candidates
         self.best_program = program
-        folder = as_folder("log_dir", self.log_dir)
+        folder = None if self.log_dir is None else Path(self.log_dir)
         if folder is not None:
             try:
                 self.report.save(folder / "report.json")

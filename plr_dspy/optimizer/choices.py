@@ -10,11 +10,10 @@ import numpy as np
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.checks import count
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.data import BestOfNumber, Report, SlotReport
+from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.surrogate.fitted_model import FittedModel
 
 
 @dataclass(frozen=True)
@@ -79,17 +78,6 @@ def _estimated(fitted: FittedModel, original: Ordering) -> list[Choice]:
         offsets = () if calibration is None or stays else calibration.offsets
         choices.append(Choice(ordering, round(score, 6), number, interval, offsets, tuple(fitted.shares)))
     return choices
-
-
-def choice_of(choices: Mapping[int, Choice], num_demos: int) -> Choice:
-    """The choice with a number of demos.
-
-    Raises:
-        TypeError, ValueError: when it is no whole number, or nothing was scored with so many.
-    """
-    if count("num_demos", num_demos, least=0) not in choices:
-        raise ValueError(f"num_demos must be one of {list(choices)}, which were scored; got {num_demos!r}")
-    return choices[num_demos]
 
 
 def with_choices(report: Report, job: Job, choices: Mapping[int, Choice]) -> Report:

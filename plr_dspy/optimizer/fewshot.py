@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import dspy
+from pydantic import AfterValidator, Field
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
-from plr_dspy.compilation.plan import BUDGETS, Plan, make_plan
+from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.optimizer.base import Session
 from plr_dspy.optimizer.bootstrapping import Attempt, Bootstrapper, bootstrapped
-from plr_dspy.optimizer.choices import Choice, best_choices, choice_of, with_choices
-from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.draft import Draft, Limits, check_candidates, check_teacher, make_draft, make_job
+from plr_dspy.optimizer.choices import Choice, best_choices, with_choices
 from plr_dspy.optimizer.job import Job
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.plackett_luce.updates import UpdateRule
-from plr_dspy.programs.calls import Metric, Work
-from plr_dspy.programs.checks import count, number, whole_number
+from plr_dspy.optimizer.pool import Draft, check_candidates, check_teacher, make_draft, pools_of
+from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
+from plr_dspy.programs.calls import Work
+from plr_dspy.programs.checks import demo_obstacle
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
-from plr_dspy.report.text import MIN_PROBABILITY
+from plr_dspy.programs.slots import OWN, PoolSlots
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
@@ -31,6 +35,7 @@ BOOTSTRAP_SHARE = 0.25
 """Of the dollars, at most, for demos that a teacher makes."""
 
 
+@arguments
 class PLFewShot(PLReorder):
     """Chooses which demos a program shows, how many, and in what order, for a budget of program calls.
 
@@ -68,62 +73,23 @@ class PLFewShot(PLReorder):
     """
 
     name = "PLFewShot"
-    takes_num_demos = False
+    num_demos: ClassVar[None] = None  # type: ignore[misc]
+    num_iterations: ClassVar[None] = None  # type: ignore[misc]
+    num_samples: ClassVar[None] = None  # type: ignore[misc]
+    elite_fraction: ClassVar[None] = None  # type: ignore[misc]
+    num_final_draws: ClassVar[None] = None  # type: ignore[misc]
 
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        max_demos: int = 8,
-        min_demos: int = 0,
-        candidates: str | Sequence[Any] = "both",
-        max_demo_tokens: int | None = None,
-        max_bootstrapped: int = 8,
-        metric_threshold: float | None = None,
-        signal: str = "auto",
-        calibrate: bool | Mapping[Any, float] = False,
-        update: str | UpdateRule = "mle",
-        auto: str | None = "light",
-        max_metric_calls: int | None = None,
-        max_seconds: float | None = None,
-        max_cost: float | None = None,
-        stop_at_score: float | None = None,
-        patience: int | None = None,
-        min_probability: float = MIN_PROBABILITY,
-        num_threads: int | None = None,
-        max_errors: int | None = None,
-        seed: int = 0,
-        log_dir: str | Path | None = None,
-        accept_changes: bool = False,
-        display_progress: bool = True,
-    ) -> None:
-        super().__init__(
-            metric,
-            signal=signal,
-            calibrate=calibrate,
-            update=update,
-            auto=auto,
-            max_metric_calls=max_metric_calls,
-            max_seconds=max_seconds,
-            max_cost=max_cost,
-            stop_at_score=stop_at_score,
-            patience=patience,
-            min_probability=min_probability,
-            num_demos=None,
-            num_threads=num_threads,
-            max_errors=max_errors,
-            seed=seed,
-            log_dir=log_dir,
-            accept_changes=accept_changes,
-            display_progress=display_progress,
-        )
-        self.max_demos = count("max_demos", max_demos)
-        self.min_demos = count("min_demos", min_demos, least=0, most=self.max_demos)
-        self.candidates = check_candidates(candidates)
-        self.max_demo_tokens = whole_number("max_demo_tokens", max_demo_tokens)
-        self.max_bootstrapped = count("max_bootstrapped", max_bootstrapped)
-        self.metric_threshold = number("metric_threshold", metric_threshold)
-        self._spent = 0
+    max_demos: Count = 8
+    min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
+    candidates: Annotated[Any, AfterValidator(check_candidates)] = "both"
+    max_demo_tokens: Count | None = None
+    max_bootstrapped: Count = 8
+    metric_threshold: Number | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_demos > self.max_demos:
+            raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         self._draft: Draft | None = None
         self._found: tuple[Job, Work, dict[int, Choice]] | None = None
 
@@ -155,35 +121,17 @@ class PLFewShot(PLReorder):
             num_demos: Shown by all predictors together.
 
         Raises:
-            TypeError, ValueError: when it is no whole number, or nothing was scored with so many; the message says
-                which numbers there are.
+            ValueError: when nothing was scored with so many; the message says which numbers there are.
         """
         if self._found is None:
             raise ValueError("program_with needs a compile: call compile first")
         job, work, choices = self._found
-        choice = choice_of(choices, num_demos)
+        if isinstance(num_demos, bool) or num_demos not in choices:
+            raise ValueError(
+                f"num_demos must be one of {list(choices)}, which were scored; got {num_demos!r}"
+            )
+        choice = choices[num_demos]
         return self._program(job, work, choice.ordering, choice.offsets, choice.shares)
-
-    def estimate(
-        self,
-        student: dspy.Module,
-        *,
-        trainset: list[dspy.Example],
-        valset: list[dspy.Example] | None = None,
-        seed: int | None = None,
-    ) -> Estimate:
-        """Say what `compile` with these arguments would cost; no program call is made.
-
-        The prompts are taken to show half as many demos as they may.
-
-        Raises:
-            TypeError, ValueError: for bad arguments, as `compile` does.
-        """
-        job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
-        assert self._draft is not None
-        calls = self._most_attempts(self._draft)
-        make_budget(job, max_cost=self.max_cost, share=self._share_before)
-        return estimate(job, bootstrap_calls=calls, max_cost=self.max_cost, max_seconds=self.max_seconds)
 
     def _finished(
         self,
@@ -210,9 +158,7 @@ class PLFewShot(PLReorder):
     ) -> Job:
         """Check the arguments, and lay out the search as it will be after as many attempts as there may be."""
         self._found = None
-        self._draft = make_draft(
-            self, student, candidates=self.candidates, trainset=trainset, valset=valset, seed=seed
-        )
+        self._draft = make_draft(self, student, trainset=trainset, valset=valset, seed=seed)
         most = self._most_attempts(self._draft)
         self._share_before = BOOTSTRAP_SHARE if most else 0.0
         return self._job(self._draft, self._draft.stand_ins(most))
@@ -255,11 +201,37 @@ class PLFewShot(PLReorder):
         return job
 
     def _job(self, draft: Draft, attempts: list[Attempt], *, made: bool = False) -> Job:
-        """Lay out the search after attempts at bootstrapped demos, or before they are made, after as many at most."""
+        """Lay out the search after attempts at bootstrapped demos, or before they are made, after as many at most.
+
+        Raises:
+            ValueError: when there is no demo, or none that keeps to the limits.
+        """
         self._spent = len(attempts)
         labelled = {} if made and self.candidates == "bootstrapped" else draft.part
-        limits = Limits(self.min_demos, self.max_demos, self.max_demo_tokens)
-        return make_job(self, draft, labelled=labelled, attempts=attempts, made=made, limits=limits)
+        pools = pools_of(draft.program, labelled=labelled, attempts=attempts, given=draft.given)
+        if not any(pools.values()) and not attempts:
+            raise ValueError(
+                "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
+                "Pass more examples in trainset (a quarter of it becomes demos), or candidates with the fields of the "
+                "signature"
+            )
+        slots = PoolSlots(
+            draft.program,
+            pools,
+            min_demos=self.min_demos,
+            max_demos=self.max_demos,
+            max_tokens=self.max_demo_tokens,
+        )
+        if not made:
+            others = {
+                slot.predictor: [each.demo for each in slot.pool if each.origin != OWN]
+                for slot in slots.slots
+            }
+            if obstacle := demo_obstacle(ProgramFactory(draft.program).build(others)):
+                logger.warning("of the demos to choose from, %s", obstacle)
+        known = tuple(attempts) if made else ()
+        job = Job(self, draft.seed, draft.program, slots, draft.splits, NOTHING_TO_DO, slots.original, known)
+        return job if slots.space.num_distinct < 2 else replace(job, plan=self.plan(**job.sizes))
 
     def _most_attempts(self, draft: Draft) -> int:
         """Examples that a teacher may be run on."""

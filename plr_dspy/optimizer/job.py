@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dspy
 
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.bootstrapping import Attempt
-from plr_dspy.programs.calls import Metric, MetricWork, Work
 from plr_dspy.programs.checks import (
     check_demos,
     check_examples,
@@ -25,88 +23,16 @@ from plr_dspy.programs.checks import (
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
-from plr_dspy.report.data import Signal
-from plr_dspy.report.text import FEW_EXAMPLES, MIN_PROBABILITY
-from plr_dspy.search.search import Search
+from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
-from plr_dspy.search.stopping import Stopper
-from plr_dspy.search.surrogate.label_responses import LabelResponses
+
+if TYPE_CHECKING:
+    from plr_dspy.optimizer.base import Reorderer
 
 logger = logging.getLogger(__name__)
 
-
-class Optimizer(ABC):
-    """What `prepare` and a compile ask of an optimizer: all that tells one from another.
-
-    Attributes:
-        name: What users call it.
-        student_name, trainset_name: What users call the program that they pass, and the examples that score.
-        metric: Scores a prediction.
-        num_demos: Labelled demos for a student that has none; None makes that an error.
-        balanced: Whether the splits have the classes evenly mixed.
-        scored_on: What orders are scored on in the search.
-        judges: Whether the metric's scores choose: then a student that came without demos is a candidate as it is.
-        min_probability: Probability of being better on new examples that an order needs to be chosen.
-        takes_num_demos: Whether users can have it give demos to a student without any.
-        stoppers: What ends the search early.
-    """
-
-    name: str
-    student_name, trainset_name = "student", "trainset"
-    metric: Metric
-    num_demos: int | None
-    balanced = True
-    scored_on = "train examples"
-    judges = True
-    min_probability = MIN_PROBABILITY
-    takes_num_demos = True
-    stoppers: Sequence[Stopper] = ()
-
-    @abstractmethod
-    def arguments(self) -> dict[str, Any]:
-        """Return the user's arguments that decide the result, but for the seed, as plain data."""
-
-    @abstractmethod
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
-        """Lay out a compile; arguments and errors are those of `make_plan`."""
-
-    @abstractmethod
-    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a plan; `responses` are the log-probabilities of labels that it learns from."""
-
-    def work(self, job: Job) -> tuple[Work, Signal | None]:
-        """Return what makes a program call, and what the search learns from it as far as is known before any call."""
-        return MetricWork(self.metric, [*job.splits.train, *job.splits.selection]), None
-
-    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the optimizer can order this program's demos.
-
-        Raises:
-            ValueError: with the reason and the cure.
-        """
-        return
-
-    def bare(self, student: Any) -> Any:
-        """Return what is compiled of a student."""
-        return student
-
-    def calibrated(
-        self,
-        job: Job,
-        work: Work,
-        program: dspy.Module,
-        offsets: Sequence[float],
-        shares: Sequence[float],
-    ) -> dspy.Module:
-        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were.
-
-        Args:
-            job: What was compiled.
-            work: What its calls did.
-            program: In that order.
-            offsets, shares: Of the labels: what calibrates the answers, and what to; empty where nothing does.
-        """
-        return program.bound() if isinstance(program, CalibratedProgram) else program
+HOOKS = ("arguments", "bare", "plan", "work", "search", "check", "calibrated")
+"""Methods of optimizers that a compile calls."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +50,7 @@ class Job:
         attempts: At bootstrapped demos; the plan knows nothing of their calls.
     """
 
-    optimizer: Optimizer
+    optimizer: Reorderer
     seed: int
     program: dspy.Module
     slots: PromptSlots
@@ -134,7 +60,7 @@ class Job:
     attempts: tuple[Attempt, ...] = ()
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> Any:
         """What a plan is laid out for."""
         return {
             "num_train": len(self.splits.train),
@@ -167,7 +93,7 @@ class Job:
 
 
 def prepare(
-    optimizer: Optimizer,
+    optimizer: Reorderer,
     student: dspy.Module,
     *,
     trainset: Sequence[dspy.Example],
@@ -188,27 +114,23 @@ def prepare(
         raise ValueError(
             f"{optimizer.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
             "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
-            + (f", or pass num_demos to {optimizer.name}" if optimizer.takes_num_demos else "")
+            + (f", or pass num_demos to {optimizer.name}" if "num_demos" in vars(optimizer) else "")
         )
     optimizer.check(program, trainset)
     slots = ProgramSlots(program)
     name = optimizer.trainset_name
     splits = make_splits(trainset, valset, demos, rng, balanced=optimizer.balanced, name=name)
     original = WITHOUT_DEMOS if added and optimizer.judges else slots.space.identity
+    job = Job(optimizer, seed, program, slots, splits, NOTHING_TO_DO, original)
     if slots.space.num_distinct < 2:
-        return Job(optimizer, seed, program, slots, splits, NOTHING_TO_DO, original)
+        return job
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name)
     warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), optimizer)
-    plan = optimizer.plan(
-        num_train=len(splits.train),
-        num_selection=len(splits.selection),
-        num_distinct=slots.space.num_distinct,
-    )
-    return Job(optimizer, seed, program, slots, splits, plan, original)
+    return replace(job, plan=optimizer.plan(**job.sizes))
 
 
 def checked_copy(
-    optimizer: Optimizer,
+    optimizer: Reorderer,
     student: dspy.Module,
     *,
     trainset: Sequence[dspy.Example],
@@ -219,7 +141,11 @@ def checked_copy(
     Raises:
         TypeError, ValueError: for bad arguments.
     """
-    _check_hooks(optimizer)
+    for hook in HOOKS:
+        if not callable(getattr(optimizer, hook)):  # a user's subclass keeps something under its name
+            raise TypeError(
+                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
+            )
     student = optimizer.bare(student)
     check_student(student, optimizer.student_name)
     check_examples(optimizer.trainset_name, trainset, student)
@@ -231,15 +157,6 @@ def checked_copy(
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
     return program
-
-
-def _check_hooks(optimizer: Optimizer) -> None:
-    """Raise where a user's subclass keeps something under the name of a method that a compile calls."""
-    for hook in ("arguments", "bare", "plan", "work", "search", "check", "calibrated"):
-        if not callable(getattr(optimizer, hook)):
-            raise TypeError(
-                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
-            )
 
 
 def without_results(program: dspy.Module) -> dspy.Module:
@@ -259,7 +176,7 @@ def without_results(program: dspy.Module) -> dspy.Module:
     return program
 
 
-def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Optimizer) -> None:
+def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Reorderer) -> None:
     """Say so where chance decides which order looks best."""
     if num_usable >= FEW_EXAMPLES or not optimizer.judges:
         return

@@ -5,33 +5,46 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import dspy
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from plr_dspy.compilation.plan import BUDGETS, MIN_FIRST, SIGNALS, Plan, make_plan
+from plr_dspy.compilation.plan import MIN_FIRST, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.base import Reorderer, as_plain_data
 from plr_dspy.optimizer.job import Job
 from plr_dspy.optimizer.signal import label_shares, probe, work_of
-from plr_dspy.plackett_luce.updates import UpdateRule, update_rule
-from plr_dspy.programs.calls import Metric, Work
-from plr_dspy.programs.checks import fraction, number, whole_number
+from plr_dspy.plackett_luce.updates import update_rule
+from plr_dspy.programs.arguments import (
+    Count,
+    Fraction,
+    Number,
+    Probability,
+    WholeNumber,
+    arguments,
+)
+from plr_dspy.programs.calls import Work
 from plr_dspy.programs.identity import digest
-from plr_dspy.report.data import Signal
 from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.cross_entropy import CrossEntropySearch
-from plr_dspy.search.search import Search
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.search import CrossEntropySearch, Search
 from plr_dspy.search.stopping import Patience, Stopper, TargetScore
-from plr_dspy.search.surrogate.label_responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
 
 logger = logging.getLogger(__name__)
 
 
+def _flag_or_shares(value: Any) -> Any:
+    """The value, if it is a bool or a dict that is not empty."""
+    if not isinstance(value, bool) and not (isinstance(value, Mapping) and value):
+        raise ValueError(f"calibrate must be True, False, or a dict from labels to shares; got {value!r}")
+    return value
+
+
+@arguments
 class PLReorder(Reorderer):
     """Learns a Plackett-Luce distribution over the orders of a program's demos, and picks one.
 
@@ -97,69 +110,26 @@ class PLReorder(Reorderer):
 
     name = "PLReorder"
 
-    def __init__(
-        self,
-        metric: Metric,
-        *,
-        signal: str = "auto",
-        calibrate: bool | Mapping[Any, float] = False,
-        update: str | UpdateRule = "mle",
-        auto: str | None = "light",
-        max_metric_calls: int | None = None,
-        max_seconds: float | None = None,
-        max_cost: float | None = None,
-        stop_at_score: float | None = None,
-        patience: int | None = None,
-        min_probability: float = MIN_PROBABILITY,
-        num_iterations: int | None = None,
-        num_samples: int | None = None,
-        elite_fraction: float | None = None,
-        num_final_draws: int | None = None,
-        num_demos: int | None = 8,
-        num_threads: int | None = None,
-        max_errors: int | None = None,
-        seed: int = 0,
-        log_dir: str | Path | None = None,
-        accept_changes: bool = False,
-        display_progress: bool = True,
-    ) -> None:
-        super().__init__(
-            metric,
-            max_metric_calls=max_metric_calls,
-            max_seconds=max_seconds,
-            max_cost=max_cost,
-            num_demos=num_demos,
-            num_threads=num_threads,
-            max_errors=max_errors,
-            seed=seed,
-            log_dir=log_dir,
-            accept_changes=accept_changes,
-            display_progress=display_progress,
-        )
-        if auto not in (*BUDGETS, "paper", None):
-            raise ValueError(f"auto must be one of {[*BUDGETS, 'paper']} or None; got {auto!r}")
-        if auto is None and max_metric_calls is None:
-            raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
-        if signal not in SIGNALS:
-            raise ValueError(f"signal must be one of {list(SIGNALS)}; got {signal!r}")
-        if not isinstance(calibrate, (bool, Mapping)):
-            raise TypeError(
-                f"calibrate must be True, False, or a dict from labels to shares; got {calibrate!r}"
-            )
-        if calibrate is not False and signal == "score":
-            raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
-        self.signal = signal
-        self.calibrate = calibrate
-        self.update = update_rule(update)
-        self.auto = auto
-        self.stop_at_score = number("stop_at_score", stop_at_score)
-        self.patience = whole_number("patience", patience)
-        self.min_probability = _probability("min_probability", min_probability)
-        self.num_iterations = whole_number("num_iterations", num_iterations)
-        self.num_samples = whole_number("num_samples", num_samples)
-        self.elite_fraction = fraction("elite_fraction", elite_fraction)
-        self.num_final_draws = whole_number("num_final_draws", num_final_draws, least=0)
+    signal: Literal["auto", "score", "logprobs"] = "auto"
+    calibrate: Annotated[bool | Mapping[Any, float], BeforeValidator(_flag_or_shares)] = False
+    update: Annotated[Any, AfterValidator(update_rule)] = "mle"
+    auto: Literal["light", "medium", "heavy", "paper"] | None = "light"
+    stop_at_score: Number | None = None
+    patience: Count | None = None
+    min_probability: Probability = MIN_PROBABILITY  # type: ignore[misc]
+    num_iterations: Count | None = None
+    num_samples: Count | None = None
+    elite_fraction: Fraction | None = None
+    num_final_draws: Annotated[WholeNumber, Field(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._own: CalibratedProgram | None = None
+        self.update = update_rule(self.update)
+        if self.auto is None and self.max_metric_calls is None:
+            raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
+        if self.calibrate is not False and self.signal == "score":
+            raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
 
     @property
     def balanced(self) -> bool:  # type: ignore[override]
@@ -178,7 +148,7 @@ class PLReorder(Reorderer):
 
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
-        rule = update_rule(self.update)  # which may have been set since
+        rule = self.update
         names: list[str] = [field.name for field in fields(rule)] if is_dataclass(rule) else []
         parameters = {name: getattr(rule, name) for name in names}
         return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
@@ -206,10 +176,10 @@ class PLReorder(Reorderer):
             signal=signal,
         )
 
-    def work(self, job: Job) -> tuple[Work, Signal | None]:
-        """Return what makes a call, and what the search learns from it as far as is known before any call."""
+    def work(self, job: Job) -> Work:
+        """Return what makes a call: it reads log-probabilities where the program and the metric allow for it."""
         own = None if self._own is None else self._own.calibration
-        work, signal = work_of(
+        work = work_of(
             self.metric,
             job,
             self.signal,
@@ -218,7 +188,7 @@ class PLReorder(Reorderer):
         )
         if isinstance(work, LabelWork):
             label_shares(self.calibrate, work)
-        return work, signal
+        return work
 
     def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
         """Make the search of a plan."""
@@ -267,21 +237,19 @@ class PLReorder(Reorderer):
             )
         if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
             return super().calibrated(job, work, program, offsets, shares)
-        found = Calibration.shifting(
-            work.output.labels,
-            offsets,
-            method="batch" if shares else "none",
+        found = Calibration(
+            "batch" if shares else "none",
+            tuple(work.output.labels),
+            tuple(offsets),
             num_inputs=len(job.splits.train) + len(job.splits.selection),
-            shares=shares,
+            shares=tuple(shares),
         )
         return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
 
-    def _probe(
-        self, job: Job, work: Work, signal: Signal | None, scorer: CellScorer
-    ) -> tuple[Signal | None, LabelResponses | None]:
-        """Say whether the first call has brought log-probabilities, where they may come."""
+    def _probe(self, job: Job, work: Work, scorer: CellScorer) -> LabelResponses | None:
+        """Return the log-probabilities of calls, where the first one has brought any."""
         if not isinstance(work, LabelWork):
-            return signal, None
+            return None
         return probe(
             job,
             work,
@@ -291,18 +259,3 @@ class PLReorder(Reorderer):
             shares=label_shares(self.calibrate, work),
             calibrating=self.calibrate is not False,
         )
-
-
-def _probability(name: str, value: Any) -> float:
-    """The value as a float in [0, 1].
-
-    Raises:
-        TypeError: when it is no number.
-        ValueError: when it is out of range.
-    """
-    chosen = number(name, value)
-    if chosen is None or not 0.0 <= chosen <= 1.0:
-        raise ValueError(
-            f"{name} must lie between 0 and 1, such as 0.9 to change only what is sure; got {value!r}"
-        )
-    return chosen

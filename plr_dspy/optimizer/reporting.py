@@ -20,6 +20,7 @@ from plr_dspy.programs.copies import language_models, named_predictors
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.data import Candidate, ProgramState, Report, Signal, SlotReport
 from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.scoring.cells import error_counts
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
@@ -70,7 +71,7 @@ def build_report(
         seconds=seconds,
         errors=[
             *attempt_errors(job.attempts),
-            *ledger.errors(names, original=job.slots.fingerprint(job.original)),
+            *error_counts(ledger.cells.items(), names, original=job.slots.fingerprint(job.original)),
         ],
         stopped=outcome.stopped,
         settings=settings,

@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, ClassVar
 
 import dspy
 import numpy as np
+from pydantic import Field
 
 from plr_dspy.compilation.first_signs import ENOUGH_SCORES, FirstSigns
 from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
-from plr_dspy.optimizer.base import Common, Reorderer
+from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.optimizer.signal import label_work
+from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import Metric, Work
-from plr_dspy.programs.checks import check_examples, check_student, whole_number
-from plr_dspy.report.data import Signal
+from plr_dspy.programs.checks import check_examples, check_student
 from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.scoring.cells import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.search import RandomSearch
+from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.surrogate.label_responses import LabelResponses
-from plr_dspy.search.surrogate.model import LEAST_SHARE
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.spread import Array, spread
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 SEARCHED = 100
 """Random orders whose best a search is expected to find, at least; where so many are scored, these."""
@@ -41,22 +37,18 @@ MIN_EXAMPLES = 10
 """Fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance."""
 
 
+@arguments
 class RandomSample(Reorderer):
     """Scores random orders, all on the same examples; `order_sensitivity` asks it, and no user.
 
     Args:
-        metric, max_metric_calls, **common: As in `PLReorder`.
-        num_orders: As in `order_sensitivity`.
+        num_orders: As in `order_sensitivity`, and all others.
     """
 
     name = "order_sensitivity"
     student_name, trainset_name = "program", "dataset"
-    takes_num_demos = False
-
-    def __init__(self, metric: Metric, *, num_orders: int, **common: Unpack[Common]) -> None:
-        common["num_demos"] = None
-        super().__init__(metric, **common)
-        self.num_orders = whole_number("num_orders", num_orders, least=MIN_ORDERS) or NUM_ORDERS
+    num_demos: ClassVar[None] = None  # type: ignore[misc]
+    num_orders: Annotated[Count, Field(ge=MIN_ORDERS)] = NUM_ORDERS
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         num_orders, num_examples = min(self.num_orders, num_distinct), num_train + num_selection
@@ -77,16 +69,10 @@ class RandomSample(Reorderer):
             max_metric_calls=limit,
         )
 
-    def work(self, job: Job) -> tuple[Work, Signal | None]:
+    def work(self, job: Job) -> Work:
         """Return work that reads log-probabilities, where the program and the metric allow for it."""
         work = label_work(self.metric, job)
-        return (work, None) if isinstance(work, LabelWork) else super().work(job)
-
-    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> RandomSearch:
-        """Make a search for random orders, the program's own first."""
-        return RandomSearch(
-            job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
-        )
+        return work if isinstance(work, LabelWork) else super().work(job)
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, and say how far apart they lie."""
@@ -102,7 +88,7 @@ class RandomSample(Reorderer):
                 "program has one order of its demos only: nothing to compare; choose 2 demos or more"
             )
         with self._opened(job, trainset=dataset) as opened:
-            work, _ = self.work(job)
+            work = self.work(job)
             return _measure(self._scorer(job, opened, work), job, work, self.search(job, job.plan).ask())
 
 

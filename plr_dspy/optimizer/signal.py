@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plr_dspy.labels.outputs import Array, label_output, prior_shares, warn_of_labels
-from plr_dspy.labels.reader import Decision
-from plr_dspy.labels.requests import NoProbabilities
-from plr_dspy.labels.scores import label_scores
-from plr_dspy.labels.work import LabelWork
+from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
+from plr_dspy.labels.reader import Decision, NoProbabilities
+from plr_dspy.labels.work import LabelWork, label_scores
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.surrogate.label_responses import LabelResponses
-from plr_dspy.statistics.calibration import right_counts, shares_to_try
+from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
 
 MOST_TRIES = 8
 """Calls that may bring no log-probabilities: replies may be no label, and a program may answer some examples without an
@@ -36,39 +34,41 @@ were read and had none, no more are tried, unless log-probabilities must come.""
 
 def work_of(
     metric: Metric, job: Job, signal: str, *, calibrating: bool = False, own: Decision | None = None
-) -> tuple[MetricWork, Signal]:
-    """The work of a job, and what its search learns from as far as is known before any call.
+) -> MetricWork:
+    """The work of a job, whose `signal` says what a search learns from it as far as is known before any call.
 
-    The signal is "logprobs" where the program and the metric allow for it; the work is then a `LabelWork`.
+    That is "logprobs", and the work a `LabelWork`, where the program and the metric allow for it.
 
     Raises:
         ValueError: when they must be the signal, and the program, the metric or the plan does not allow for it.
     """
-    examples = [*job.splits.train, *job.splits.selection]
-    if calibrating and job.slots.space.num_distinct < 2:
+    examples, one_prompt = [*job.splits.train, *job.splits.selection], job.slots.space.num_distinct < 2
+    if calibrating and one_prompt:
         raise ValueError(
             "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the program "
             "to BatchCalibration"
         )
-    if signal == "score" or job.slots.space.num_distinct < 2:
-        return MetricWork(metric, examples), Signal(used="score", reason="", labels=[])
-    reason = "auto='paper' scores orders as the paper does"
-    if job.plan.racing:
-        work = label_work(metric, job, calibrating=calibrating, own=own)
-        if isinstance(work, LabelWork):
-            return work, Signal(used="logprobs", reason="", labels=list(work.output.labels))
-        reason = work
+    found: LabelWork | str = "auto='paper' scores orders as the paper does"
+    if signal == "score" or one_prompt:
+        found = ""
+    elif job.plan.racing:
+        found = label_work(metric, job, calibrating=calibrating, own=own)
+    if isinstance(found, LabelWork):
+        found.signal = Signal(used="logprobs", reason="", labels=list(found.output.labels))
+        return found
     if calibrating:
         names = [name for name, _ in named_predictors(job.program)]
         possible = any(not isinstance(label_output(job.program, only=name), str) for name in names)
         chosen = "(predictor=...)" if len(names) > 1 else ""
         after = f", or calibrate the program that comes out with BatchCalibration{chosen}" * possible
-        raise ValueError(f"calibrate=True is not possible: {reason}. Leave it out{after}")
-    if signal == "logprobs":
+        raise ValueError(f"calibrate=True is not possible: {found}. Leave it out{after}")
+    if signal == "logprobs" and found:
         raise ValueError(
-            f"signal='logprobs' is not possible: {reason}. Pass signal='auto', which takes scores in this case"
+            f"signal='logprobs' is not possible: {found}. Pass signal='auto', which takes scores in this case"
         )
-    return MetricWork(metric, examples), Signal(used="score", reason=reason, labels=[])
+    work = MetricWork(metric, examples)
+    work.signal = Signal(used="score", reason=found, labels=[])
+    return work
 
 
 def label_work(
@@ -103,8 +103,8 @@ def probe(
     num_first: int,
     shares: Array,
     calibrating: bool = False,
-) -> tuple[Signal, LabelResponses | None]:
-    """Make the first call, and say whether the endpoint gives log-probabilities.
+) -> LabelResponses | None:
+    """Make the first call, and say in the work's `signal` whether the endpoint gives log-probabilities.
 
     Args:
         job: Its work is `work`.
@@ -116,7 +116,7 @@ def probe(
         calibrating: Whether answers are calibrated to it.
 
     Returns:
-        What the search learns from, and where it finds it; None where there are no log-probabilities.
+        Where the search finds them; None where there are none.
 
     Raises:
         NoProbabilities: when they must be the signal, and there are none.
@@ -138,7 +138,8 @@ def probe(
                 f"{asked} needs the log-probabilities of labels, and there are none: {reason}. {cure} to go on with "
                 "scores"
             )
-        return Signal(used="score", reason=reason, labels=[]), None
+        work.signal = Signal(used="score", reason=reason, labels=[])
+        return None
 
     def log_probabilities(ordering: Ordering, example: int) -> Sequence[float] | None:
         cell = scorer.cell(ordering, example)
@@ -148,8 +149,7 @@ def probe(
         cell = scorer.cell(ordering, example)
         return () if cell is None else cell.unseen_labels
 
-    responses = LabelResponses(work.scores, log_probabilities, unseen, shares, calibrating)
-    return Signal(used="logprobs", reason="", labels=list(work.output.labels)), responses
+    return LabelResponses(work.scores, log_probabilities, unseen, shares, calibrating)
 
 
 def _telling_cell(

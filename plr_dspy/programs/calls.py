@@ -13,6 +13,7 @@ import numpy as np
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
 from plr_dspy.programs.copies import language_models
+from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import Cell
 
 Metric: TypeAlias = Callable[..., Any]
@@ -20,7 +21,13 @@ Metric: TypeAlias = Callable[..., Any]
 LARGEST_SCORE = 1e30
 """In size: fourth powers of scores are computed."""
 
-_ASYNC_CURE = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
+ASYNC_CURE = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
+
+WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
+"""Of a program: there is no answer that a metric could call right, and the order is at fault."""
+
+SHOWN = 150
+"""Characters of a reply or an answer that messages show."""
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
@@ -36,47 +43,42 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
             f"metric must be called with an example and a prediction; {metric.__name__} is a class: "
             "pass an instance of it"
         )
-    if inspect.iscoroutinefunction(metric) or inspect.iscoroutinefunction(type(metric).__call__):
-        raise TypeError(f"metric must not be async: {_ASYNC_CURE}")
     called = _called(metric)
-    try:
-        signature = inspect.signature(called)
-    except (TypeError, ValueError):  # some built-in callables have no signature
-        return metric
+    if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
+        raise TypeError(f"metric must not be async: {ASYNC_CURE}")
+    if called is None:
+        cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
+        raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
     for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
         extra = (None,) * num_extra
-        try:
-            signature.bind(None, None, *extra)
-        except TypeError:
-            continue
-        return lambda example, prediction: metric(example, prediction, *extra)
+        if _takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
+            return lambda example, prediction: metric(example, prediction, *extra)
+    signature = inspect.signature(called)
     raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
 
 
 def takes_trace(metric: Metric) -> bool:
     """Tell whether a metric can be called with a third argument, which DSPy's optimizers give a trace."""
+    return _takes(_called(metric), 3) is True
+
+
+def _takes(called: Any, number: int) -> bool | None:
+    """Tell whether something can be called with so many arguments; None where it has no signature."""
     try:
-        inspect.signature(_called(metric)).bind(None, None, None)
-    except (TypeError, ValueError):  # it cannot, or has no signature
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*[None] * number)
+    except TypeError:
         return False
     return True
 
 
-def _called(metric: Metric) -> Callable[..., Any]:
-    """What a call of the metric runs: of a judge, its forward method.
-
-    Raises:
-        TypeError: when a judge has none, or only an async one.
-    """
-    if not isinstance(metric, dspy.Module) or type(metric).__call__ is not dspy.Module.__call__:
-        return metric
-    forward = forward_of(metric)
-    if inspect.iscoroutinefunction(forward):
-        raise TypeError(f"metric must not be async: {_ASYNC_CURE}")
-    if forward is None:
-        cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
-        raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
-    return forward
+def _called(metric: Metric) -> Callable[..., Any] | None:
+    """What a call of the metric runs: of a judge, its forward method."""
+    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
+    return forward_of(metric) if is_judge else metric  # type: ignore[arg-type]
 
 
 def forward_of(module: dspy.Module) -> Callable[..., Any] | None:
@@ -99,12 +101,11 @@ def as_score(value: Any) -> float:
     if inspect.iscoroutine(value):
         value.close()
         raise MetricTypeError(
-            f"metric must return a number, and not a coroutine, as async functions do: {_ASYNC_CURE}"
+            f"metric must return a number, and not a coroutine, as async functions do: {ASYNC_CURE}"
         )
     number = value.get("score") if isinstance(value, dspy.Prediction) else value
-    if isinstance(number, np.ndarray) and number.size == 1:
-        number = number.item()
     try:
+        number = number.item() if isinstance(number, np.ndarray) else number
         score = None if isinstance(number, (str, bytes)) else float(number)
     except OverflowError:  # of an int
         score = math.inf
@@ -124,21 +125,11 @@ def as_score(value: Any) -> float:
     return score
 
 
-WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
-"""Of a program: there is no answer that a metric could call right, and the order is at fault."""
-
-SHOWN = 150
-"""Characters of a reply or an answer that messages show."""
-
-
 class WrongAnswer(Exception):
     """The program ended without an answer, by the fault of the order.
 
-    Args:
-        error: What it raised.
-
     Attributes:
-        error: The same.
+        error: What it raised.
         told: What the reply says of labels all the same, as fields of a `Cell`.
     """
 
@@ -163,13 +154,12 @@ class Work(Protocol):
     def models(self) -> Sequence[dspy.BaseLM]:
         """Language models that it calls beside the program's, as far as they can be found."""
 
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Make one program call and return its cell.
+    @property
+    def signal(self) -> Signal | None:
+        """What a search learns from calls, as far as it is known; None where nothing is learned."""
 
-        Args:
-            program: A copy of its own.
-            example: Number of the example.
-            usage: DSPy's usage tracker of this call.
+    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+        """Make a call of a program's copy on an example, by its number, with DSPy's tracker of its usage.
 
         Raises:
             WrongAnswer: when there is no answer.
@@ -178,7 +168,7 @@ class Work(Protocol):
 
 
 class MetricWork:
-    """The program's answer, scored by a metric.
+    """The program's answer, scored by a metric; attributes are those of `Work`.
 
     Args:
         metric: ``metric(example, prediction)``, as in `dspy.Evaluate`.
@@ -187,7 +177,10 @@ class MetricWork:
     Attributes:
         sample: The start of the program's first answer, with its score.
         models: The language models that the metric calls, as far as they can be found.
+        signal: What a search learns from calls, as far as it is known; None where nothing is learned.
     """
+
+    signal: Signal | None = None
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
         self.sample = ""
@@ -209,6 +202,7 @@ class MetricWork:
         return shown, prediction
 
     def _scored(self, shown: dspy.Example, prediction: Any) -> Cell:
+        """Return the cell of an answer."""
         score = as_score(self._metric(shown, prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
         return Cell(score)

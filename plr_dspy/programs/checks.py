@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
-import numbers
-import operator
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from inspect import Parameter
@@ -15,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.saving import get_dependency_versions
@@ -24,82 +19,6 @@ from plr_dspy.programs.calls import forward_of
 from plr_dspy.programs.copies import is_language_model, language_models, named_predictors
 
 logger = logging.getLogger(__name__)
-
-
-def whole_number(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int | None:
-    """The value as an int, or None for None; arguments and errors are those of `count`."""
-    if value is None:
-        return None
-    return count(name, value, least=least, most=most, kind="a whole number or None")
-
-
-def count(
-    name: str, value: Any, *, least: int = 1, most: int | None = None, kind: str = "a whole number"
-) -> int:
-    """The value as an int.
-
-    Raises:
-        TypeError: when it is no whole number; bools are none.
-        ValueError: when it is out of range.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be {kind}; got {value!r}")
-    if number < least or (most is not None and number > most):
-        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise ValueError(f"{name} must be {bounds}; got {number}")
-    return number
-
-
-def number(name: str, value: Any, *, above: float | None = None, most: float | None = None) -> float | None:
-    """The value as a finite float, or None for None.
-
-    Raises:
-        TypeError: when it is no number.
-        ValueError: when it is out of range.
-    """
-    if value is None:
-        return None
-    within = "" if most is None else f" in ({above:g}, {most:g}]"
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number{within} or None; got {value!r}")
-    result = float(value)
-    if not math.isfinite(result) or (above is not None and result <= above) or (most or result) < result:
-        bounds = f"be a finite number{'' if above is None else f' above {above:g}'}"
-        raise ValueError(f"{name} must {bounds if most is None else f'lie{within}'}; got {result}")
-    return result
-
-
-def fraction(name: str, value: Any) -> float | None:
-    """The value as a float in (0, 1], or None for None; errors are those of `number`."""
-    return number(name, value, above=0.0, most=1.0)
-
-
-def flag(name: str, value: Any) -> bool:
-    """The value as a bool.
-
-    Raises:
-        TypeError: when it is none: any text, such as "no", would count as True.
-    """
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False; got {value!r}")
-    return bool(value)
-
-
-def as_folder(name: str, value: Any) -> Path | None:
-    """The value as a path, or None for None.
-
-    Raises:
-        TypeError: when it is neither text nor a path.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise TypeError(f"{name} must be the path of a folder, or None; got {value!r}")
-    return Path(value).expanduser().absolute()
 
 
 def check_log_dir(log_dir: Path) -> None:

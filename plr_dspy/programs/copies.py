@@ -6,7 +6,6 @@ import copy
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from types import MethodType
@@ -52,7 +51,7 @@ class ProgramFactory:
             self._shared = _shared_parts(self._program, cautious=True)
             program = copy.deepcopy(self._program, memo := dict(self._shared))
         copies = {name: memo.get(id(original)) for name, original in self._predictors.items()}
-        if any(duplicate is None for duplicate in copies.values()):  # made by a __deepcopy__ of the user's
+        if None in copies.values():  # made by a __deepcopy__ of the user's
             copies = dict(named_predictors(program))
         for name, predictor in copies.items():
             if predictor is None or predictor is self._predictors.get(name):
@@ -95,17 +94,14 @@ def attributes(value: Any) -> dict[str, Any]:
 def _shared_parts(program: dspy.Module, *, cautious: bool = False) -> dict[int, Any]:
     """What all copies of a program share, by its id, as `copy.deepcopy` takes it for copied already.
 
-    Args:
-        program: The program.
-        cautious: Whether objects that may not be copyable are shared, too, where they lead to a module.
+    Cautious, objects that may not be copyable are shared, too, where they lead to a module.
     """
     found, holders = _reachable(program)
-    pending = [key for key, value in found.items() if isinstance(value, BaseModule)]
-    copied = {key: found[key] for key in pending}
+    copied = {key: value for key, value in found.items() if isinstance(value, BaseModule)}
+    pending = list(copied)
     while pending:
         for holder in holders[pending.pop()]:
-            may_be_copied = not cautious or type(found[holder]) in COPYABLE
-            if holder not in copied and may_be_copied:
+            if holder not in copied and (not cautious or type(found[holder]) in COPYABLE):
                 copied[holder] = found[holder]
                 pending.append(holder)
     for predictor in [value for value in copied.values() if isinstance(value, dspy.Predict)]:
@@ -133,16 +129,15 @@ def _reachable(program: dspy.Module) -> tuple[dict[int, Any], dict[int, list[int
     return found, holders
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: Any) -> list[Any]:
     """What a value holds, if a copy of it would hold copies of that.
 
     Nothing of LMs and examples, and of what owns something that a copy must not end: threads, files, and whatever
     does something when it is thrown away.
     """
     kind = type(value)
-    if issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__"):
-        return []
-    if is_language_model(value):
+    closed = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")
+    if closed or is_language_model(value):
         return []
     if issubclass(kind, MethodType):
         return [value.__self__]
@@ -150,12 +145,8 @@ def _parts(value: Any) -> Iterable[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     parts: list[Any] = list(dict.values(value)) if issubclass(kind, dict) else []
     for container in CONTAINERS:
-        if issubclass(kind, container):
-            parts += container.__iter__(value)
+        parts += container.__iter__(value) if issubclass(kind, container) else ()
     package = kind.__module__.partition(".")[0]
-    if package not in sys.stdlib_module_names or package in (
-        "collections",
-        "types",
-    ):  # others, as queues, are shared
+    if package in ("collections", "types") or package not in sys.stdlib_module_names:  # queues are shared
         parts += attributes(value).values()
     return parts

@@ -49,8 +49,8 @@ class ProgramEvaluator:
         names: What messages call the examples, which cells name by index.
         ledger: Gets every cell when its call has ended.
         num_threads: Calls under way at once; None takes DSPy's setting.
-        max_errors: So many failures end the run with the exception of the last; None takes DSPy's
-            setting. See `Failures`.
+        max_errors: So many failures (see `Failures`) end the run with the exception of the last; None takes DSPy's
+            setting.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
         budget: Lets calls begin; None for no limit.
         interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
@@ -70,11 +70,12 @@ class ProgramEvaluator:
         ledger: Ledger | None = None,
         num_threads: int | None = None,
         max_errors: int | None = None,
-        on_cell: Callable[[], None] | None = None,
+        on_cell: Callable[[], None] = lambda: None,
         budget: Budget | None = None,
         interrupted: threading.Event | None = None,
     ) -> None:
         self.ledger = Ledger() if ledger is None else ledger
+        self.budget = Budget(self.ledger) if budget is None else budget
         self.failures = Failures(
             names,
             ran=self.ledger.examples_that_ran(),
@@ -83,12 +84,8 @@ class ProgramEvaluator:
             redact=Redactor([dspy.settings.lm, *language_models(program), *work.models]),
         )
         self._factory = ProgramFactory(program)
-        self._slots = slots
-        self._work = work
-        self._names = names
+        self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
-        self._on_cell = on_cell
-        self.budget = Budget(self.ledger) if budget is None else budget
         self._interrupted = threading.Event() if interrupted is None else interrupted
         self._lock = threading.Lock()
 
@@ -99,18 +96,10 @@ class ProgramEvaluator:
     def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
 
-        Args:
-            keys: The cells.
-            orderings: One for each fingerprint among them.
-
         Raises:
-            Exception: of the work, with its own type, at `max_errors` failures, or at
-                once when every further call would fail.
+            Exception: of the work, with its own type, at `max_errors` failures, or when every further call would fail.
         """
-        programs = {
-            fingerprint: self._factory.build(self._slots.demos(ordering))
-            for fingerprint, ordering in orderings.items()
-        }
+        programs = {name: self._factory.build(self._slots.demos(each)) for name, each in orderings.items()}
         pending, cancelled = deque(keys), threading.Event()
 
         def work() -> None:
@@ -127,29 +116,25 @@ class ProgramEvaluator:
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
             work()
         else:
-            self._side_by_side(work, min(self._num_threads, len(keys)), cancelled)
+            pool = ThreadPoolExecutor(num_threads := min(self._num_threads, len(keys)))
+            workers: list[Future[None]] = []
+            try:
+                for _ in range(num_threads):
+                    workers.append(pool.submit(copy_context().run, work))
+                for worker in as_completed(workers):
+                    worker.result()
+            except BaseException:
+                cancelled.set()
+                wait(workers, timeout=GRACE)  # their calls are paid
+                raise
+            finally:
+                pool.shutdown(wait=False)
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         if self.failures.fatal is not None:
             self.ledger.retry()
             raise self.failures.fatal
         self.budget.check()
-
-    def _side_by_side(self, work: Callable[[], None], num_threads: int, cancelled: threading.Event) -> None:
-        """Work in threads until all are done; an error or interrupt leaves calls under way a moment to end in."""
-        pool = ThreadPoolExecutor(num_threads)
-        workers: list[Future[None]] = []
-        try:
-            for _ in range(num_threads):
-                workers.append(pool.submit(copy_context().run, work))
-            for worker in as_completed(workers):
-                worker.result()
-        except BaseException:
-            cancelled.set()
-            wait(workers, timeout=GRACE)  # their calls are paid
-            raise
-        finally:
-            pool.shutdown(wait=False)
 
     def _call(self, key: CellKey, program: dspy.Module, ordering: Ordering) -> None:
         """Make one program call, and note its cell."""
@@ -161,7 +146,7 @@ class ProgramEvaluator:
                 raise
             except WrongAnswer as wrong:
                 if isinstance(wrong.error, ContextWindowExceededError):
-                    self._note_too_long(key, ordering)
+                    self._note_too_long(self._names[key[1]], ordering)
                 message = self.failures.first_line(wrong)
                 cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
             except BaseException as error:  # of the user's program or metric: never a silent 0
@@ -178,13 +163,11 @@ class ProgramEvaluator:
                 self.failures.note(failure, key[1])
             else:
                 self.failures.note_answer(key[1], scored=cell.score is not None)
-            if self._on_cell is not None:
-                self._on_cell()
+            self._on_cell()
 
-    def _note_too_long(self, key: CellKey, ordering: Ordering) -> None:
+    def _note_too_long(self, name: str, ordering: Ordering) -> None:
         """Say which demos are too long; where they alone are, every call is."""
-        name, permutations = self._names[key[1]], self._slots.permutations(ordering).items()
-        orders = ", ".join(f"{slot}: {list(order)}" for slot, order in permutations)
+        orders = ", ".join(f"{slot}: {list(o)}" for slot, o in self._slots.permutations(ordering).items())
         with self._lock:
             self.failures.say_at_milestones(
                 "the context window",
@@ -201,8 +184,7 @@ class Failures:
 
     Args:
         names: What messages call the examples.
-        ran: Examples that ran before.
-        scored: Whether the metric has returned a number before.
+        ran, scored: Examples that ran before, and whether the metric has returned a number before.
         max_errors: So many failures are too many.
         redact: Takes secrets out of messages.
         ways_out: What else can be done when there are too many.
@@ -222,14 +204,10 @@ class Failures:
         ways_out: str = "",
     ) -> None:
         self.fatal: BaseException | None = None
-        self._names = names
-        self._max_errors = max_errors
-        self._redact = redact
-        self._ways_out = ways_out
+        self._names, self._max_errors, self._redact, self._ways_out = names, max_errors, redact, ways_out
         self._counts: Counter[int] = Counter()
         self._kinds: Counter[str] = Counter()
-        self._ran = set(ran)
-        self._scored = scored
+        self._ran, self._scored = set(ran), scored
 
     def note_answer(self, example: int, *, scored: bool) -> None:
         """A call on the example ended with an answer, which the metric may have scored."""
@@ -246,15 +224,23 @@ class Failures:
         self._counts[example] += 1
         if self.fatal is not None:
             return
-        dead = not self._ran
-        count = sum(count if dead or e in self._ran else 1 for e, count in self._counts.items())
+        each_time = self._ran or self._counts  # where nothing has run, all are of one cause
+        count = sum(number if e in each_time else 1 for e, number in self._counts.items())
+        reason = ""
         if isinstance(failure, HOPELESS):
-            self.fatal = self._explain(failure, f"{name}: every further call would fail like this")
+            reason = "every further call would fail like this"
         elif isinstance(failure, MetricTypeError) and not self._scored:
-            self.fatal = self._explain(failure, f"{name}: the first value of the metric is no number")
+            reason = "the first value of the metric is no number"
         elif count >= self._max_errors:
-            reason = f"{name}: the last of {count} failures (max_errors={self._max_errors})"
-            self.fatal = self._explain(failure, reason + self._ways_out)
+            reason = f"the last of {count} failures (max_errors={self._max_errors}){self._ways_out}"
+        if not reason:
+            return
+        self.fatal = failure
+        if not isinstance(failure, Exception):  # SystemExit and the like would end more than the compile
+            self.fatal = RuntimeError(f"the program or the metric raised {what}")
+            self.fatal.__cause__ = failure
+        if hasattr(self.fatal, "add_note"):  # Python 3.11
+            self.fatal.add_note(f"plr_dspy ended the compile at {name}: {reason}. {GOING_ON}")
 
     def say_at_milestones(self, kind: str, first: str, later: str) -> None:
         """Log something the first time, and with its number the tenth, the hundredth and so on."""
@@ -273,29 +259,14 @@ class Failures:
         text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
         return self._redact(text)[:200]
 
-    def _explain(self, error: BaseException, reason: str) -> BaseException:
-        """The error with a note that says why it ends the compile, where Python knows notes (3.11)."""
-        if not isinstance(error, Exception):  # SystemExit and the like would end more than the compile
-            text = f"the program or the metric raised {type(error).__name__}: {self.first_line(error)}"
-            wrapped = RuntimeError(text)
-            wrapped.__cause__ = error
-            error = wrapped
-        if hasattr(error, "add_note"):
-            error.add_note(f"plr_dspy ended the compile at {reason}. {GOING_ON}")
-        return error
-
 
 def token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """The token counts of a usage record, which has costs and more beside them; cached ones are among the prompt's."""
     counts = {}
     for model, usage in tokens.items():
         details = usage.get("prompt_tokens_details") or {}
-        cached = {kind: details.get(kind) for kind in CACHED if details.get(kind)}
-        counts[model] = {
-            kind: count
-            for kind, count in {**usage, **cached}.items()
-            if kind.endswith("_tokens") and isinstance(count, int)
-        }
+        found = {**usage, **{kind: details[kind] for kind in CACHED if details.get(kind)}}
+        counts[model] = {k: n for k, n in found.items() if k.endswith("_tokens") and isinstance(n, int)}
     return counts
 
 
@@ -312,8 +283,7 @@ def program_scorer(
 
     Args:
         program, slots, **options: As in `ProgramEvaluator`; without names the examples are counted.
-        metric, examples: As in `MetricWork`.
-        max_metric_calls: Hard limit on program calls; None for none.
+        metric, examples, max_metric_calls: As in `MetricWork`; a hard limit on program calls, None for none.
     """
     options.setdefault("names", [f"example {i}" for i in range(len(examples))])
     evaluator = ProgramEvaluator(program, slots, MetricWork(metric, examples), **options)

@@ -38,10 +38,14 @@ GLOBAL_KEY = re.compile(r"(^|_)api_key$", re.IGNORECASE)
 NOT_DECIDING = {"callbacks", "history", "corpus_embeddings", "index"}
 """Attributes of DSPy's objects that record calls, or are computed from others and never twice to the last bit."""
 
+NO_BEHAVIOUR = ("__doc__", "__firstlineno__", "__static_attributes__")
+"""Attributes of classes that say something about their code."""
+
 DEEPEST = 30
 """Of values that lie deeper than this inside others, only the class is named."""
 
-CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, partial)
+OWN_FACTS = (FunctionType, type, dspy.Module)
+"""What is told by facts of its own, wherever it is found."""
 
 
 def digest(value: Any) -> str:
@@ -78,17 +82,13 @@ def is_library(module: str | None) -> bool:
 
 
 class _Walk:
-    """Takes values apart one after the other.
-
-    Attributes:
-        found: The facts.
-        written: Names of global variables that the code writes itself: counters, caches.
-        pending: Values that have not been taken apart, by name.
-    """
+    """Takes values apart one after the other: notes facts about each, and what it reaches as pending."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
-        self.written: set[str] = set()
+        self.written: set[str] = (
+            set()
+        )  # names of global variables that the code writes itself: counters, caches
         self.pending: deque[tuple[str, Any]] = deque()
         self._globals: set[str] = set()
         self._open: set[int] = set()
@@ -109,20 +109,9 @@ class _Walk:
             self._seen[id(value)] = value
             if isinstance(value, FunctionType):
                 self._note(f"the code of {name}", _hashed(self._function(name, value)))
-            elif isinstance(value, partial):
-                given: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
-                self.add(
-                    {f"argument {key} of {name}": each for key, each in given.items()} | {name: value.func}
-                )
-            elif isinstance(value, (type, *CODE)):
+            elif isinstance(value, type):
                 self._note(f"the name of {name}", _named(value))
-                holder = getattr(value, "__self__", None)
-                if isinstance(value, type):
-                    self.add(_members(name, value))
-                elif holder is not None and not isinstance(holder, ModuleType):
-                    self.add({name: holder})
-            elif "__wrapped__" in attributes(value):  # a functools.lru_cache is one
-                self.add({name: value.__wrapped__})
+                self.add(_members(name, value))
             else:
                 self._note(f"the class of {name}", kind.__qualname__)
                 self.add(_members(name, kind) | _attributes(name, value))
@@ -145,6 +134,7 @@ class _Walk:
             self._open.discard(id(value))
 
     def _data(self, name: str, value: Any) -> str:
+        """Describe data whose parts may raise."""
         if type(value) in PLAIN:
             return repr(value)
         if isinstance(value, dict):
@@ -154,16 +144,17 @@ class _Walk:
             return f"{{{', '.join(sorted(self._text(name, each) for each in value))}}}"
         if isinstance(value, (list, tuple, deque)):
             return f"[{', '.join([self._text(f'{name}[{i}]', each) for i, each in enumerate(value)])}]"
+        kind = _named(type(value))
         if (contents := _contents(value)) is not None:
-            return f"{_named(type(value))} {self._text(name, contents)}"
-        if isinstance(value, (type, dspy.Module, *CODE)):
+            return f"{kind} {self._text(name, contents)}"
+        if isinstance(value, OWN_FACTS):
             self.add({name: value})
-            return _named(value if isinstance(value, (FunctionType, type)) else type(value))
+            return kind if isinstance(value, dspy.Module) else _named(value)
         if id(value) in self._seen:
-            return _named(type(value))
+            return kind
         self._seen[id(value)] = value
-        self.add({_named(type(value)): type(value)})
-        return f"{_named(type(value))} {self._text(name, _attributes('', value))}"
+        self.add({kind: type(value)})
+        return f"{kind} {self._text(name, _attributes('', value))}"
 
     def _function(self, name: str, function: FunctionType) -> str:
         """Describe what a function does; what it closes over and reads becomes pending."""
@@ -215,17 +206,22 @@ def _contents(value: Any) -> Any:
         given = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
         arguments = {name: each for name, each in given.items() if not ACCESS.search(name)}
         return [getattr(value, "model", None), getattr(value, "model_type", None), arguments]
-    if isinstance(value, CODE) or "__wrapped__" in attributes(value):
+    if isinstance(value, ModuleType):
+        return _named(value)
+    if isinstance(value, (MethodType, BuiltinFunctionType)):
+        return [_named(value), getattr(value, "__self__", None)]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, FunctionType):
         return None
+    if "__wrapped__" in attributes(value):  # a functools.lru_cache is one
+        return [value.__wrapped__]
     is_pythons = kind.__module__.partition(".")[0] in sys.stdlib_module_names
     try:
         if hasattr(kind, "__array__"):
             array = np.asarray(value)
-            return [
-                str(array.dtype),
-                array.shape,
-                array.tolist() if array.dtype.hasobject else array.tobytes(),
-            ]
+            values = array.tolist() if array.dtype.hasobject else array.tobytes()
+            return [str(array.dtype), array.shape, values]
         if is_pythons and not isinstance(value, Random):  # what numbers come next, calls decide
             return pickle.dumps(value)
     except Exception:  # it runs, or is open
@@ -248,7 +244,7 @@ def _attributes(name: str, value: Any) -> dict[str, Any]:
         if not attribute.startswith("_")
         and not (of_dspy and attribute in NOT_DECIDING)
         and not (is_library(kind.__module__) and ACCESS.search(attribute))
-        and not (closed and _contents(part) is None and not isinstance(part, CODE))
+        and not (closed and _contents(part) is None and not isinstance(part, FunctionType))
         and not isinstance(getattr(kind, attribute, None), cached_property)
     }
 
@@ -259,10 +255,9 @@ def _members(name: str, kind: type) -> dict[str, Any]:
     for base in reversed(kind.__mro__):
         if not is_library(base.__module__):
             defined |= vars(base)
+    made = ("__func__", "fget", "func")  # of methods that need no object, properties, cached properties
     return {
-        f"{name}.{key}": getattr(
-            member, "__func__", getattr(member, "fget", getattr(member, "func", member))
-        )  # of methods that need no object, properties, cached properties
+        f"{name}.{key}": next((getattr(member, each) for each in made if hasattr(member, each)), member)
         for key, member in defined.items()
         if key in ("__call__", "__init__") or not key.startswith(("__", "_abc_"))
     }
@@ -275,12 +270,8 @@ def _behaviour(code: CodeType, names: Mapping[str, set[str]]) -> str:
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
             names["read" if step.opname.startswith("LOAD") else "written"].add(step.argval)
-        if step.opname == "STORE_NAME" and step.argval in (
-            "__doc__",
-            "__firstlineno__",
-            "__static_attributes__",
-        ):
-            del steps[-1:]  # the instruction that loads what is no behaviour
+        if step.opname == "STORE_NAME" and step.argval in NO_BEHAVIOUR:
+            del steps[-1:]  # the instruction that loads it
         elif isinstance(step.argval, CodeType):
             steps.append(_behaviour(step.argval, names))
         else:

@@ -38,10 +38,8 @@ class PromptRenderer:
         """The messages that the demos become, with all that those hold beside the demos, but for the inputs."""
         if decision_adapter(predictor) is not None:
             return self.prompt(predictor, demos, {})
-        messages: list[dict[str, Any]] = self._adapter.format_demos(
-            _without_native_fields(self._adapter, predictor, predictor.signature), list(demos)
-        )
-        return messages
+        signature = self._shown(predictor, predictor.signature)
+        return list(self._adapter.format_demos(signature, list(demos)))
 
     def prompt(
         self, predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any]
@@ -57,15 +55,12 @@ class PromptRenderer:
             if decision.system_one:
                 return [{"role": "user", "content": json.dumps(request, default=repr)}]
             signature, demos = request["signature"], request["demos"]
-        signature = _without_native_fields(self._adapter, predictor, signature)
-        messages: list[dict[str, Any]] = self._adapter.format(signature, demos, dict(inputs))
-        return messages
+        return list(self._adapter.format(self._shown(predictor, signature), demos, dict(inputs)))
 
-
-def _without_native_fields(adapter: Any, predictor: dspy.Predict, signature: Any) -> Any:
-    """Return the signature that the adapter formats: native features take fields out of it for some LMs."""
-    lm = predictor.lm or dspy.settings.lm
-    if lm is None or not hasattr(adapter, "_call_preprocess"):
-        return signature
-    tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
-    return adapter._call_preprocess(lm, dict(predictor.config), signature, tools)
+    def _shown(self, predictor: dspy.Predict, signature: Any) -> Any:
+        """Return the signature that the adapter formats: native features take fields out of it for some LMs."""
+        lm = predictor.lm or dspy.settings.lm
+        if lm is None or not hasattr(self._adapter, "_call_preprocess"):
+            return signature
+        tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
+        return self._adapter._call_preprocess(lm, dict(predictor.config), signature, tools)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,32 +27,6 @@ OWN = "student"
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One predictor's list of demos.
-
-    Attributes:
-        predictor: The predictor's name in the program.
-        demos: Its demos in their original order.
-        blocks: Demo indices that can trade places: most adapters show incomplete demos before
-            complete ones, so that only orders within either group are seen. Demos that the adapter
-            drops are in no block.
-        kinds: For each block, the kind of each of its demos; demos of one kind render alike.
-        classes: For each block, the class of each of its demos; demos of one class give the same answer.
-    """
-
-    predictor: str
-    demos: tuple[Any, ...]
-    blocks: tuple[tuple[int, ...], ...]
-    kinds: tuple[tuple[int, ...], ...]
-    classes: tuple[tuple[int, ...], ...]
-
-    @property
-    def space(self) -> OrderingSpace:
-        """The orders that can be told apart."""
-        return OrderingSpace(self.kinds)
-
-
-@dataclass(frozen=True)
 class PooledDemo:
     """A demo that an arrangement may show.
 
@@ -67,42 +42,26 @@ class PooledDemo:
 
 
 @dataclass(frozen=True)
-class PoolSlot:
-    """One predictor's pool of demos, which is one block.
+class Slot:
+    """One predictor's list of demos, or its pool of demos, which is one block.
 
     Attributes:
         predictor: The predictor's name in the program.
-        pool: The demos; the student's own come first.
-        limits: The least and the most demos that the predictor shows.
-        classes: As in `Slot`.
+        demos: Its demos in their original order; of a pool, the student's own come first.
+        blocks: Demo indices that can trade places: most adapters show incomplete demos before
+            complete ones, so that only orders within either group are seen. Demos that the adapter
+            drops are in no block.
+        space: The orders, or arrangements, of this slot alone. Demos of one kind render alike.
+        classes: For each block, the class of each of its demos; demos of one class give the same answer.
+        pool: The demos with their origins.
     """
 
     predictor: str
-    pool: tuple[PooledDemo, ...]
-    limits: tuple[int, int]
+    demos: tuple[Any, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    space: OrderingSpace
     classes: tuple[tuple[int, ...], ...]
-
-    @property
-    def demos(self) -> tuple[Any, ...]:
-        """The demos."""
-        return tuple(pooled.demo for pooled in self.pool)
-
-    @property
-    def blocks(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the demos."""
-        return (tuple(range(len(self.pool))),)
-
-    @property
-    def shortest(self) -> tuple[int, ...]:
-        """The numbers of as few demos as may be shown, those with the fewest tokens."""
-        by_tokens = sorted(range(len(self.pool)), key=lambda number: self.pool[number].tokens)
-        return tuple(by_tokens[: self.limits[0]])
-
-    @property
-    def space(self) -> OrderingSpace:
-        """The arrangements of this pool alone."""
-        least, most = self.limits
-        return OrderingSpace.of_sizes(len(self.pool), min_length=least, max_length=most)
+    pool: tuple[PooledDemo, ...] = ()
 
 
 class PromptSlots(ABC):
@@ -118,7 +77,7 @@ class PromptSlots(ABC):
     """
 
     noun = "order"
-    slots: Sequence[Any]
+    slots: tuple[Slot, ...]
     space: OrderingSpace
 
     def __init__(self, program: dspy.Module) -> None:
@@ -163,18 +122,17 @@ class ProgramSlots(PromptSlots):
     def __init__(self, program: dspy.Module) -> None:
         super().__init__(program)
         slots = [_read_slot(name, predictor, self._renderer) for name, predictor in self._predictors.items()]
-        self.slots: tuple[Slot, ...] = tuple(slot for slot in slots if slot.demos)
-        self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.kinds))
+        self.slots = tuple(slot for slot in slots if slot.demos)
+        self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
         """Demo indices by position, for each slot.
 
         Each block's demos take, in their new order, the places that the block had before. `WITHOUT_DEMOS` has none.
         """
+        blocks, result = iter(ordering), {}
         if ordering == WITHOUT_DEMOS:
             return {slot.predictor: () for slot in self.slots}
-        blocks = iter(ordering)
-        result = {}
         for slot in self.slots:
             permutation = list(range(len(slot.demos)))
             for block in slot.blocks:
@@ -206,18 +164,13 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
             if renderer.render(predictor, pair) != renderer.render(predictor, pair[::-1]):
                 first, second = sorted((block_of[a], block_of[b]))
                 block_of = {i: first if block == second else block for i, block in block_of.items()}
-    blocks = [
-        tuple(i for i in shown if block_of[i] == block) for block in dict.fromkeys(sorted(block_of.values()))
-    ]
+    blocks = [tuple(i for i in shown if block_of[i] == block) for block in sorted(set(block_of.values()))]
     blocks = [block for block in blocks if len({kind[i] for i in block}) > 1]
-    classes = _classes(predictor, demos)
-    return Slot(
-        name,
-        demos,
-        blocks=tuple(blocks),
-        kinds=tuple(tuple(kind[i] for i in block) for block in blocks),
-        classes=tuple(tuple(classes[i] for i in block) for block in blocks),
+    kinds, classes = (
+        tuple(tuple(numbers[i] for i in block) for block in blocks)
+        for numbers in (kind, _classes(predictor, demos))
     )
+    return Slot(name, demos, tuple(blocks), OrderingSpace(kinds), classes)
 
 
 class PoolSlots(PromptSlots):
@@ -234,7 +187,6 @@ class PoolSlots(PromptSlots):
     """
 
     noun = "arrangement"
-    space: OrderingSpace
 
     def __init__(
         self,
@@ -246,27 +198,34 @@ class PoolSlots(PromptSlots):
         max_tokens: int | None,
     ) -> None:
         super().__init__(program)
-        self._max_tokens = max_tokens
-        slots = []
-        for name, pool in self._within(pools).items():
-            limits = min(min_demos, len(pool)), min(max_demos, len(pool))
-            classes = tuple(_classes(self._predictors[name], [pooled.demo for pooled in pool]))
-            slots += [PoolSlot(name, tuple(pool), limits, (classes,))] if pool else []
-        self.slots: tuple[PoolSlot, ...] = tuple(slots)
-        shortest = tuple(slot.shortest for slot in self.slots)
-        if not self._allows(shortest):
+        self._max_tokens = math.inf if max_tokens is None else max_tokens
+        least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
+        if least > self._max_tokens:
             raise ValueError(
-                f"max_demo_tokens must be at least {self.tokens(shortest)}, the tokens of the shortest demos with "
+                f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {max_tokens}"
+            )
+        slots, limits, shortest = [], [], []
+        for name, given in pools.items():
+            pool = tuple(each for each in given if each.origin == OWN or each.tokens <= self._max_tokens)
+            if not pool:
+                continue
+            tokens, demos = [each.tokens for each in pool], tuple(each.demo for each in pool)
+            limits.append((min(min_demos, len(pool)), min(max_demos, len(pool))))
+            shortest.append(tuple(sorted(range(len(pool)), key=tokens.__getitem__)[: limits[-1][0]]))
+            space = OrderingSpace((tuple(range(len(pool))),), (limits[-1],))
+            classes = tuple(_classes(self._predictors[name], demos))
+            slots.append(Slot(name, demos, (tuple(range(len(pool))),), space, (classes,), pool))
+        self.slots, first = tuple(slots), tuple(shortest)
+        if not self._allows(first):
+            raise ValueError(
+                f"max_demo_tokens must be at least {self.tokens(first)}, the tokens of the shortest demos with "
                 f"{min_demos=}; got {max_tokens}: raise it, or lower min_demos"
             )
-        shown = zip(self.original, self.slots, strict=True)
-        fits = all(slot.limits[0] <= len(own) <= slot.limits[1] for own, slot in shown)
-        self.space = OrderingSpace(
-            tuple(tuple(range(len(slot.pool))) for slot in self.slots),
-            tuple(slot.limits for slot in self.slots),
-            self.original if fits and self._allows(self.original) else shortest,
-            self._allows,
-        )
+        shown = zip(self.original, limits, strict=True)
+        if all(least <= len(own) <= most for own, (least, most) in shown) and self._allows(self.original):
+            first = self.original
+        kinds = tuple(slot.blocks[0] for slot in slots)
+        self.space = OrderingSpace(kinds, tuple(limits), first, self._allows)
 
     @cached_property
     def original(self) -> Ordering:
@@ -278,14 +237,16 @@ class PoolSlots(PromptSlots):
     @property
     def typical(self) -> Ordering:
         """Half as many demos as there may be, from the beginning of each pool."""
-        half = tuple(tuple(range(max(slot.limits[0], -(-slot.limits[1] // 2)))) for slot in self.slots)
+        half = tuple(tuple(range(max(least, -(-most // 2)))) for least, most in self.space.limits)
         return self.space.shortened(half) or self.space.identity
 
     def longest(self, number: int, seed: int) -> list[Ordering]:
         """So many random arrangements that show as many demos as may be shown."""
         rng = np.random.default_rng(seed)
-        shapes = [(len(slot.pool), slot.limits[1]) for slot in self.slots]
-        drawn = [tuple(tuple(rng.permutation(n)[:k].tolist()) for n, k in shapes) for _ in range(number)]
+        shapes = list(zip(self.space.sizes, self.space.limits, strict=True))
+        drawn = [
+            tuple(tuple(rng.permutation(n)[:most].tolist()) for n, (_, most) in shapes) for _ in range(number)
+        ]
         return [self.space.shortened(arrangement) or self.space.identity for arrangement in drawn]
 
     def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
@@ -299,26 +260,8 @@ class PoolSlots(PromptSlots):
         )
 
     def _allows(self, arrangement: Ordering) -> bool:
-        return self._max_tokens is None or self.tokens(arrangement) <= self._max_tokens
-
-    def _within(self, pools: Mapping[str, Sequence[PooledDemo]]) -> dict[str, list[PooledDemo]]:
-        """The pools without demos that alone are over the limit of tokens, but for the student's own.
-
-        Raises:
-            ValueError: when all demos are.
-        """
-        most = self._max_tokens
-        if most is None:
-            return {name: list(pool) for name, pool in pools.items()}
-        least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
-        if least > most:
-            raise ValueError(
-                f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {most}"
-            )
-        return {
-            name: [pooled for pooled in pool if pooled.origin == OWN or pooled.tokens <= most]
-            for name, pool in pools.items()
-        }
+        """Tell whether an arrangement keeps to the limit of tokens."""
+        return self.tokens(arrangement) <= self._max_tokens
 
 
 def _classes(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
@@ -329,19 +272,13 @@ def _classes(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
 def add_labelled_demos(
     program: dspy.Module, trainset: Sequence[dspy.Example], num_demos: int, rng: random.Random
 ) -> list[str]:
-    """Give the predictors of a program without any demos the same labelled examples.
+    """Give the predictors of a program without any demos the same labelled examples, in place; some are left to score.
 
     A program in which some predictor has demos stays as it is: the optimizer that chose them left the
     others without on purpose. So does a predictor whose prompt would not show the examples.
 
-    Args:
-        program: Changed in place.
-        trainset: The examples to draw from; some are left for scoring.
-        num_demos: Demos for a predictor, at most.
-        rng: Decides the draw.
-
     Returns:
-        Names of the predictors that got demos.
+        Names of the predictors that got demos, at most `num_demos` each.
     """
     predictors = dict(named_predictors(program))
     if any(predictor.demos for predictor in predictors.values()):

@@ -25,8 +25,7 @@ class Splits:
     """The examples that score orders.
 
     Attributes:
-        train: Drive the search.
-        selection: Choose the final order.
+        train, selection: Drive the search; choose the final order.
         names: What the user knows those of train, then those of selection by, such as "trainset[3]".
         num_shared: Examples of the trainset that are left out because the valset holds them too.
     """
@@ -60,38 +59,35 @@ def make_splits(
     Args:
         trainset, valset: The user's examples; an empty valset asks for a split of the trainset.
         demos: The demos of all predictors.
-        rng: Decides the shuffle.
-        balanced: Mix the classes as `mixed` does.
+        rng, balanced: As in `mixed`.
         name: What the user knows the trainset by.
     """
     everything = [*trainset, *valset]
+    names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
     shown, labels = shown_by(demos, everything), label_keys(everything)
-    keys = [value_key(dict(example.inputs().items())) for example in everything]
+    inputs = [value_key(dict(example.inputs().items())) for example in everything]
     first: dict[tuple[bool, bytes], int] = {}
     for i, example in enumerate(everything):
         first.setdefault((i < len(trainset), value_key(dict(example.items()))), i)
     usable = [i for i in first.values() if i not in shown and i < len(trainset)]
-    num_shared = 0
+    held = set(inputs[len(trainset) :])
+    kept = [i for i in usable if inputs[i] not in held]
+    num_shared = len(usable) - len(kept)
+    if kept and num_shared:
+        logger.warning(
+            "%d examples are in both trainset and valset: they only choose the final order", num_shared
+        )
+    train = mixed(kept, labels, rng, balanced=balanced)
     if valset:
-        held = set(keys[len(trainset) :])
-        kept = [i for i in usable if keys[i] not in held]
-        num_shared = len(usable) - len(kept)
-        if kept and num_shared:
-            logger.warning(
-                "%d examples are in both trainset and valset: they only choose the final order", num_shared
-            )
-        train = mixed(kept, labels, rng, balanced=balanced)
         chosen = [i for i in first.values() if i not in shown and i >= len(trainset)]
         selection = mixed(chosen, labels, rng, balanced=balanced)
     else:
-        order = mixed(usable, labels, rng, balanced=balanced)
-        count = len(order)
+        count = len(train)
         num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))
         # Spread evenly over the sequence, so that both parts are as mixed as it is.
         places = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
-        train = [index for place, index in enumerate(order) if place not in places]
-        selection = [order[place] for place in sorted(places)]
-    names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
+        selection = [train[place] for place in sorted(places)]
+        train = [index for place, index in enumerate(train) if place not in places]
     return Splits(
         [everything[i] for i in train],
         [everything[i] for i in selection],
@@ -102,11 +98,13 @@ def make_splits(
 
 def check_splits(splits: Splits, *, num_trainset: int, num_valset: int, name: str = "trainset") -> None:
     """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
-    left = (
-        "of its {} examples {} are left, the others are shown by demos{} or given twice: pass more examples"
-    )
+
+    def left(given: int, usable: int, shared: str = "") -> str:
+        others = f"the others are shown by demos{shared} or given twice"
+        return f"of its {given} examples {usable} are left, {others}: pass more examples"
+
     if num_valset and not splits.selection:
-        raise ValueError(f"valset must hold an example that no demo shows; {left.format(num_valset, 0, '')}")
+        raise ValueError(f"valset must hold an example that no demo shows; {left(num_valset, 0)}")
     if splits.num_shared > 1 and not splits.train:
         raise ValueError(
             f"trainset must hold an example that valset does not; all {splits.num_shared} that no demo shows are in "
@@ -114,24 +112,21 @@ def check_splits(splits: Splits, *, num_trainset: int, num_valset: int, name: st
         )
     if not splits.train or not splits.selection:
         usable = len(splits.train) + (0 if num_valset else len(splits.selection))
+        beside, shared = (
+            ", or one beside a valset" * (num_valset > 0),
+            " or in valset too" * (splits.num_shared > 0),
+        )
         raise ValueError(
-            f"{name} must hold at least two examples that no demo shows"
-            f"{', or one beside a valset' if num_valset else ''}; "
-            f"{left.format(num_trainset, usable, ' or in valset too' if splits.num_shared else '')}"
+            f"{name} must hold at least two examples that no demo shows{beside}; {left(num_trainset, usable, shared)}"
         )
 
 
 def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]:
     """Indices of the examples that some demo shows: with its answer in the prompt an example proves nothing.
 
-    A demo shows an example when the inputs that both name are equal, or when it holds all of the
-    example's input values under whatever names (predictors inside a program rename them). A demo
-    that would so show over a tenth of the examples shares only something common, such as a language,
-    and shows none by it.
-
-    Args:
-        demos: Examples or dicts.
-        examples: Examples with inputs set.
+    A demo, an example or a dict, shows an example when the inputs that both name are equal, or when it holds all of the
+    example's input values under whatever names (predictors inside a program rename them). A demo that would so show
+    over a tenth of the examples shares only something common, such as a language, and shows none by it.
     """
     inputs = [{name: value_key(value) for name, value in example.inputs().items()} for example in examples]
     by_field: dict[tuple[str, bytes], set[int]] = defaultdict(set)
@@ -148,27 +143,18 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]
         by_name = set.intersection(*shared) if shared else set()
         held = Counter(i for key in set(fields.values()) for i in by_value.get(key, ()))
         by_values = {i for i, count in held.items() if count == len(set(inputs[i].values()))}
-        whole = {i for i in by_name if inputs[i].keys() <= fields.keys()}
+        shown |= {i for i in by_name if inputs[i].keys() <= fields.keys()}
         for matches in (by_name, by_values):
-            if len(matches) <= max(1, len(examples) // 10):
-                shown |= matches
-        shown |= whole
+            shown |= matches if len(matches) <= max(1, len(examples) // 10) else set()
     return shown
 
 
 def mixed(
     indices: Sequence[int], labels: Sequence[bytes], rng: random.Random, *, balanced: bool
 ) -> list[int]:
-    """Shuffle; if `balanced`, spread each class evenly, so that every prefix has the classes' shares.
+    """Shuffle examples; if `balanced`, spread each class evenly, so that every prefix has the classes' shares.
 
-    A search scores orders on a prefix: an order that favours one class must not be favoured by
-    chance.
-
-    Args:
-        indices: Of the examples.
-        labels: Label of each index.
-        rng: Decides the shuffle.
-        balanced: Off, the shuffle alone decides.
+    A search scores orders on a prefix: an order that favours one class must not be favoured by chance.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
@@ -191,13 +177,9 @@ def _are_classes(labels: Sequence[Any]) -> bool:
 
 
 def answer_classes(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[int]:
-    """Numbers the answers of demos or examples: equal for those that give the same one.
+    """Numbers the answers of demos or examples, given as fields: equal for those that give the same one.
 
     A field that hardly any two share, such as a reasoning, says nothing about classes and is ignored.
-
-    Args:
-        rows: Their fields.
-        names: Which of these are answers.
     """
     columns = [[value_key(decided(fields.get(name))) for fields in rows] for name in names]
     telling = [column for column in columns if 3 * len(set(column)) <= 2 * len(rows)]

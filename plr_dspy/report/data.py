@@ -7,16 +7,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from plr_dspy.report import page, text
-from plr_dspy.report.iteration import Iteration
+from plr_dspy.report import text
 from plr_dspy.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """The version of the JSON format."""
 
 
@@ -26,6 +25,36 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Iteration(Part):
+    """One ask, score, tell round of a search.
+
+    Attributes:
+        index: 0 for the first.
+        num_samples, num_new: Orderings scored, and those of them that had not been scored before.
+        mean_score, best_score: Over this round's orderings.
+        best_score_so_far: Over all rounds; as the search estimates it, where it has a model. It never lies outside of
+            what single scores can be.
+        best_ordering: The ordering with that score, one permutation for each block.
+        program_calls: Distinct program calls made since the start.
+    """
+
+    index: int
+    num_samples: int
+    num_new: int
+    mean_score: float
+    best_score: float
+    best_score_so_far: float
+    best_ordering: tuple[tuple[int, ...], ...]
+    program_calls: int
+
+    def __str__(self) -> str:
+        return (
+            f"iteration {self.index + 1}: {self.num_samples} orders, {self.num_new} new; mean score "
+            f"{self.mean_score:.3f}, estimated best so far {self.best_score_so_far:.3f}; "
+            f"{self.program_calls} program calls"
+        )
+
+
 class Candidate(Part):
     """An ordering that reached the final comparison.
 
@@ -33,9 +62,7 @@ class Candidate(Part):
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         ordering: Demo indices by position, for each slot; empty for a student without demos.
         score: Mean score on the selection split.
-        expected_gain: What chose among the candidates: the mean score above the original's that is expected on
-            examples that nobody has seen.
-        probability: That the score there is above the original's.
+        expected_gain, probability: Of the score on new examples above the original's; the gain chose among them.
     """
 
     origin: str
@@ -53,15 +80,12 @@ class SlotReport(Part):
         num_demos: Number of demos, those that no prompt shows included.
         ordering: Demo indices by position; ``ordering[0]`` is shown first. Of a pool of demos, those chosen.
         blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
-        distributions: The final distribution of each block: logits ``[n]``, or of a mixture
-            weights ``[k]`` and logits ``[k, n]``, over the block's demos. Of a pool, which demos are chosen from: such
-            logits as its "ranking", whose first demo is shown last, and "length_probabilities" of each number of demos
-            from "min_length" on.
+        distributions: The final distribution of each block: logits ``[n]``, or of a mixture weights ``[k]`` and logits
+            ``[k, n]``, over its demos. Of a pool: such logits as its "ranking", whose first demo is shown last, and
+            "length_probabilities" of each number of demos from "min_length" on.
         demos: The demos in their original order: fields that prompts show as text, the start of long ones.
-        origins: Of a pool, where each demo comes from: "student", "trainset[3]", "bootstrapped from trainset[3]" or
-            "candidates[0]".
-        original: The demos that the student showed, by position; those that were added to one without any are not among
-            them.
+        origins: Of a pool, where each demo comes from, such as "trainset[3]" or "bootstrapped from trainset[3]".
+        original: The demos that the student itself showed, by position.
     """
 
     predictor: str
@@ -85,11 +109,10 @@ class BestOfNumber(Part):
     Attributes:
         num_demos: Shown by all predictors together.
         ordering: Demo indices by position, for each slot.
-        score: Mean score that is expected of it on new examples: scores differ by the expected gains.
+        score: Mean score that is expected of it on new examples.
         num_examples: Examples that it was scored on.
         tokens: Of its demos, as GPT-4o counts them.
-        interval: Of 95 % for the score, from these examples and those of the student alone; None where they are not
-            known.
+        interval: Of 95 % for the score, from these examples and those of the student alone.
     """
 
     num_demos: int
@@ -104,20 +127,16 @@ class Comparison(Part):
     """Chosen against original order on the selection split.
 
     Attributes:
-        original, chosen: Mean scores, as fractions.
-        gain: Mean of the paired differences.
-        interval: Confidence interval of the gain, widened for the number of orders that were
+        original, chosen, gain: Mean scores on these examples, and the mean of the paired differences.
+        interval, confidence: Confidence interval of the gain and its level, widened for the number of orders that were
             compared (Bonferroni): on pure noise, the winner's lies above 0 at most that seldom.
-        confidence: Level of the interval.
         num_examples: Examples that the candidates were compared on.
         num_candidates: Orders that were compared, the original included.
-        expected_gain: What the chosen order scores above the original one on examples that nobody has seen, as far as
-            can be told: shrunk for few examples, and for being the best of many orders.
+        expected_gain, gain_interval: What the chosen order scores above the original one on new examples, shrunk for
+            few examples and for being the best of many orders, with its 95 % interval by the model of scores.
         probability: That the chosen order is better there; 0 where the original one stayed.
-        gain_interval: 95 % interval of the expected gain, by the model of scores.
-        expected_original, expected_chosen: Scores on new examples, each with the ends of its 95 % interval, which is as
-            wide as so few calls of its own, and of the original, leave it. The original is what the user has, as it is:
-            not calibrated unless it came so, and with its failed replies.
+        expected_original, expected_chosen: Scores on new examples, each with the ends of its 95 % interval, from its
+            own calls and those of the original alone. The original is the user's program as it is.
     """
 
     original: float
@@ -152,14 +171,12 @@ class ErrorCount(Part):
     """Cells that ended in one type of exception.
 
     Attributes:
-        type: Name of the exception's class.
+        type, message: Name of the exception's class, and the first line of the first one's message.
         outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below); "not scored": the call
             failed; or "gave no demo": the teacher's reply could not be read, or the call failed.
         count: Number of cells.
-        message: First line of the first one's message.
         examples: Up to five of the examples, such as "trainset[12]".
-        of_original: Cells among them that are of the original order.
-        calls_of_original: Cells of the original order in all, with and without exceptions.
+        of_original, calls_of_original: Cells of the original order among them, and in all.
     """
 
     type: str
@@ -208,14 +225,11 @@ class LabelProbabilities(Part):
         brier_score: Mean squared distance of the probabilities from what is right, 0 (best) to 2.
         calibration_error: Expected calibration error: mean distance between how probable answers are and how often
             they are right.
-        reliability: Of answers that are about as probable, those of small probability first: how many, their mean
-            probability, and the share of them that is right.
     """
 
     num_examples: int
     brier_score: float
     calibration_error: float
-    reliability: list[tuple[int, float, float]]
 
 
 class CalibrationEffect(Part):
@@ -224,14 +238,13 @@ class CalibrationEffect(Part):
     Attributes:
         num_examples: Examples that the scores are expected on.
         original, original_calibrated: Scores of the original order as it is and calibrated, as log-probabilities let
-            one expect them. Replies that say nothing of labels count as they were scored; not so in
-            `original_calibrated` where answers are not calibrated, as it is not known which of them it would read.
+            one expect them. Replies that say nothing of labels count as they were scored, but not in
+            `original_calibrated` where answers are not calibrated.
         chosen, chosen_calibrated: The same of the chosen order.
         offsets: Of the labels, that calibrate the chosen order.
         before, after: How well its probabilities hold, as they are and calibrated.
         applied: Whether the returned program is calibrated.
-        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where the likeliest label as it is scores
-            better than any calibration that was tried.
+        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where no calibration scores better.
         always: Mean score of answering each label to all examples, ``[L]``.
     """
 
@@ -241,8 +254,8 @@ class CalibrationEffect(Part):
     chosen: float
     chosen_calibrated: float
     offsets: list[float]
-    before: LabelProbabilities | None
-    after: LabelProbabilities | None
+    before: LabelProbabilities | None = None
+    after: LabelProbabilities | None = None
     applied: bool = False
     shares: list[float] = []
     always: list[float] = []
@@ -273,17 +286,15 @@ class Report(Part):
         distinct_prompts: Number of orderings that render to different prompts.
         comparison: Chosen against original order; None if there was nothing to order, or no time for it.
         candidates: Orderings of the final comparison.
-        evidence: What there was to tell orders apart by; None where the metric did not score them.
-        signal: What the search learnt from a call; None where the metric did not score orders.
+        evidence, signal: What there was to tell orders apart by, and what the search learnt from a call; None where the
+            metric did not score them.
         calibration: What calibration does to the original order and to the chosen one; None where the calls brought no
-            log-probabilities. With ``calibrate`` in the settings, all scores are those of calibrated answers, but for
-            those of the history.
+            log-probabilities. With ``calibrate`` in the settings, all scores but those of the history are calibrated.
         history: Rounds of the search.
-        program_calls: Program calls made: those that made demos ("bootstrap"), those by the "search", by the "race" of
-            its best orders, by the final comparison ("final") beside those of the "original" order there, and in
-            "total"; and those of the total that `log_dir` held from before: "resumed".
-        tokens: Billed tokens by model, as the provider reports them.
-        cost: US dollars for them, by the list prices that come with litellm; None where no price is known for a model.
+        program_calls: Program calls by what they were made for: "bootstrap" (of demos), "search", "race" of the best
+            orders, "final" comparison, the "original" order there, in "total", and "resumed": before, from `log_dir`.
+        tokens, cost: Billed tokens by model, as the provider reports them, and US dollars for them by litellm's list
+            prices; None where no price is known for a model.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
         errors: Cells that raised, by type.
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
@@ -296,17 +307,17 @@ class Report(Part):
     returned: ProgramState
     slots: list[SlotReport]
     distinct_prompts: float
-    comparison: Comparison | None
-    candidates: list[Candidate]
-    evidence: Evidence | None
-    signal: Signal | None
-    calibration: CalibrationEffect | None
-    history: list[Iteration]
+    comparison: Comparison | None = None
+    candidates: list[Candidate] = []
+    evidence: Evidence | None = None
+    signal: Signal | None = None
+    calibration: CalibrationEffect | None = None
+    history: list[Iteration] = []
     program_calls: dict[str, int]
-    tokens: dict[str, dict[str, int]]
-    cost: float | None
+    tokens: dict[str, dict[str, int]] = {}
+    cost: float | None = None
     seconds: float
-    errors: list[ErrorCount]
+    errors: list[ErrorCount] = []
     stopped: str
     settings: dict[str, Any]
     plr_dspy_version: str
@@ -324,6 +335,20 @@ class Report(Part):
         """Return the report as plain data (dicts, lists, strings, numbers)."""
         return self.model_dump()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_version(cls, data: Any) -> Any:
+        """Refuse data of another schema version."""
+        if (
+            isinstance(data, dict)
+            and (version := data.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION
+        ):
+            raise ValueError(
+                f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
+                "read it with the plr_dspy version that wrote it"
+            )
+        return data
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
         """Make a report from what `to_dict` returned.
@@ -331,14 +356,6 @@ class Report(Part):
         Raises:
             ValueError: when the data are no report, or one of another schema version.
         """
-        version = data.get("schema_version")
-        if version is None:
-            raise ValueError("expected a plr_dspy report; got data without a schema_version")
-        if version != SCHEMA_VERSION:
-            raise ValueError(
-                f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
-                "read it with the plr_dspy version that wrote it"
-            )
         return cls.model_validate(data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -353,10 +370,11 @@ class Report(Part):
             ValueError: when the file holds no report, or one of another schema version.
         """
         try:
-            return cls.from_dict(TypeAdapter(dict[str, Any]).validate_json(Path(path).read_bytes()))
-        except ValueError as error:
-            told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            message = f"{os.fspath(path)} holds no plr_dspy report that can be read: {told}"
+            return cls.model_validate_json(Path(path).read_bytes())
+        except ValidationError as error:
+            message = (
+                f"{os.fspath(path)} holds no plr_dspy report that can be read: {error.errors()[0]['msg']}"
+            )
             raise ValueError(message) from error
 
     def details(self) -> str:
@@ -384,7 +402,9 @@ class Report(Part):
         Raises:
             ImportError: without matplotlib, which is in the extra `plots`.
         """
-        write_atomically(Path(path), page.page(self).encode())
+        from plr_dspy.report.figure import page
+
+        write_atomically(Path(path), page(self).encode())
 
     def _repr_html_(self) -> str:
         """Write what notebooks show."""

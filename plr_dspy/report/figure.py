@@ -1,4 +1,4 @@
-"""Draws the figure of a report. This module needs matplotlib: import it where something is drawn."""
+"""Draws the figure of a report, and writes the page with it. This module needs matplotlib."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import base64
 import io
 import warnings
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.text import expected_scores, is_scored_by_metric
+from plr_dspy.report.text import details, is_scored_by_metric, noun, scores_of_both
 
 try:
     import matplotlib
@@ -40,6 +41,15 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # A browser has fonts for more signs than matplotlib.
     "svg.hashsalt": "plr_dspy",
 }
+
+
+CSS = """
+:root { color-scheme: light dark; }
+body { margin: 0 auto; padding: 1rem; max-width: 60rem; font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+pre, dd { white-space: pre-wrap; }
+img { width: 100%; background: #fff; }
+summary { cursor: pointer; }
+"""
 
 
 class Picture(Figure):
@@ -75,13 +85,45 @@ def figure(report: Report) -> Figure:
     return whole
 
 
-def data_uri(report: Report) -> str:
-    """Write the figure as the address of an image: an SVG in base64."""
-    buffer = io.BytesIO()
+def page(report: Report) -> str:
+    """Write a page of HTML that needs nothing else: the text, the figure, and the demos of each predictor."""
+    what = "choice of demos" if noun(report) == "arrangement" else "order of the demos"
+    title = escape(f"{report.settings.get('method', 'PLReorder')}: the {what}")
+    image = io.BytesIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # A browser has the signs that fonts here lack.
-        figure(report).savefig(buffer, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+        figure(report).savefig(image, format="svg", metadata={"Date": None})
+    body = "\n".join(map(_demos, report.slots))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{CSS}</style>
+</head>
+<body>
+<h1>{title}</h1>
+<pre>{escape(details(report))}</pre>
+<img alt="Scores by program calls, and demos by place"
+ src="data:image/svg+xml;base64,{base64.b64encode(image.getvalue()).decode()}">
+{body}
+</body>
+</html>
+"""
+
+
+def _demos(slot: SlotReport) -> str:
+    """List the demos that a predictor shows, in their order; each opens to its fields."""
+    items = []
+    for number in slot.ordering:
+        demo = slot.demos[number]
+        origin = f" ({slot.origins[number]})" if slot.origins else ""
+        fields = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in demo.items())
+        summary = f"demo {number}{origin}: {shorten(next(iter(demo.values()), ''), 120)}"
+        items.append(f"<li><details><summary>{escape(summary)}</summary><dl>{fields}</dl></details></li>\n")
+    shown = f"{len(slot.ordering)} of {slot.num_demos} demos, as the prompt shows them"
+    return f"<h2>{escape(slot.predictor)}: {shown}</h2>\n<ul>\n{''.join(items)}</ul>"
 
 
 def shorten(text: str, width: int) -> str:
@@ -103,17 +145,11 @@ def _draw_scores(axis: Axes, report: Report) -> None:
         axis.set_xticks([])
     shown = [*means, *best]
     if c is not None:
-        total, expected = report.program_calls["total"], expected_scores(report)
-        where = "expected on new examples" if expected else f"on {c.num_examples} examples"
-        both = expected or ((c.original,) * 3, (c.chosen,) * 3)
-        names = (("your program", GREY, -1), ("returned program", ORANGE, 1))
-        for (name, color, side), (score, low, high) in zip(names, both, strict=True):
-            ends = [[max(0.0, score - low)], [max(0.0, high - score)]]
-            place = total * (1 + 0.02 * side)
-            axis.errorbar(
-                [place], [score], yerr=ends, fmt="D", color=color, capsize=4, label=f"{name}, {where}"
-            )
-            shown += [score, low, high]
+        total, (both, where) = report.program_calls["total"], scores_of_both(report, c)
+        names = (("your program", GREY, 0.98), ("returned program", ORANGE, 1.02))
+        for (name, color, place), scores in zip(names, both, strict=True):
+            _draw_interval(axis, place * total, *scores, color=color, label=f"{name}, {where}")
+            shown += scores
     margin = 0.06 * (max(shown) - min(shown) or 1.0)
     axis.set_ylim(min(shown) - margin, max(shown) + margin)
     axis.set_ylabel("score")
@@ -121,13 +157,18 @@ def _draw_scores(axis: Axes, report: Report) -> None:
     axis.figure.legend(loc="outside lower center", ncols=2)
 
 
+def _draw_interval(axis: Axes, place: float, score: float, low: float, high: float, **options: Any) -> None:
+    """Draw a score with its interval."""
+    ends = [[max(0.0, score - low)], [max(0.0, high - score)]]
+    axis.errorbar([place], [score], yerr=ends, fmt="D", capsize=4, **options)
+
+
 def _draw_numbers(axis: Axes, report: Report) -> None:
     """Draw the best score of each number of demos, with its interval."""
     for best in report.best_by_number:
-        low, high = best.interval or (best.score, best.score)
-        ends = [[max(0.0, best.score - low)], [max(0.0, high - best.score)]]
         color = ORANGE if best is report.chosen_of_number else GREY
-        axis.errorbar([best.num_demos], [best.score], yerr=ends, fmt="D", color=color, capsize=4)
+        low, high = best.interval or (best.score, best.score)
+        _draw_interval(axis, best.num_demos, best.score, low, high, color=color)
     axis.locator_params("x", integer=True, min_n_ticks=1)
     axis.set_xlabel("demos (orange: chosen)")
     axis.set_ylabel("score, 95 % interval")

@@ -12,8 +12,13 @@ SIGNIFICANT = 0.05
 WORTHWHILE = 0.01
 """From this gain on, a search is said to be worth its calls."""
 
-PROMISING = ("worth", "may pay")
-"""Outlooks that a search is recommended for."""
+ADVICE = {
+    "nothing": ("no search, which has nothing to find here.", "After that, a search has nothing to find."),
+    "unknown": ("no search yet.", "Whether a search pays after that is not known from these calls."),
+    "may pay": ("a search ({}), which may pay.", "After that, a search ({}) may pay."),
+    "worth": ("a search ({}), which is worth its calls.", "After that, a search ({}) is worth its calls."),
+}
+"""What is recommended by what a search would come to: alone, and after calibration."""
 
 CALIBRATING = "PLReorder with calibrate=True"
 
@@ -31,14 +36,12 @@ class OrderSensitivity:
         num_unusable: Answers that could not be parsed, and prompts too long for the model; they count as wrong.
         p_value: How often chance puts mean scores at least so far apart if all orders score the same on new examples.
         noise: Standard deviation that the choice of examples gives to the mean score of an order, beside the others.
-        deviation: Standard deviation of the true scores of all orders, with that noise taken out.
-        deviation_interval: Its 95 % interval.
+        deviation, deviation_interval: Standard deviation of the true scores of all orders, with that noise taken out,
+            and its 95 % interval.
         num_searched: Orders of which `expected_gain` takes the best: all, or 100 random ones.
-        expected_gain: True score of the best of these less that of the program's own, as estimated; 0 if none is
-            better. Never more than lies between the program's own score and the highest that is possible (1, or the
-            highest seen).
-        gain_interval: Its 95 % interval; it reaches no further than from the least plausible score of the program's own
-            order to the highest possible one.
+        expected_gain, gain_interval: True score of the best of these less that of the program's own, as estimated, 0 if
+            none is better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest
+            seen).
         program_calls: Made for this.
         calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
     """
@@ -104,51 +107,39 @@ class OrderSensitivity:
         every, (low, high) = self.num_searched == self.num_distinct, self.gain_interval
         best = f"the best of {'all ' if every else ''}{self.num_searched}{'' if every else ' random'} orders"
         most = f"on new examples {best} may be up to {high:+.3f} better than the program's own"
+        least, largest = self.deviation_interval
         if not self.noise and not self.deviation:
             return f"No answer changed with the order ({most})."
-        least, largest = self.deviation_interval
         if not self.matters:
             chance = f"Chance alone would put them as far apart (p = {self.p_value:.3f})"
-            if self._outlook == "nothing":
-                return f"{chance}; {most}."
-            return (
-                f"{chance}: it is not known whether the order matters. True scores of orders may have a standard "
-                f"deviation of up to {largest:.3f}; {most}."
+            known = (
+                f": it is not known whether the order matters. True scores of orders may have a standard deviation of "
+                f"up to {largest:.3f}"
             )
+            return f"{chance}{known * (self._outlook == 'unknown')}; {most}."
         own = {"nothing": "is", "unknown": "may be"}.get(self._outlook)
+        good = f", but the program's own {own} a good one already" if own else ""
         return (
             f"The order matters (p = {self.p_value:.4f}; true scores of orders have a standard deviation of "
-            f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}])"
-            + (f", but the program's own {own} a good one already" if own else "")
-            + f": {best} should be {self.expected_gain:+.3f} [{low:+.3f}, {high:+.3f}] better."
+            f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}]){good}: {best} should be {self.expected_gain:+.3f} "
+            f"[{low:+.3f}, {high:+.3f}] better."
         )
 
     def _recommendation(self) -> str:
         """Say the one thing to do: calibrate where that raises the score, and search where that may find something."""
-        if (moved := self.calibrated) is None:
-            return self._search_advice()
-        if moved.scores[0] <= sum(self.scores) / len(self.scores):
-            hidden = self._outlook not in PROMISING and moved._outlook in PROMISING
-            return moved._search_advice(calibrate=True) if hidden else self._search_advice()
-        return (
-            "calibrate first (BatchCalibration), which takes 64 calls and no search. "
-            + {
-                "nothing": "After that, a search has nothing to find.",
-                "unknown": "Whether a search pays after that is not known from these calls. " + moved._more(),
-                "may pay": f"After that, a search ({CALIBRATING}) may pay. {moved._more()}",
-                "worth": f"After that, a search ({CALIBRATING}) is worth its calls.",
-            }[moved._outlook]
-        )
+        moved = self.calibrated
+        if moved is not None and moved.scores[0] > sum(self.scores) / len(self.scores):
+            after = moved._advice(1, CALIBRATING)
+            return f"calibrate first (BatchCalibration), which takes 64 calls and no search. {after}"
+        promising = ("worth", "may pay")
+        if moved is not None and self._outlook not in promising and moved._outlook in promising:
+            return moved._advice(0, CALIBRATING)
+        return self._advice(0, "PLReorder")
 
-    def _search_advice(self, *, calibrate: bool = False) -> str:
-        """Say whether to search, and what would tell where that is not sure."""
-        search = f"a search ({CALIBRATING if calibrate else 'PLReorder'})"
-        return {
-            "nothing": "no search, which has nothing to find here.",
-            "unknown": f"no search yet. {self._more()}",
-            "may pay": f"{search}, which may pay. {self._more()}",
-            "worth": f"{search}, which is worth its calls.",
-        }[self._outlook]
+    def _advice(self, after: int, search: str) -> str:
+        """Say whether to search, alone (0) or after calibration (1), and what would tell where that is not sure."""
+        more = f" {self._more()}" * (self._outlook in ("unknown", "may pay"))
+        return ADVICE[self._outlook][after].format(search) + more
 
     def _more(self) -> str:
         """Say what would narrow the interval of the gain.
@@ -160,11 +151,7 @@ class OrderSensitivity:
         few_orders = count < self.num_distinct and self.noise < 2 * self.deviation / math.sqrt(count - 1)
         if self.matters and few_orders:
             more = min(4 * count, self.num_distinct)
-            return (
-                f"To be surer, run this again with more orders: num_orders={more}, "
-                f"max_metric_calls={more * self.num_examples}."
-            )
-        return (
-            f"To be surer, run this again with more examples: {more:,} of them (max_metric_calls={more * count}) "
-            "about halve these limits."
-        )
+            what = f"orders: num_orders={more}, max_metric_calls={more * self.num_examples}."
+        else:
+            what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
+        return f"To be surer, run this again with more {what}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from plr_dspy.report.data import Comparison, Report
@@ -29,6 +29,8 @@ ENOUGH_ALONE = 8
 BUDGET = "budget"
 """The reason for its end that a search gives when it used all of its calls."""
 
+EXPECTED = "expected on new examples"
+
 PHASES = {
     "bootstrap": "bootstrapped demos",
     "search": "search",
@@ -37,6 +39,9 @@ PHASES = {
     "original": "original one there",
 }
 """The names that texts give to what program calls are spent on, by their names in a report."""
+
+Interval: TypeAlias = tuple[float, float, float]
+"""A score, and the ends of its interval."""
 
 
 def summary(report: Report) -> str:
@@ -57,7 +62,14 @@ def details(report: Report) -> str:
     ]
     if any(calls.values()):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items() if count))
-    lines += [*_final_comparison(report), *_learnt(report), *_calibration(report)]
+    c = report.comparison
+    if c is not None and c.gain and c.num_examples >= ENOUGH_ALONE:
+        gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
+        lines.append(
+            f"final comparison alone: {score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, "
+            f"gain {gain} [{low}, {high}] for the best of {c.num_candidates} {noun(report)}s"
+        )
+    lines += [*_learnt(report), *_calibration(report)]
     for slot in report.slots:
         some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
         lines.append(
@@ -71,11 +83,8 @@ def details(report: Report) -> str:
     for model, counts in report.tokens.items():
         lines.append(f"tokens of {model}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
     for error in report.errors:
-        whose = (
-            f", {error.of_original} of the {error.calls_of_original} of the {name}"
-            if error.of_original
-            else ""
-        )
+        of_original = f", {error.of_original} of the {error.calls_of_original} of the {name}"
+        whose = of_original if error.of_original else ""
         told = f"{error.type}: {error.message} ({', '.join(error.examples)})"
         lines.append(f"{error.count} call(s) {error.outcome}{whose}: {told}")
     return "\n  ".join(lines)
@@ -84,13 +93,11 @@ def details(report: Report) -> str:
 def result(report: Report) -> str:
     """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
     c, stays = report.comparison, f"the {original_name(report)} stays"
-    calls = f"{report.program_calls['total']:,} calls" + _comma(report.cost)
+    calls = f"{report.program_calls['total']:,} calls{_comma(report.cost)}"
     if c is None:
         what = stays if original_stays(report) else "the order is not compared with the original one"
         return f"{what} ({report.stopped}), {calls}"
-    before, after, where = c.original, c.chosen, f"on {c.num_examples} examples"
-    if (expected := expected_scores(report)) is not None:
-        before, after, where = expected[0][0], expected[1][0], "expected on new examples"
+    ((before, *_), (after, *_)), where = scores_of_both(report, c)
     if original_stays(report):
         return f"{stays}, {score(before, c)} {where}, {calls}"
     chance = "" if c.probability >= MIN_WIN_PROBABILITY else " (may be chance)"
@@ -109,12 +116,11 @@ def is_scored_by_metric(report: Report) -> bool:
     return bool(report.settings.get("scored_on", "train examples") == "train examples")
 
 
-def expected_scores(report: Report) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Scores of both programs on new examples, each with its interval; None where they are not known."""
-    c = report.comparison
-    if c is None or not is_scored_by_metric(report) or not (c.expected_original and c.expected_chosen):
-        return None
-    return c.expected_original, c.expected_chosen
+def scores_of_both(report: Report, c: Comparison) -> tuple[tuple[Interval, Interval], str]:
+    """Give the scores of your program and the returned one, and say on which examples."""
+    if is_scored_by_metric(report) and c.expected_original and c.expected_chosen:
+        return (c.expected_original, c.expected_chosen), EXPECTED
+    return ((c.original,) * 3, (c.chosen,) * 3), f"on {c.num_examples} examples"
 
 
 def noun(report: Report) -> str:
@@ -184,13 +190,12 @@ def _claims(report: Report) -> list[str]:
 
 
 def _program(name: str, report: Report, which: int) -> str:
-    """Say what is expected of your program (0) or the returned one (1), what it shows, and which replies failed."""
+    """Say what your program (0) or the returned one (1) scores, what it shows, and which replies failed."""
     c, state, parts = report.comparison, (report.original, report.returned)[which], []
-    if (expected := expected_scores(report)) is not None and c is not None:
-        value, low, high = (score(each, c) for each in expected[which])
-        parts.append(f"score {value} [{low}, {high}] expected on new examples")
-    elif c is not None:
-        parts.append(f"score {score((c.original, c.chosen)[which], c)} on {c.num_examples} examples")
+    if c is not None:
+        both, where = scores_of_both(report, c)
+        value, low, high = (score(each, c) for each in both[which])
+        parts.append(f"score {value}{f' [{low}, {high}]' * (where == EXPECTED)} {where}")
     tokens = "" if state.demo_tokens is None else f" ({state.demo_tokens:,} tokens)"
     parts.append(f"{state.num_demos} demo{'s' * (state.num_demos != 1)}{tokens}")
     if state.num_calls:
@@ -201,17 +206,21 @@ def _program(name: str, report: Report, which: int) -> str:
 def _verdict(report: Report) -> list[str]:
     """Say what is gained on new examples, how sure that is, and what would make it surer."""
     c, name, what = report.comparison, original_name(report), noun(report)
-    if c is None:
-        return _without_comparison(report)
     if not is_scored_by_metric(report):
-        worse = ": on these it is worse than the original one" if c.gain < 0 else ""
+        if c is None:
+            return ["chosen by label probabilities; not compared with the original order"]
+        worse = ": on these it is worse than the original one" * (c.gain < 0)
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
+    if c is None and report.evidence is not None:
+        return [*_advice(report), f"the {name} stays"]
+    if c is None:
+        best = f"{report.history[-1].best_score_so_far:.3f}" if report.history else ""
+        said = f"not compared with the {name}; the best {what} is estimated to score {best} on train examples"
+        return [said, "with log_dir, the same compile goes on from here"] if best else []
     if not original_stays(report):
         gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
         sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"
-        claim = (
-            f"gain {gain} [{low}, {high}] expected on new examples, {p if sure else f'may be chance ({p})'}"
-        )
+        claim = f"gain {gain} [{low}, {high}] {EXPECTED}, {p if sure else f'may be chance ({p})'}"
         return [claim] if sure else [claim, *_advice(report)]
     other = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if other is None or other.expected_gain <= 0:
@@ -219,28 +228,11 @@ def _verdict(report: Report) -> list[str]:
     elif other.probability >= (least := report.settings.get("min_probability", MIN_PROBABILITY)):
         claim = f"the {name} stays: no two {what}s scored differently on the same example"
     else:
-        gain = score(other.expected_gain, c, sign=True)
         claim = (
-            f"the {name} stays: the best other {what} is expected to gain {gain} on new examples, but better with "
-            f"probability {other.probability:.2f}, below min_probability={least:g}"
+            f"the {name} stays: the best other {what} is expected to gain {score(other.expected_gain, c, sign=True)} "
+            f"on new examples, but better with probability {other.probability:.2f}, below min_probability={least:g}"
         )
     return [claim, *_advice(report)]
-
-
-def _without_comparison(report: Report) -> list[str]:
-    """Say why nothing was compared, and what is known all the same."""
-    name = original_name(report)
-    if report.evidence is not None:
-        return [*_advice(report), f"the {name} stays"]
-    if not is_scored_by_metric(report):
-        return ["chosen by label probabilities; not compared with the original order"]
-    if not report.history:
-        return []
-    return [
-        f"not compared with the {name}; the best {noun(report)} is estimated to score "
-        f"{report.history[-1].best_score_so_far:.3f} on train examples",
-        "with log_dir, the same compile goes on from here",
-    ]
 
 
 def _advice(report: Report) -> list[str]:
@@ -250,40 +242,26 @@ def _advice(report: Report) -> list[str]:
         return []
     racing = bool(settings.get("racing"))
     # A method without a race compares on the selection split alone.
-    usable = settings.get("num_selection", 0) + (settings.get("num_train", 0) if racing else 0)
-    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_TO_GIVE_UP, ENOUGH_COMPARED * usable):
+    usable = settings.get("num_selection", 0) + racing * settings.get("num_train", 0)
+    enough = ENOUGH_COMPARED * usable
+    seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
+    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_TO_GIVE_UP, enough):
         return [
             f"no score differed between {what}s on {evidence.num_met} examples: the demos may not reach the model, or "
             f"their {what} decides nothing"
         ]
-    seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
         seen = (
             f"only {evidence.num_met} examples were scored under two {what}s or more, and no score differed"
         )
-    ended = report.stopped == BUDGET
+    calls, useful = settings.get("max_metric_calls") or 0, settings.get("most_useful_calls", math.inf)
     # So few examples have no use for a larger budget: it would be cut to the same number of calls.
-    all_used = ended and (settings.get("max_metric_calls") or 0) >= settings.get(
-        "most_useful_calls", math.inf
-    )
-    if not racing or all_used or evidence.num_compared >= ENOUGH_COMPARED * usable:
+    if not racing or evidence.num_compared >= enough or (report.stopped == BUDGET and calls >= useful):
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
-    if ended:
-        examples = " and more examples" * (usable < FEW_EXAMPLES)
-        return [f"{seen}: a larger budget (max_metric_calls){examples} would tell more"]
-    return [f"{seen}: the search was ended early ({report.stopped})"]
-
-
-def _final_comparison(report: Report) -> list[str]:
-    """Say what the examples of the final comparison say by themselves, unless they are too few."""
-    c = report.comparison
-    if c is None or not c.gain or c.num_examples < ENOUGH_ALONE:
-        return []
-    gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
-    return [
-        f"final comparison alone: {score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, gain "
-        f"{gain} [{low}, {high}] for the best of {c.num_candidates} {noun(report)}s"
-    ]
+    if report.stopped != BUDGET:
+        return [f"{seen}: the search was ended early ({report.stopped})"]
+    examples = " and more examples" * (usable < FEW_EXAMPLES)
+    return [f"{seen}: a larger budget (max_metric_calls){examples} would tell more"]
 
 
 def _learnt(report: Report) -> list[str]:
@@ -311,23 +289,17 @@ def _calibration(report: Report) -> list[str]:
     """Say what calibration does to both programs."""
     if (effect := report.calibration) is None:
         return []
-    name, labels, failed = (
-        original_name(report),
-        report.signal.labels if report.signal else [],
-        _share_failed(report),
-    )
-    parts = [f"expected: {name} {effect.original:.2f} as it is, {effect.original_calibrated:.2f} calibrated"]
+    name, failed = original_name(report), _share_failed(report)
+    said = f"expected: {name} {effect.original:.2f} as it is, {effect.original_calibrated:.2f} calibrated"
     if not original_stays(report):
         before = "" if effect.applied else f"{effect.chosen:.2f} as it is, "
-        parts.append(f"the chosen {noun(report)} {before}{effect.chosen_calibrated:.2f} calibrated")
-    if effect.always and labels:
-        most = max(range(len(labels)), key=effect.always.__getitem__)
-        parts.append(f"always answering {labels[most]!r} {effect.always[most]:.2f}")
-    lines = ["; ".join(parts)]
+        said += f"; the chosen {noun(report)} {before}{effect.chosen_calibrated:.2f} calibrated"
+    if effect.always and report.signal is not None:
+        best, label = max(zip(effect.always, report.signal.labels, strict=False), key=lambda each: each[0])
+        said += f"; always answering {label!r} {best:.2f}"
+    lines = [said, "answers are not calibrated: the likeliest label as it is scores better"]
     if effect.shares:
-        lines.append(f"calibrated to these shares of labels: {_shares(report)}")
-    else:
-        lines.append("answers are not calibrated: the likeliest label as it is scores better")
+        lines[1] = f"calibrated to these shares of labels: {_shares(report)}"
     if failed and not report.settings.get("calibrate"):
         lines.append(
             f"{100 * failed:.0f} % of the replies of the {name} failed: if calibration cannot read them either, it "
@@ -364,12 +336,10 @@ def _numbers_of_demos(report: Report) -> list[str]:
         gap = best.score - chosen.score
         # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
         ends = (best.interval[gap < 0] - best.score, chosen.interval[gap > 0] - chosen.score)
-        kind, number = "may be as good", f"{best.num_demos}"
         if abs(gap) > math.hypot(*ends):
-            kind, number = (
-                f"{'better' if gap > 0 else 'worse'} beyond chance",
-                f"{best.num_demos} ({gap:+.3f})",
-            )
-        found[kind].append(number)
+            kind = f"{'better' if gap > 0 else 'worse'} beyond chance"
+            found[kind].append(f"{best.num_demos} ({gap:+.3f})")
+        else:
+            found["may be as good"].append(f"{best.num_demos}")
     told = "".join(f"; {kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers)
     return [f"numbers of demos: {chosen.num_demos} chosen{told}"]

@@ -27,11 +27,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class CutOffLine(ValueError):
-    """The last line has no line end and is no JSON, as a crash leaves it that cuts off what is written.
-
-    Attributes:
-        number: Number of the line.
-    """
+    """The last line has no line end and is no JSON, as a crash leaves it that cuts off what is written."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -61,15 +57,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def append_json_line(path: Path, line: bytes) -> None:
-    """Add a line to a file, which is made where it is missing; the line is on disk when this returns.
-
-    Args:
-        path: The file; see `mend_end` for one that a crash may have left.
-        line: One JSON value without a line end.
-
-    Raises:
-        OSError: when the line cannot be written.
-    """
+    """Add a line to a file, which is made where it is missing; the line is on disk when this returns."""
     with path.open("ab") as file:
         file.write(line + b"\n")
         file.flush()

@@ -1,12 +1,11 @@
-"""One progress bar for a compile, in program calls, and log lines that leave it whole."""
+"""One progress bar for a compile, in program calls, and lines that leave it whole."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
@@ -17,7 +16,35 @@ shows_progress: ContextVar[bool] = ContextVar("shows_progress", default=True)
 """Whether what runs now says how far it is; the terminal's log handler asks."""
 
 DSPY_HANDLER = "dspy_handler"
-"""The name of the log handlers that DSPy makes; they write to a stream that stands for `sys.stderr`."""
+"""The name of the log handlers that DSPy makes; they write to whatever is `sys.stderr`."""
+
+
+class _AboveBar:
+    """A stream whose lines stand above a bar.
+
+    tqdm's own way of writing clears the bars that it knows of, and DSPy's executor makes it forget them.
+    """
+
+    def __init__(self, stream: Any, bar: tqdm) -> None:
+        # One of a bar that has ended was left behind: its thread began before another's, and ended before it.
+        while isinstance(stream, _AboveBar) and stream._bar.disable:
+            stream = stream._stream
+        self._stream: Any = stream
+        self._bar: tqdm = bar
+        self._in_line = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._bar.get_lock():
+            if not self._in_line:
+                self._bar.clear(nolock=True)
+            self._stream.write(text)
+            self._in_line = not text.endswith("\n")
+            if not self._in_line:
+                self._bar.refresh(nolock=True)
+        return len(text)
 
 
 class ProgressBar:
@@ -33,7 +60,7 @@ class ProgressBar:
     def __init__(
         self, total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] | None = None
     ) -> None:
-        self._stack = ExitStack()
+        self._stack = contextlib.ExitStack()
         self._display = display
         self._at_end = at_end
         self._bar = tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=not display)
@@ -43,7 +70,7 @@ class ProgressBar:
         if self._at_end is not None:
             self._stack.callback(self._at_end)
         if not self._bar.disable:
-            self._stack.enter_context(_messages_above(self._bar))
+            self._stack.enter_context(_lines_above(self._bar))
         return self
 
     def __exit__(
@@ -64,71 +91,16 @@ class ProgressBar:
         self._bar.set_postfix_str(text)
 
 
-class _AboveBar:
-    """A stream that clears a bar, writes, and draws the bar again.
-
-    tqdm's own way of writing clears the bars that it knows of, and DSPy's executor makes it forget them.
-    """
-
-    def __init__(self, stream: Any, bar: tqdm) -> None:
-        self._stream = stream
-        self._bar = bar
-
-    def write(self, text: str) -> None:
-        with self._bar.get_lock():
-            self._bar.clear(nolock=True)
-            self._stream.write(text)
-            self._bar.refresh(nolock=True)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
-@contextmanager
-def _messages_above(bar: tqdm) -> Iterator[None]:
-    """Keep log lines and warnings that go to the terminal off a bar."""
-    with ExitStack() as stack:
-        for handler in _terminal_handlers():
-            stream = handler.stream
-            handler.setStream(_AboveBar(stream, bar))
-            stack.callback(handler.setStream, stream)
-        if (last := logging.lastResort) is not None:
-            logging.lastResort = logging.StreamHandler(_AboveBar(sys.stderr, bar))
-            logging.lastResort.setLevel(last.level)
-            stack.callback(setattr, logging, "lastResort", last)
-        if warnings.showwarning.__module__ == "warnings":  # not the user's own, nor logging.captureWarnings'
-            stack.callback(setattr, warnings, "showwarning", warnings.showwarning)
-            warnings.showwarning = _shown_above(bar)
-        yield
-
-
-def _shown_above(bar: tqdm) -> Callable[..., None]:
-    """What shows Python's warnings as it is now, above a bar."""
-    show = warnings.showwarning
-    stream: Any = _AboveBar(sys.stderr, bar)
-
-    def show_above(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
-    ) -> None:
-        show(message, category, filename, lineno, file or stream, line)
-
-    return show_above
-
-
-def _terminal_handlers() -> list[logging.StreamHandler[Any]]:
-    """The log handlers that write to the terminal, whoever set them up."""
+@contextlib.contextmanager
+def _lines_above(bar: tqdm) -> Iterator[None]:
+    """Write log lines, warnings and what else goes to the terminal's standard error above a bar."""
+    above = {id(stream): _AboveBar(stream, bar) for stream in (sys.stdout, sys.stderr)}
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    handlers = [h for logger in loggers if isinstance(logger, logging.Logger) for h in logger.handlers]
-    return [
-        handler
-        for handler in dict.fromkeys(handlers)
-        if isinstance(handler, logging.StreamHandler)
-        and "stream" in vars(handler)  # else it cannot be exchanged
-        and (handler.name == DSPY_HANDLER or handler.stream in (sys.stdout, sys.stderr))
-        and not isinstance(handler.stream, _AboveBar)
-    ]
+    with contextlib.ExitStack() as stack:
+        for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", [])}:
+            # Not those whose stream is whatever `sys.stderr` is.
+            if (stream := vars(handler).get("stream")) is not None and id(stream) in above:
+                handler.setStream(above[id(stream)])
+                stack.callback(handler.setStream, stream)
+        stack.enter_context(contextlib.redirect_stderr(above[id(sys.stderr)]))  # type: ignore[type-var]
+        yield

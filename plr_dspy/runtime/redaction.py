@@ -7,22 +7,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-HIDDEN = "[hidden]"
-
 SECRET_NAME = re.compile(
     r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I
 )
 
 SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...
-    re.compile(
-        r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
-        r"[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"'&,;]{6,}"
-    ),
-    re.compile(r"(?i)(\b(?:bearer|basic)\s+)[^\s\"',;]{6,}"),
-    re.compile(r"(://[^\s/:@]+:)[^\s/@]+(?=@)"),
-    re.compile(r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}"),
-    re.compile(r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})"),
+    r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
+    r"[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"'&,;]{6,}",
+    r"(?i)(\b(?:bearer|basic)\s+)[^\s\"',;]{6,}",
+    r"(://[^\s/:@]+:)[^\s/@]+(?=@)",
+    r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
+    r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
 """What looks like a secret, after what is kept of it."""
 
@@ -47,21 +43,21 @@ class Redactor:
     def __call__(self, text: str) -> str:
         """The text without them."""
         for value in self._values:
-            text = text.replace(value, HIDDEN)
+            text = text.replace(value, "[hidden]")
         for shape in SHAPES:
-            text = shape.sub(rf"\g<1>{HIDDEN}", text)
+            text = re.sub(shape, r"\g<1>[hidden]", text)
         return text
 
 
 def _secrets(model: Any) -> Iterator[str]:
     """Of an LM's attributes and arguments, its headers, and the engines that it holds."""
-    arguments = dict(getattr(model, "kwargs", {}))
-    for headers in (arguments.get("headers"), arguments.get("extra_headers")):
-        if isinstance(headers, Mapping):
-            arguments.update(headers)
-    for owner in (model, getattr(model, "_engine_spec", None), getattr(model, "_async_engine_spec", None)):
-        arguments.update(getattr(owner, "__dict__", {}))
-    for name, value in arguments.items():
+    given = dict(getattr(model, "kwargs", {}))
+    engines = [getattr(model, name, None) for name in ("_engine_spec", "_async_engine_spec")]
+    held = [given.get("headers"), given.get("extra_headers")]
+    held += [getattr(owner, "__dict__", None) for owner in (model, *engines)]
+    for each in held:
+        given.update(each if isinstance(each, Mapping) else {})
+    for name, value in given.items():
         if name == "api_key_env" and isinstance(value, str):
             value = os.environ.get(value)
         elif not SECRET_NAME.search(name):

@@ -25,11 +25,12 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handler = signal.getsignal(number)
-                ours = number == signal.SIGINT or handler is signal.SIG_DFL
-                if ours and handler is not None and handler is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._interrupt)
+            before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            if before[signal.SIGTERM] is not signal.SIG_DFL:
+                del before[signal.SIGTERM]
+            self._before = {n: old for n, old in before.items() if old not in (None, signal.SIG_IGN)}
+            for number in self._before:
+                signal.signal(number, self._interrupt)
         return self
 
     def __exit__(
@@ -42,10 +43,6 @@ class Interrupts:
         self.received.set()
         handler = self._before.get(number)
         module = getattr(getattr(handler, "func", handler), "__module__", "") or ""
-        if (
-            callable(handler)
-            and handler is not signal.default_int_handler
-            and not module.startswith("asyncio")
-        ):
+        if callable(handler) and not module.startswith(("_signal", "asyncio")):
             handler(number, frame)
         raise KeyboardInterrupt("SIGTERM" if number == signal.SIGTERM else "")

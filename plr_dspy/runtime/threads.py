@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import scipy.linalg  # noqa: F401  # brings a library of its own, which is to be among those limited
 import torch
 from threadpoolctl import ThreadpoolController
 
@@ -15,11 +16,11 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for numpy's linear algebra and for torch, as a context.
+    """One thread for the linear algebra of numpy and scipy and for torch, as a context.
 
     For matrices of some hundred rows, further threads cost more than they bring: on a busy machine ten times as
-    much. The number of linear algebra threads belongs to the process, and whoever set it must restore it (see
-    threadpoolctl), so that compiles in several threads take turns here. Torch keeps its number for each thread.
+    much. The number of linear algebra threads belongs to the process, and whoever set it must restore it, so that
+    compiles in several threads take turns here. Torch keeps its number for each thread.
     """
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         before = torch.get_num_threads()

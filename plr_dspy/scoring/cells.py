@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
 
 from plr_dspy.report.data import ErrorCount
 
 CellKey: TypeAlias = tuple[str, int]
 """Fingerprint of a prompt, and index of an example."""
+
+LogProbability = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 WRONG, FAILED = "counted as wrong", "not scored"
 """Outcomes of a cell without a score."""
@@ -35,7 +39,7 @@ class Cell:
     error: str = ""
     message: str = ""
     value: Any = None
-    label_logprobs: tuple[float, ...] | None = None
+    label_logprobs: Annotated[tuple[LogProbability, ...], Field(min_length=1)] | None = None
     unseen_labels: tuple[int, ...] = ()
 
 

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import orjson
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 
-from plr_dspy.report.data import ErrorCount
-from plr_dspy.scoring.cells import FAILED, Cell, CellKey, error_counts
+from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 
 logger = logging.getLogger(__name__)
 
 FILE = "cells.jsonl"
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}
 """Exceptions of a provider that may be gone the next time."""
 
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]
 """Counts by model and kind, such as "prompt_tokens"."""
+
+_CELL, _TOKENS = TypeAdapter(Cell), TypeAdapter(dict[str, dict[str, int]])
+"""Read what lines hold."""
 
 Facts: TypeAlias = Mapping[str, Any]
 """What decides a compile, by the names that messages give it: values that people may read, or digests (`#...`)."""
@@ -67,6 +69,8 @@ class Ledger:
         identity: What decides scores, as the file has it; None where it is new.
         unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
         course: Of the last compile that the file tells of.
+        calls: Program calls paid for; a failed call that was made again counts twice.
+        tokens: By model and kind.
         num_resumed: Program calls that the file held.
         resumed_tokens: Tokens of each call that the file held.
     """
@@ -80,8 +84,8 @@ class Ledger:
         self.num_resumed = 0
         self._keys: Sequence[str] | None = None
         self.earlier: dict[tuple[str, str], Cell] = {}
-        self._calls = 0
-        self._tokens: dict[tuple[str, str], int] = {}
+        self.calls = 0
+        self.tokens: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._path = path
@@ -90,19 +94,6 @@ class Ledger:
             self._read(path)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
             self._file = os.open(path, flags, 0o600)
-
-    @property
-    def calls(self) -> int:
-        """Program calls paid for; a failed call that was made again counts twice."""
-        return self._calls
-
-    @property
-    def tokens(self) -> dict[str, dict[str, int]]:
-        """Tokens by model and kind."""
-        tokens: dict[str, dict[str, int]] = defaultdict(dict)
-        for (model, kind), count in self._tokens.items():
-            tokens[model][kind] = count
-        return dict(tokens)
 
     def number_examples(self, keys: Sequence[str]) -> None:
         """Say what the examples are that cells name by their numbers: the file names them by these.
@@ -174,27 +165,21 @@ class Ledger:
                 os.close(self._file)
                 self._file = None
 
-    def errors(self, names: Sequence[str], *, original: str | None = None) -> list[ErrorCount]:
-        """Cells that raised, by exception type and outcome, most frequent first.
-
-        Args:
-            names: What the examples are called.
-            original: Fingerprint of the ordering whose cells are counted by themselves.
-        """
-        return error_counts(self.cells.items(), names, original=original)
-
     def _pay(self, key: tuple[str, str], cell: Cell, tokens: Tokens) -> None:
         """Count a call, and write it down."""
-        self._calls += 1
-        counts: dict[str, int] = {}  # by the number of model and kind in the file
+        self._count(tokens)
+        record = {"cell": key, "score": cell.score}
+        told = {each.name: getattr(cell, each.name) for each in fields(cell)}
+        record |= {name: value for name, value in told.items() if value not in (None, "", ())}
+        self._write(record | ({"tokens": tokens} if tokens else {}))
+
+    def _count(self, tokens: Tokens) -> None:
+        """Count a call and its tokens."""
+        self.calls += 1
         for model, kinds in tokens.items():
             for kind, count in kinds.items():
-                if (model, kind) not in self._tokens:
-                    self._tokens[model, kind] = 0
-                    self._write({"tokens_of": [model, kind]})
-                self._tokens[model, kind] += count
-                counts[str(list(self._tokens).index((model, kind)))] = count
-        self._write(_cell_record(key, cell, counts))
+                of_model = self.tokens.setdefault(model, {})
+                of_model[kind] = of_model.get(kind, 0) + count
 
     def _write(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a line; what is paid for must not be lost to a disk that cannot take it."""
@@ -238,17 +223,14 @@ class Ledger:
         for key in unsettled:
             if key in self.earlier and self.earlier[key].error in TRANSIENT:
                 del self.earlier[key]
-        self.num_resumed = self._calls
+        self.num_resumed = self.calls
 
     def _replay(self, record: dict[str, Any], unsettled: list[tuple[str, str]]) -> None:
         """Take a line of the file."""
         if "cell" in record:
             self._replay_cell(record, unsettled)
         elif "lost" in record:
-            self._calls += record["lost"]
-        elif "tokens_of" in record:
-            model, kind = record["tokens_of"]
-            self._tokens[model, kind] = 0
+            self.calls += record["lost"]
         elif "retry" in record:
             for key in unsettled:
                 self.earlier.pop(key, None)
@@ -273,24 +255,17 @@ class Ledger:
 
     def _replay_cell(self, record: dict[str, Any], unsettled: list[tuple[str, str]]) -> None:
         """Take a line that holds a cell."""
-        fingerprint, example = record["cell"]
+        fingerprint, example = record.pop("cell")
         key = (str(fingerprint), str(example))
-        score = None if record["score"] is None else 1.0 * record["score"]
-        rest = {name: record[name] for name in ("outcome", "error", "message", "value") if name in record}
-        unseen = tuple(map(int, record.get("unseen", ())))
-        cell = Cell(score, **rest, label_logprobs=_logprobs(record), unseen_labels=unseen)
+        tokens = _TOKENS.validate_python(record.pop("tokens", {}))
+        cell = _CELL.validate_python(record)
         if cell.score is None and not cell.outcome and cell.value is None:
             raise ValueError(f"it says nothing of {key}")
         known = self.earlier.get(key)
         if known is not None and known.outcome != FAILED:
             raise ValueError(f"it repeats {key}")
         self.earlier[key] = cell
-        self._calls += 1
-        names, tokens = list(self._tokens), defaultdict[str, dict[str, int]](dict)
-        for number, count in record.get("tokens", {}).items():
-            model, kind = names[int(number)]
-            self._tokens[model, kind] += count
-            tokens[model][kind] = count
+        self._count(tokens)
         self.resumed_tokens.append(tokens)
         if cell.outcome == FAILED:
             unsettled.append(key)
@@ -387,31 +362,3 @@ def changes(was: Facts, now: Facts) -> list[str]:
             is_digest = any(isinstance(value, str) and value.startswith("#") for value in (before, after))
             phrases.append(f"{name} changed" if is_digest else f"{name} was {before!r}, is {after!r}")
     return phrases
-
-
-def _logprobs(record: dict[str, Any]) -> tuple[float, ...] | None:
-    """The log-probabilities that a line holds."""
-    if "logprobs" not in record:
-        return None
-    values = record["logprobs"]
-    if not isinstance(values, list) or not values or {type(value) for value in values} - {int, float}:
-        raise ValueError(f"logprobs: expected a list of numbers, got {values!r}")
-    if not all(map(math.isfinite, values)):
-        raise ValueError(f"logprobs: expected finite numbers, got {values!r}")
-    return tuple(map(float, values))
-
-
-def _cell_record(key: tuple[str, str], cell: Cell, tokens: dict[str, int]) -> dict[str, Any]:
-    """A cell as a line of the file."""
-    record: dict[str, Any] = {"cell": key, "score": cell.score}
-    if cell.outcome:
-        record |= {"outcome": cell.outcome, "error": cell.error, "message": cell.message}
-    if cell.value is not None:
-        record["value"] = cell.value
-    if cell.label_logprobs is not None:
-        record["logprobs"] = cell.label_logprobs
-    if cell.unseen_labels:
-        record["unseen"] = cell.unseen_labels
-    if tokens:
-        record["tokens"] = tokens
-    return record

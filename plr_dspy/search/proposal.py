@@ -80,10 +80,6 @@ class Proposal:
         mode = self._space.canonical([self._read(d.mode.tolist()) for d in self.distributions])
         return self._space.shortened(mode) or self._space.identity
 
-    def mode_probabilities(self) -> list[float]:
-        """Of each distribution, the probability of its mode."""
-        return [float(d.log_prob(d.mode).exp()) for d in self.distributions]
-
     def draw(self, num_draws: int, *, sharpness: float = 1.0) -> list[Ordering]:
         """Draw orderings, repeats included; fewer where hardly any is allowed.
 

@@ -1,16 +1,18 @@
-"""What all searches over orderings have in common, and the one that learns nothing."""
+"""What all searches over orderings have in common, the one that learns nothing, and the paper's."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from numbers import Integral
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.plackett_luce.updates import UpdateRule
+from plr_dspy.search.model.ordering_model import OrderingModel
+from plr_dspy.search.model.table import Scores
 from plr_dspy.search.proposal import Proposal
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Trial
-from plr_dspy.search.surrogate.model import OrderingModel
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
 
 MAX_REDRAWS = 50
 """Batches a search draws in the hope of new orderings before it gives up."""
@@ -49,31 +51,58 @@ class Search(ABC):
         self.space = space
         self.num_samples = num_samples
         self.elite_fraction = elite_fraction
-        self.model = OrderingModel(space, families=()) if model is None else model
+        self.model = OrderingModel(space, with_features=False) if model is None else model
         self.proposal = Proposal(space, update=update, seed=seed)
 
     @abstractmethod
     def ask(self) -> list[Ordering]:
         """Return orderings to score next, one permutation for each block; empty when nothing is left to ask."""
 
-    @abstractmethod
-    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
-        """Learn from scored orderings.
+    def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
+        """Learn from the scores of a round.
+
+        Args:
+            orderings: Of the round, those drawn several times included.
+            scores: By example, all that are known; those of the orderings among them.
 
         Returns:
             The elites, best first.
 
         Raises:
-            ValueError: when there are no trials, or one is no scored ordering of the space.
+            ValueError: when there are no orderings, or one is none of the space or has no finite scores by example;
+                nothing is learnt then.
         """
+        self.check(orderings, scores)
+        told = [ScoreEstimate(ordering, mean_score(scores[ordering])) for ordering in orderings]
+        return best_first(told)[: num_elites(len(told), self.elite_fraction)]
 
-    def ranked(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
-        """Estimates of the orderings of trials that it was told, best first, the earlier of equals first.
+    def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
+        """Refuse what a search cannot be told.
 
-        It changes nothing. Without a model of its own a search takes the mean scores for true.
+        Raises:
+            ValueError: as `tell`.
         """
-        estimates = [ScoreEstimate(trial.ordering, trial.score) for trial in trials]
-        return sorted(estimates, key=lambda estimate: -estimate.score)
+        if not orderings:
+            raise ValueError("tell needs at least one ordering; got none")
+        for ordering in orderings:
+            row = scores.get(self.space.canonical(ordering))
+            if not row:
+                raise ValueError(
+                    "scores must have those of each ordering by example, such as {ordering: {0: 1.0}}; "
+                    f"got {row!r} for {ordering}"
+                )
+            for example, score in row.items():
+                if isinstance(example, bool) or not isinstance(example, Integral) or example < 0:
+                    raise ValueError(f"examples must be numbered from 0; got {example!r} for {ordering}")
+                if not math.isfinite(score):
+                    raise ValueError(f"scores must be finite; got {score} for {ordering} on {example}")
+
+    def ranked(self, scores: Scores) -> list[ScoreEstimate]:
+        """Estimates of the orderings that have scores, best first, the earlier of equals first; it changes nothing.
+
+        Without a model of its own a search takes the mean scores for true.
+        """
+        return best_first([ScoreEstimate(ordering, mean_score(row)) for ordering, row in scores.items()])
 
     @property
     def distributions(self) -> Sequence[PlackettLuce]:
@@ -124,23 +153,41 @@ class RandomSearch(Search):
         self._asked |= dict.fromkeys(batch)
         return batch
 
-    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
-        return self.ranked(check_trials(self.space, trials))[: num_elites(len(trials), self.elite_fraction)]
 
+class CrossEntropySearch(Search):
+    """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
 
-def check_trials(space: OrderingSpace, trials: Sequence[Trial]) -> list[Trial]:
-    """Return trials that a search can be told.
+    Each round is made of independent draws, repeats included, and alone decides the refit.
+
+    Args:
+        space: What to order.
+        update: Refits the distributions: "ema", "mle", "mixture" or an update object.
+        num_samples: Orderings asked for in each round (B).
+        elite_fraction: Share of them that refits the distributions (rho).
+        seed: Of the search's own generator.
 
     Raises:
-        ValueError: when there are none, or one is no ordering of the space with a finite score.
+        TypeError, ValueError: for arguments out of range.
     """
-    if not trials:
-        raise ValueError("tell needs at least one trial; got none")
-    for trial in trials:
-        space.canonical(trial.ordering)
-        if not math.isfinite(trial.score):
-            raise ValueError(f"trials must have finite scores; got {trial}")
-    return list(trials)
+
+    def ask(self) -> list[Ordering]:
+        """Return orderings to score next, one permutation for each block."""
+        return self.draw(self.num_samples)
+
+    def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
+        elites = super().tell(orderings, scores)
+        self.proposal.refit(elites)
+        return elites
+
+
+def mean_score(row: Mapping[int, float]) -> float:
+    """The mean of scores by example, whatever their order."""
+    return math.fsum(row.values()) / len(row)
+
+
+def best_first(estimates: Sequence[ScoreEstimate]) -> list[ScoreEstimate]:
+    """The estimates in descending order, the earlier of equals first."""
+    return sorted(estimates, key=lambda estimate: -estimate.score)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:

@@ -22,23 +22,6 @@ MAX_TRIES = 1_000
 """Draws or moves tried in the hope of one that is allowed."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """An ordering with the mean of the cells scored so far.
-
-    Attributes:
-        ordering: One permutation for each block.
-        score: Mean score over the examples that count, as a fraction.
-        num_examples: Number of those examples.
-        scores: By example, where not all orderings are scored on the same ones.
-    """
-
-    ordering: Ordering
-    score: float
-    num_examples: int = 1
-    scores: tuple[tuple[int, float], ...] = ()
-
-
 class ScoreEstimate(NamedTuple):
     """An ordering with what a search takes for its mean score on new examples.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from plr_dspy.report.iteration import Iteration
+from plr_dspy.report.data import Iteration
 
 Stopper: TypeAlias = Callable[[Sequence[Iteration]], "str | None"]
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plr_dspy.plackett_luce.updates import UpdateRule
 from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, num_elites
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Trial
-from plr_dspy.search.surrogate.fitted_model import FittedModel
-from plr_dspy.search.surrogate.label_responses import LabelResponses
-from plr_dspy.search.surrogate.model import OrderingModel
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
 
 NUM_CANDIDATES = 300
 """New orderings that each round chooses from, and those that climbing finds; of small spaces, all."""
@@ -44,8 +42,8 @@ class ThompsonSearch(Search):
         num_examples: Examples there are; an ordering that has been scored on all, or that asking for again
             brought nothing new of, is not asked for again.
         classes: For each block the class of each of its items, such as demos of one answer; None for none.
-        example_classes: The class of each example, such as its answer, and of more that trials may come to
-            have scores of; None for none.
+        example_classes: The class of each example, such as its answer, and of more that there may come
+            to be scores of; None for none.
         update: As in `CrossEntropySearch`; fitted from the uniform distribution in every round.
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
@@ -94,88 +92,66 @@ class ThompsonSearch(Search):
         self._num_examples = num_examples
         self._num_initial = num_initial
         self._seed = seed
-        self._scores: dict[Ordering, dict[int, float]] = {}
-        self._fitted: FittedModel = self.model.fit({})
+        self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
+        self._fitted: FittedModel | None = None
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
         self._num_rounds = 0
 
     def ask(self) -> list[Ordering]:
         """Orderings to score on further examples; empty when all there are have been scored on all."""
         with one_thread():
-            return self._sample_posterior() if self._scores else self._first_round()
+            return self._first_round() if self._fitted is None else self._sample_posterior(self._fitted)
 
-    def tell(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
+    def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the orderings it deems best.
 
         Returns:
             These elites with the process' estimates of their scores, best first, within what scores can be.
-
-        Raises:
-            ValueError: when there are no trials, or one has no finite scores by example; nothing is learnt then.
         """
-        if not trials:
-            raise ValueError("tell needs at least one trial; got none")
-        for ordering, scores in [self._checked(trial) for trial in trials]:
-            known = self._scores.setdefault(ordering, {})
-            if scores.keys() <= known.keys():
-                self._finished.add(ordering)
-            known.update(scores)
+        self.check(orderings, scores)
+        counts = {ordering: len(row) for ordering, row in scores.items()}
+        self._finished |= {o for o in orderings if counts[o] <= self._counts.get(o, 0)}
+        self._counts = counts
         self._num_rounds += 1
-        self._fit(self._fitted.variances)
-        elites = self._fitted.estimates()[: self._num_elites()]
+        earlier = None if self._fitted is None else self._fitted.variances
+        # Replaced whole, so that an interrupt finds one that fits together.
+        self._fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
+        elites = self._fitted.estimates()[: self._num_elites(self._fitted)]
         self.proposal.reset()
         self.proposal.refit(elites)
-        return self.model.shown(elites, self._scores)
+        return self.model.shown(elites, scores)
 
-    def _fit(self, earlier: Mapping[str, Any]) -> None:
-        """Replace the fit whole, so that an interrupt finds one that fits together."""
-        self._fitted = self.model.fit(self._scores, earlier=earlier, kept=[self.space.identity])
+    def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
+        super().check(orderings, scores)
+        classed = self._num_classed
+        if classed is not None and any(e >= classed for o in orderings for e in scores[o]):
+            raise ValueError(f"examples must have classes: example_classes names those of {classed}")
 
-    def _checked(self, trial: Trial) -> tuple[Ordering, dict[int, float]]:
-        """The ordering of a trial, and its scores by example."""
-        ordering = self.space.canonical(trial.ordering)
-        scores = {}
-        for example, score in trial.scores:
-            if isinstance(example, bool) or not isinstance(example, (int, np.integer)) or example < 0:
-                raise ValueError(f"examples must be numbered from 0; got {example!r} in {trial}")
-            if self._num_classed is not None and example >= self._num_classed:
-                raise ValueError(f"example {example} has no class: example_classes names {self._num_classed}")
-            if not math.isfinite(score):
-                raise ValueError(f"trials must have finite scores by example; got {trial}")
-            scores[int(example)] = float(score)
-        if not scores:
-            raise ValueError(
-                "trials must have scores by example, such as Trial(ordering, .5, 2, scores=((0, 1.), (1, 0.))); "
-                f"got {trial}"
-            )
-        return ordering, scores
+    def ranked(self, scores: Scores) -> list[ScoreEstimate]:
+        """The process' estimates of the orderings that have scores, best first and within what scores can be.
 
-    def ranked(self, trials: Sequence[Trial]) -> list[ScoreEstimate]:
-        """The process' estimates of the trials' orderings, best first and within what scores can be.
-
-        Those that it has ruled out are missing.
+        Those that it has ruled out, and those that it was not told of, are missing.
         """
-        asked = {trial.ordering for trial in trials}
-        found = [estimate for estimate in self._fitted.estimates() if estimate.ordering in asked]
-        return self.model.shown(found, self._scores)
+        estimates = [] if self._fitted is None else self._fitted.estimates()
+        return self.model.shown([each for each in estimates if each.ordering in scores], scores)
 
-    def _num_elites(self) -> int:
-        return max(MIN_ELITES, num_elites(len(self._fitted.orderings), self.elite_fraction))
+    def _num_elites(self, fitted: FittedModel) -> int:
+        return max(MIN_ELITES, num_elites(len(fitted.orderings), self.elite_fraction))
 
     def _first_round(self) -> list[Ordering]:
         if self._num_initial >= self.space.num_distinct:
             return list(self.space.enumerate())
         return self.fresh(self._num_initial, ())
 
-    def _sample_posterior(self) -> list[Ordering]:
+    def _sample_posterior(self, fitted: FittedModel) -> list[Ordering]:
         """The best candidate of each posterior draw, but for those of the draws before."""
         rng = np.random.default_rng([self._seed, self._num_rounds])
-        candidates = self._candidates(rng)
-        pool = [*self._fitted.orderings, *candidates]
-        done = [o in self._finished or len(self._scores.get(o, ())) >= self._num_examples for o in pool]
+        candidates = self._candidates(fitted, rng)
+        pool = [*fitted.orderings, *candidates]
+        done = [o in self._finished or self._counts.get(o, 0) >= self._num_examples for o in pool]
         if all(done):
             return []
-        draws = self._fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
+        draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
         draws[:, done] = -np.inf
         chosen: list[int] = []
         for draw in draws[: self.num_samples]:
@@ -186,19 +162,19 @@ class ThompsonSearch(Search):
             draws[:, best] = -np.inf
         return [pool[index] for index in chosen]
 
-    def _candidates(self, rng: np.random.Generator) -> list[Ordering]:
+    def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """New orderings; of a small space, all."""
         if self.space.num_distinct <= NUM_CANDIDATES:
             found = dict.fromkeys(self.space.enumerate())
         else:
-            best = [estimate.ordering for estimate in self._fitted.estimates()]
-            parents = best[: self._num_elites()]
+            best = [estimate.ordering for estimate in fitted.estimates()]
+            parents = best[: self._num_elites(fitted)]
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
             found |= dict.fromkeys(self.proposal.draw(NUM_CANDIDATES // 6, sharpness=0.0))
-            found |= dict.fromkeys(climb(self.space, best, self._fitted.predict, rng))
-        return [ordering for ordering in found if ordering not in self._scores]
+            found |= dict.fromkeys(climb(self.space, best, fitted.predict, rng))
+        return [ordering for ordering in found if ordering not in self._counts]
 
 
 def climb(

@@ -5,8 +5,6 @@ Calibrated log-probabilities are ``scales * log p + offsets``, normalised. Batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
@@ -21,7 +19,7 @@ CLEARLY_UNEVEN = 0.01
 """Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
 
 FAR_FROM_EVEN = 0.2
-"""Total variation distance of label shares from the same share each; of two labels, that of .7 and .3."""
+"""Total variation distance of label shares from the same share each that is warned of: that of .7 and .3."""
 
 LESS = 1e-6
 """By how much a label that was not among the likeliest tokens stays less likely than one that was."""
@@ -30,15 +28,15 @@ LESS = 1e-6
 def batch_offsets(
     log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike | None = None
 ) -> Array:
-    """The offsets of batch calibration: the log of each label's share, less the log of its mean probability.
+    """The offsets of batch calibration: those of the mean probabilities over a batch of inputs.
 
     Source: H. Zhou et al., "Batch calibration", arXiv:2309.17249, Eq. 3.
 
     Args:
         log_probabilities: Of labels on a batch of inputs, normalised over the labels, ``[N, L]``.
         prior: Share of the inputs that each label is right for, ``[L]``; None for the same share each.
-        unseen: Where a label was not among the likeliest tokens, so that its probability is only known to be
-            small, ``[N, L]``. A label that never was gets the smallest offset of the others.
+        unseen: Where a label was not among the likeliest tokens, ``[N, L]``: its probability is only known to be
+            small, and counts as none.
 
     Returns:
         Offsets ``[L]``, 0 on the mean.
@@ -46,14 +44,29 @@ def batch_offsets(
     known = np.asarray(log_probabilities, dtype=np.float64)
     hidden = np.zeros(known.shape, dtype=bool) if unseen is None else np.asarray(unseen, dtype=bool)
     means = logsumexp(np.where(hidden, -np.inf, known), axis=0) - np.log(len(known))
-    shares = (
-        np.full(known.shape[1], 1.0 / known.shape[1]) if prior is None else np.asarray(prior, dtype=float)
-    )
-    said = np.isfinite(means) & (shares > 0)
+    size = known.shape[1]
+    shares = np.full(size, 1.0 / size) if prior is None else np.asarray(prior, dtype=np.float64)
+    return label_offsets(means, shares, held=np.asarray(hidden.all(axis=0)))
+
+
+def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
+    """Offsets of labels: the log of their shares, less that of their mean probabilities.
+
+    Args:
+        log_means: Logarithms of the labels' mean probabilities, ``[..., L]``.
+        shares: That they are to have, ``[L]``.
+        held: Labels that were never among the likeliest tokens, ``[L]``: they get the smallest offset of the others.
+
+    Returns:
+        Offsets ``[..., L]``, 0 on the mean.
+    """
+    hidden = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        offsets = np.log(shares) - means
-    offsets[~said] = offsets[said].min(initial=0.0 if not said.any() else np.inf)
-    centred: Array = offsets - offsets.mean()
+        offsets = np.log(shares) - log_means
+    if hidden.any():
+        least = 0.0 if hidden.all() else offsets[..., ~hidden].min(axis=-1, keepdims=True)
+        offsets = np.where(hidden, least, offsets)
+    centred: Array = offsets - offsets.mean(axis=-1, keepdims=True)
     return centred
 
 
@@ -94,9 +107,22 @@ def likely_shares(counts: ArrayLike) -> Array:
     """
     seen = np.asarray(counts, dtype=np.float64)
     even = np.full(len(seen), 1.0 / len(seen))
-    if not seen.sum() or chisquare(seen).pvalue >= CLEARLY_UNEVEN:
+    if not is_uneven(seen):
         return even[None]
     return np.stack([(seen + 1.0) / (seen + 1.0).sum(), even])
+
+
+def is_uneven(counts: ArrayLike, *, least: float = 0.0) -> bool:
+    """Tell whether labels are clearly not equally frequent, by counts ``[L]`` of them.
+
+    Args:
+        counts: Of examples or answers with each label.
+        least: Total variation distance from the same share each that is asked for as well.
+    """
+    seen = np.asarray(counts, dtype=np.float64)
+    if not seen.sum() or chisquare(seen).pvalue >= CLEARLY_UNEVEN:
+        return False
+    return bool(0.5 * np.abs(seen / seen.sum() - 1.0 / len(seen)).sum() >= least - 1e-9)
 
 
 def right_counts(scores: ArrayLike) -> Array:
@@ -117,12 +143,6 @@ def shares_to_try(scores: ArrayLike) -> Array:
     """
     shares = likely_shares(right_counts(scores))
     return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
-
-
-def is_far_from_even(shares: ArrayLike) -> bool:
-    """Whether shares of labels, ``[L]``, are far from the same share each."""
-    seen = np.asarray(shares, dtype=np.float64)
-    return bool(0.5 * np.abs(seen / seen.sum() - 1.0 / len(seen)).sum() >= FAR_FROM_EVEN - 1e-9)
 
 
 def cross_validated(
@@ -150,52 +170,20 @@ def cross_validated(
     return found
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Answers that were given with about the same probability.
+def expected_calibration_error(log_probabilities: ArrayLike, right: ArrayLike) -> float:
+    """Mean distance between how probable answers are and how often they are right, over bins of equal width.
 
-    Attributes:
-        count: How many.
-        confidence: Mean probability of these answers.
-        accuracy: Share of them that is right.
-    """
-
-    count: int
-    confidence: float
-    accuracy: float
-
-
-def reliability(log_probabilities: ArrayLike, right: ArrayLike) -> list[Bin]:
-    """Compare how probable answers are with how often they are right, in bins of equal width.
+    Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
 
     Args:
         log_probabilities: Of labels, ``[N, L]``; the likeliest is the answer.
         right: Whether each label is right, ``[N, L]``.
-
-    Returns:
-        The bins that hold answers, those of small probability first.
     """
     probabilities = np.exp(np.asarray(log_probabilities, dtype=np.float64))
-    answers = probabilities.argmax(axis=1)
-    rows = np.arange(len(answers))
-    confidence = probabilities[rows, answers]
-    correct = np.asarray(right, dtype=bool)[rows, answers]
-    numbers = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
-    return [
-        Bin(int(held.sum()), float(confidence[held].mean()), float(correct[held].mean()))
-        for number in range(NUM_BINS)
-        if (held := numbers == number).any()
-    ]
-
-
-def expected_calibration_error(log_probabilities: ArrayLike, right: ArrayLike) -> float:
-    """Mean distance between how probable answers are and how often they are right, over `reliability`'s bins.
-
-    Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
-    """
-    bins = reliability(log_probabilities, right)
-    total = sum(each.count for each in bins)
-    return sum(each.count * abs(each.confidence - each.accuracy) for each in bins) / total
+    answers, rows = probabilities.argmax(axis=1), np.arange(len(probabilities))
+    confidence, correct = probabilities[rows, answers], np.asarray(right, dtype=bool)[rows, answers]
+    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
+    return float(np.abs(np.bincount(bins, confidence - correct)).sum()) / len(answers)
 
 
 def brier_score(log_probabilities: ArrayLike, right: ArrayLike) -> float:

@@ -1,6 +1,6 @@
 """LocalE, GlobalE and PDO on tables of label probabilities, against a few lines of numpy.
 
-With PLR_DSPY_LANDSCAPES naming .npz files of recorded answers (`benchmarks/efficiency.py` says which arrays), they run
+With PLR_DSPY_LANDSCAPES naming .npz files of recorded answers (`benchmarks/landscapes.py` says which arrays), they run
 on those as well.
 """
 
@@ -21,7 +21,7 @@ from fakes import LabelEngine, digest
 
 from plr_dspy import load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
-from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.labels.reader import NoProbabilities
 
 RECORDED = os.environ.get("PLR_DSPY_LANDSCAPES", "").split()
 
@@ -80,8 +80,12 @@ class Table:
             for text, label in zip(self.texts, self.gold, strict=True)
         ]
 
+    def serving(self):
+        """The context in which this task's model answers."""
+        return dspy.context(lm=dspy.LM("fake/labels", engine=self.engine, cache=False))
+
     def chosen(self, optimizer, **data):
-        with dspy.context(lm=dspy.LM("fake/labels", engine=self.engine, cache=False)):
+        with self.serving():
             compiled = optimizer.compile(self.program(), **data or {"trainset": self.examples})
         return tuple(self.demos.index(demo.text) for demo in compiled.demos)
 
@@ -201,7 +205,7 @@ class TestEveryMethod:
         program = table.program()
         program.demos = []
         table.engine.probabilities = lambda demos, text: [0.4 + 0.2 * digest(f"{demos} {text}"), 0.3]
-        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+        with table.serving():
             compiled = optimizer.compile(program, trainset=table.examples[:20])
         assert len(compiled.demos) == 3
         assert sorted(optimizer.report.candidates[0].ordering["self"]) == [0, 1, 2]
@@ -210,7 +214,7 @@ class TestEveryMethod:
 
     def test_never_costs_more_than_it_said(self, kind):
         table, optimizer = Table(), quiet(kind, max_metric_calls=100, num_candidates=12)
-        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+        with table.serving():
             estimate = optimizer.estimate(table.program(), trainset=table.examples)
         assert table.engine.requests == 0
         assert "12 orders on" in str(estimate)
@@ -243,7 +247,7 @@ class TestEveryMethod:
             (Pair(table.program(), table.program()), "one predictor; this one has 2"),
         ]:
             with (
-                dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)),
+                table.serving(),
                 pytest.raises(ValueError, match=match),
             ):
                 quiet(kind).compile(program, trainset=table.examples)
@@ -348,7 +352,7 @@ class TestInputs:
         program = dspy.Predict(Counted)
         program.demos = examples[:4]
         with (
-            dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)),
+            table.serving(),
             pytest.raises(ValueError, match=r"must be text; input 'stars' is a int"),
         ):
             quiet(kind).compile(program, trainset=examples)
@@ -372,25 +376,10 @@ class TestInputs:
         table = Table()
         examples = [example for example in table.examples if example.label == "label 0"]
         with (
-            dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)),
+            table.serving(),
             pytest.raises(ValueError, match=r"trainset, or the prior that you pass.*above 0.*'label 1': 0"),
         ):
             quiet(PDO, setting="prior").compile(table.program(), trainset=examples)
-        assert table.engine.requests == 0
-
-    @pytest.mark.parametrize(
-        ("prior", "match"),
-        [
-            ({"label 0": 1.0}, "prior must have a share for each of the labels"),
-            ({"label 0": 0.5, "label 1": 0.5, "label 7": 0.5}, "label 7"),
-            ({"label 0": 0.5, "label 1": 0.6}, "prior must sum to 1"),
-            ({}, "prior must have a share for each of the labels"),
-        ],
-    )
-    def test_a_prior_that_is_none_is_refused_before_any_call(self, prior, match):
-        table = Table()
-        with pytest.raises(ValueError, match=match):
-            table.chosen(quiet(PDO, setting="prior", prior=prior))
         assert table.engine.requests == 0
 
     @pytest.mark.parametrize(
@@ -405,8 +394,7 @@ class TestInputs:
 class TestDEmO:
     def test_orders_the_demos_of_each_input_as_published(self, table, tmp_path):
         optimizer = quiet(DEmO, num_candidates=len(table.orders), num_kept=4)
-        lm = dspy.LM("fake/labels", engine=table.engine, cache=False)
-        with dspy.context(lm=lm):
+        with table.serving():
             program = optimizer.compile(table.program(), trainset=table.examples)
             assert table.engine.requests == 3 * len(table.orders) == optimizer.report.program_calls["total"]
             program.save(tmp_path / "program.json")
@@ -426,8 +414,7 @@ class TestDEmO:
 
     def test_a_finished_compile_gives_the_same_program_for_nothing(self, tmp_path):
         table = Table()
-        lm = dspy.LM("fake/labels", engine=table.engine, cache=False)
-        with dspy.context(lm=lm):
+        with table.serving():
             first = quiet(DEmO, log_dir=tmp_path).compile(table.program(), trainset=table.examples)
             paid = table.engine.requests
             again = quiet(DEmO, log_dir=tmp_path).compile(table.program(), trainset=table.examples)
@@ -436,7 +423,7 @@ class TestDEmO:
 
     def test_with_other_demos_its_orders_are_left_alone(self):
         table = Table()
-        with dspy.context(lm=dspy.LM("fake/labels", engine=table.engine, cache=False)):
+        with table.serving():
             program = quiet(DEmO).compile(table.program(), trainset=table.examples)
         program.program.demos = program.program.demos[:2]
         engine = LabelEngine(table.labels, lambda demos, text: [0.3, 0.7])

@@ -2,7 +2,7 @@
 
 import dspy
 import pytest
-from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions, student
+from fakes import engine_for, exact_match, fake_lm, lm_of, questions, student
 
 from plr_dspy import PLReorder
 from plr_dspy.compilation.path import MIN_COMPARED
@@ -10,23 +10,12 @@ from plr_dspy.compilation.path import MIN_COMPARED
 EXAMPLES = questions(60)
 
 
-class TimedEngine(OrderSensitiveEngine):
-    """Each call takes a second of a clock that stands still between calls."""
-
-    def __init__(self):
-        super().__init__({example.question: example.answer for example in EXAMPLES})
-        self.now = 0.0
-
-    def complete(self, request):
-        self.now += 1.0
-        return super().complete(request)
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    engine = TimedEngine()
-    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: engine.now)
-    with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
+    """An engine each call of which takes a second of a clock that stands still between calls."""
+    engine = engine_for(EXAMPLES)
+    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
+    with dspy.context(lm=lm_of(engine)):
         yield engine
 
 
@@ -53,7 +42,7 @@ class TestAllOrders:
 
 
 class TestTime:
-    @pytest.mark.parametrize("seconds", [250, 500, 900])
+    @pytest.mark.parametrize("seconds", [250, 700])
     def test_the_final_comparison_gets_its_share(self, clock, seconds):
         reorder = optimizer(max_seconds=seconds, num_threads=1)
         reorder.compile(student(), trainset=EXAMPLES)
@@ -115,7 +104,7 @@ class TestScores:
         ("options", "stopped"),
         [
             ({"stop_at_score": 0.3}, "stop_at_score=0.3 reached"),
-            ({"patience": 1, "max_metric_calls": 3000}, "patience=1: no better order"),
+            ({"patience": 1, "max_metric_calls": 1500}, "patience=1: no better order"),
         ],
     )
     def test_ends_the_search_but_not_the_comparison(self, engine, options, stopped):
@@ -129,15 +118,7 @@ class TestScores:
         assert early.report.comparison.num_candidates == 3
 
 
-class TestCalls:
-    @pytest.mark.parametrize("num_demos", [3, 6])
-    @pytest.mark.parametrize("budget", [60, 150, 777])
-    def test_hard_and_as_estimated(self, engine, budget, num_demos):
-        reorder = optimizer(max_metric_calls=budget)
-        estimate = reorder.estimate(student(num_demos), trainset=EXAMPLES)
-        reorder.compile(student(num_demos), trainset=EXAMPLES)
-        assert engine.num_calls == reorder.report.program_calls["total"] <= estimate.program_calls <= budget
-
+class TestRounds:
     @pytest.mark.parametrize("budget", [60, 1_000])
     def test_are_not_made_to_compare_the_original_order_with_nothing(self, engine, budget):
         reorder = optimizer(num_iterations=1, num_samples=1, max_metric_calls=budget)

@@ -12,12 +12,12 @@ from plr_dspy.compilation.plan import make_plan
 from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.surrogate.fitted_model import Gain
+from plr_dspy.search.model.ordering_model import Gain
 from plr_dspy.statistics.comparisons import paired_interval
 
 
-def result(expected, probability=0.8, *, score=0.5):
-    return Result(Finalist("best seen", ()), score, Gain(expected, probability))
+def result(expected, probability=0.8, *, score=0.5, beyond=0.0, **gain):
+    return Result(Finalist("best seen", ()), score, Gain(expected, probability, **gain), beyond=beyond)
 
 
 def results(gains, probabilities=None):
@@ -64,6 +64,14 @@ class TestChoice:
     def test_what_is_just_sure_enough_is_chosen(self):
         assert choose(results([0.0, 0.1], [0.0, 0.5])) == 1
         assert choose(results([0.0, 0.1], [0.0, 0.9]), min_probability=0.9) == 1
+
+    def test_what_is_no_better_than_the_original_calibrated_is_not_chosen(self):
+        surer, less = (result(gain, 0.9, probability_calibrated=p) for gain, p in ((0.1, 0.5), (0.2, 0.4)))
+        assert choose([result(0.0, 0.0), less]) == 0
+        assert choose([result(0.0, 0.0), less, surer]) == 2
+
+    def test_estimates_beyond_the_highest_score_tell_equals_apart(self):
+        assert choose([result(0.0, 0.0), result(0.2), result(0.2, beyond=0.1), result(0.2)]) == 2
 
     def test_evidence_by_hand(self):
         """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""

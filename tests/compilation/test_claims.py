@@ -8,18 +8,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from claims import claimed, compiled
 from landscapes import (
     CoinLandscape,
     GoodOriginalLandscape,
     LeaningLandscape,
     NoisyLogitsLandscape,
     OwnEffectsLandscape,
+    Renamed,
 )
-from methods import Pool
-from recorded import Renamed
+from methods import Pool, claimed, compiled
 
-BUDGETS = {"light": 1_000, "logprobs": 250, "paper": 1_000, "top-k": 1_000}
+BUDGETS = {"light": 1_000, "logprobs": 250, "paper": None, "top-k": 1_000}
 """Program calls by mode; with log-probabilities rounds are more, and take longer."""
 
 
@@ -28,29 +27,23 @@ class TestNothingToFind:
         ("world", "num_demos", "num_pool", "mode"),
         [
             (OwnEffectsLandscape, 8, 20, "light"),
-            (OwnEffectsLandscape, 8, 60, "light"),
             (OwnEffectsLandscape, 3, 20, "light"),
-            (OwnEffectsLandscape, 8, 10, "light"),
-            (CoinLandscape, 4, 60, "light"),
             (CoinLandscape, 8, 20, "top-k"),
-            (OwnEffectsLandscape, 4, 20, "top-k"),
             (OwnEffectsLandscape, 4, 20, "paper"),
-            (OwnEffectsLandscape, 8, 20, "logprobs"),
-            (OwnEffectsLandscape, 3, 40, "logprobs"),
             (CoinLandscape, 8, 40, "logprobs"),
             (LeaningLandscape, 8, 40, "logprobs"),
             (NoisyLogitsLandscape, 8, 100, "logprobs"),
         ],
     )
     def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
-        """At most one of ten, but for the luck of 12 compiles: of four or more the chance is 3 % then."""
+        """At most one of ten, but for the luck of 8 compiles: of three or more the chance is 4 % then."""
         outcomes, changes = [], []
-        for seed in range(12):
+        for seed in range(8):
             pool = Pool.of(world(num_demos, 500 + seed, num_pool + 1_000), num_pool)
             outcome = compiled(pool, mode, BUDGETS[mode], seed)
             outcomes.append(outcome)
             changes.append(pool.held_out(outcome.ordering[0]) - pool.held_out(pool.space.identity[0]))
-        assert sum(map(claimed, outcomes)) <= 3
+        assert sum(map(claimed, outcomes)) <= 2
         assert abs(np.mean(changes)) < 0.03
 
     def test_an_original_unlike_all_others_stays(self):
@@ -85,11 +78,11 @@ class TestSomethingToFind:
     def test_an_original_that_is_best_by_far_stays(self, mode):
         """Three demos: all six orders are scored, and the selection split alone would take another in one of six."""
         kept = 0
-        for seed in range(12):
+        for seed in range(8):
             landscape = OwnEffectsLandscape(3, 900 + seed, 1_100, common=0.8, own=0.8)
             orders = [ordering[0] for ordering in Pool.of(landscape, 100).space.enumerate()]
             truths = sorted(((landscape.answers(order).mean(), order) for order in orders), reverse=True)
             pool = Pool.of(Renamed(landscape, truths[0][1]), 100)
             chosen = compiled(pool, mode, BUDGETS[mode], seed).ordering[0]
             kept += chosen == pool.space.identity[0] or truths[0][0] - pool.held_out(chosen) < 0.1
-        assert kept == 12
+        assert kept == 8

@@ -10,7 +10,7 @@ from plr_dspy.compilation.plan import BUDGETS, make_plan, most_calls
 MANY = math.factorial(8)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     auto=st.sampled_from(sorted(BUDGETS)),
     max_metric_calls=st.one_of(st.none(), st.integers(1, 20_000)),
@@ -68,9 +68,6 @@ def test_paper_values():
     assert shape == (15, 15, 0.2, 10)
     assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
     assert (plan.racing, plan.exhaustive, plan.max_metric_calls) == (False, False, None)
-
-
-def test_explicit_values_win_in_paper_mode_too():
     values = {"num_iterations": 2, "num_samples": 7, "elite_fraction": 0.5, "num_final_draws": 1}
     plan = make_plan("paper", num_train=10, num_selection=5, num_distinct=MANY, **values)
     assert {name: getattr(plan, name) for name in values} == values
@@ -90,11 +87,6 @@ def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection
     plans = [make_plan("light", max_metric_calls=budget, **sizes) for budget in (1_000, 10_000)]
     assert plans[0] == plans[1]
     assert plans[0].program_calls <= most
-
-
-def test_more_examples_get_all_of_a_budget():
-    plan = make_plan("light", num_train=32, num_selection=8, num_distinct=MANY)
-    assert plan.program_calls == 1_000
 
 
 @pytest.mark.parametrize("auto", ["light", "paper"])

@@ -66,13 +66,7 @@ class TestRace:
         assert np.mean(found) > 16
         assert min(found) >= 12
 
-    def test_with_calls_for_all_the_winners_are_the_best_means(self):
-        payer = TablePayer(table(seed=1))
-        winners = Raced(payer, ORDERINGS[:20]).run(ORDERINGS[:20], num_calls=3 * 800, num_winners=3)
-        means = payer.table[:20].mean(axis=1)
-        assert sorted(means[[ORDERINGS.index(w) for w in winners]]) == sorted(means)[-3:]
-
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=40)
     @given(st.integers(0, 500), st.integers(1, 24), st.integers(0, 23), st.integers(1, 5), st.integers(1, 40))
     def test_never_exceeds_its_calls(self, num_calls, num_known, num_new, num_winners, num_first):
         payer, entrants = TablePayer(table()), ORDERINGS[: num_known + num_new]
@@ -85,7 +79,7 @@ class TestRace:
         known = raced.means(raced.staged.scores())
         assert [known[w] for w in winners] == sorted((known[w] for w in winners), reverse=True)
 
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=20)
     @given(st.integers(0, 500), st.integers(2, 12), st.integers(0, 12), st.integers(0, 200), st.booleans())
     def test_takes_the_same_course_when_run_again(self, num_calls, num_known, num_new, paid, failing):
         """A race that was stopped after some calls comes to what it would have come to."""

@@ -2,22 +2,30 @@
 
 import math
 from enum import Enum
-from typing import Any, Literal, Optional
+from typing import Literal, Optional
 
 import dspy
 import numpy as np
 import pytest
 from dspy import lm15
 from fakes import chat_response, digest, logprobs_of
-from label_engines import Classifier, gold, leaning, normal, softmax
+from label_engines import (
+    KIND,
+    LABELS,
+    REFUSAL,
+    Classifier,
+    exact,
+    gold,
+    leaning,
+    normal,
+    softmax,
+)
+from label_engines import classifier as student
 
 from plr_dspy import BatchCalibration, CalibratedProgram
-from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 
-LABELS = ["negative", "positive"]
-KIND = Literal["negative", "positive"]
-REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
 ADAPTERS = [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter]
 
 
@@ -31,19 +39,11 @@ def inputs(count, *, first=0):
     return [dspy.Example(text=f"text {i}").with_inputs("text") for i in range(first, first + count)]
 
 
-def student(kind: Any = KIND, *, module=dspy.Predict):
-    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind))
-
-
 def calibrate(engine, program=None, *, trainset=None, adapter=None, method="batch", lm=None, **options):
     options = {"num_threads": 2, "display_progress": False, **options}
     with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
         trainset = inputs(30) if trainset is None else trainset
         return BatchCalibration(method, **options).compile(program or student(), trainset=trainset)
-
-
-def exact(example, prediction, trace=None):
-    return example.label == prediction.label
 
 
 def ask(engine, program, adapter=None, **inputs):
@@ -360,13 +360,6 @@ class TestLabelSets:
         assert prediction.label is max(prediction.probabilities, key=prediction.probabilities.get)
         assert sum(prediction.probabilities.values()) == pytest.approx(1)
 
-    def test_many_labels(self):
-        labels = [f"{chr(97 + i)} kind" for i in range(18)]
-        engine = Classifier(leaning(labels, 2.0))
-        program = calibrate(engine, student(Literal[tuple(labels)]), trainset=examples(100))
-        expected = offsets_of(engine.probabilities, set(engine.inputs), labels)
-        assert program.calibration.offsets == pytest.approx(expected.tolist(), abs=0.01)
-
     def test_a_label_that_the_model_never_says(self):
         labels = ["negative", "positive", "mixed"]
         engine = Classifier(lambda text: {**leaning(LABELS, 1.0)(text), "mixed": 0.0})
@@ -409,9 +402,9 @@ class TestBadInput:
             ({"negative": 0.5, "positive": 0.3, "mixed": 0.2}, ValueError, "share for each of the labels"),
             ({"negative": -0.5, "positive": 1.5}, ValueError, "share above 0"),
             ({"negative": 0.0, "positive": 1.0}, ValueError, "share above 0"),
-            ({"negative": math.nan, "positive": 1.0}, ValueError, "share above 0"),
-            ({"negative": "half", "positive": 0.5}, TypeError, "prior must hold numbers"),
-            ([0.5, 0.5], TypeError, "prior must be a dict"),
+            ({"negative": math.nan, "positive": 1.0}, ValueError, "prior must be a finite number"),
+            ({"negative": "half", "positive": 0.5}, ValueError, "prior must be a valid number"),
+            ([0.5, 0.5], ValueError, "prior must be a valid dict"),
         ],
     )
     def test_prior(self, prior, error, match):
@@ -421,8 +414,8 @@ class TestBadInput:
         ("options", "error", "match"),
         [
             ({"method": "linear", "prior": dict.fromkeys(LABELS, 0.5)}, ValueError, "prior must be None"),
-            ({"method": "platt"}, ValueError, r"method must be one of \['batch', 'contextual', 'linear'\]"),
-            ({"num_inputs": 1}, ValueError, "num_inputs must be at least 2"),
+            ({"method": "platt"}, ValueError, "^method must be 'batch', 'contextual' or 'linear'"),
+            ({"num_inputs": 1}, ValueError, "num_inputs must be .* equal to 2"),
             ({"num_threads": 0}, ValueError, "num_threads"),
             ({"seed": -1}, ValueError, "seed"),
             ({"predictor": "other"}, ValueError, r"predictor must be one of \['self'\]; got 'other'"),
@@ -450,10 +443,6 @@ class TestBadInput:
     )
     def test_arguments(self, options, error, match):
         self.refused(error, match, **options)
-
-    def test_no_lm(self):
-        with dspy.context(lm=None), pytest.raises(ValueError, match="no LM is configured"):
-            BatchCalibration().compile(student(), trainset=examples(20))
 
     def test_two_predictors_with_labels(self):
         class Two(dspy.Module):

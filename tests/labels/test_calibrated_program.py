@@ -2,31 +2,21 @@
 
 import asyncio
 import copy
-import json
 import logging
-import sys
 from collections import Counter
-from subprocess import run
-from typing import Any, Literal
+from typing import Literal
 
 import dspy
 import pytest
-from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
-from label_engines import Classifier, leaning
+from label_engines import LABELS, REFUSAL, Classifier
+from label_engines import classifier as student
 
 from plr_dspy import CalibratedProgram, Calibration, PlainTextAdapter
-from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.labels.reader import NoProbabilities
 
-LABELS = ["negative", "positive"]
-KIND = Literal["negative", "positive"]
-REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
 TOWARDS_NEGATIVE = Calibration("batch", tuple(LABELS), (5.0, -5.0), (1.0, 1.0), 30)
 """Strong enough to turn every answer."""
-
-
-def student(kind: Any = KIND, *, module=dspy.Predict, **config):
-    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
 
 
 def positive(text="good"):
@@ -229,42 +219,16 @@ class TestWithoutLogProbabilities:
                 else:
                     assert program(text="good").label == "positive"
 
-    def test_one_reply_without_does_not_switch_calibration_off(self):
-        engine = positive()
-        program, lm = CalibratedProgram(student(), TOWARDS_NEGATIVE, allow_uncalibrated=True), engine.lm()
-        answers = []
-        for logprobs in (True, False, True):
-            engine.logprobs = logprobs
-            answers.append(ask(engine, program, lm=lm).label)
-        assert answers == ["negative", "positive", "negative"]
-
-
-SCRIPT = """
-import sys, json
-sys.path[:0] = json.loads(sys.argv[1])
-import dspy
-from label_engines import Classifier, leaning
-engine = Classifier(leaning(["negative", "positive"], 1.0))
-program = dspy.load(sys.argv[2], allow_pickle=True)
-with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
-    print(json.dumps([program(text=f"text {i}").probabilities for i in range(5)]))
-"""
-
 
 class TestSaving:
-    def test_as_a_whole_with_the_same_probabilities_in_another_process(self, tmp_path):
+    def test_as_a_whole(self, tmp_path):
         """As JSON: see `load_program`."""
-        engine = Classifier(leaning(LABELS, 1.0))
-        calibration = Calibration("batch", tuple(LABELS), (0.1234567890123, -0.1234567890123), (1.1, 0.9), 30)
         program = CalibratedProgram(
-            dspy.Predict("text -> label: Literal['negative', 'positive']"), calibration
+            dspy.Predict("text -> label: Literal['negative', 'positive']"), TOWARDS_NEGATIVE
         )
         program.save(tmp_path / "program", save_program=True)
-        told = [ask(engine, program, text=f"text {i}").probabilities for i in range(5)]
-        folders = [folder for folder in sys.path if folder]
-        command = [sys.executable, "-c", SCRIPT, json.dumps(folders), str(tmp_path / "program")]
-        printed = run(command, capture_output=True, text=True)
-        assert json.loads(printed.stdout) == told, printed.stderr
+        loaded = dspy.load(tmp_path / "program", allow_pickle=True)
+        assert ask(positive(), loaded).toDict() == ask(positive(), program).toDict()
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda program: program.deepcopy()])
     def test_copies(self, copied):

@@ -7,12 +7,11 @@ import dspy
 import numpy as np
 import pytest
 from fakes import LabelEngine
-from label_engines import normal
+from label_engines import LABELS, exact, normal
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 
-LABELS = ["negative", "positive"]
 EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(60)]
 DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
 
@@ -24,10 +23,6 @@ def probabilities(demos, text):
     number = int(text.split()[-1])
     z = (1 if number % 2 else -1) * (0.2 + 1.5 * ascending) + normal(text) + 2.0
     return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
-
-
-def exact(example, prediction, trace=None):
-    return example.label == prediction.label
 
 
 def student():
@@ -98,19 +93,6 @@ def test_what_is_scored_is_the_calibrated_answer(engine):
     reorder.compile(program, trainset=EXAMPLES[:30], valset=EXAMPLES[30:])
     held = np.mean([exact(each, program(text=each.text)) for each in EXAMPLES[30:]])
     assert reorder.report.comparison.original == pytest.approx(held)
-
-
-def test_reordered_then_calibrated_then_saved(engine, tmp_path):
-    reorder = PLReorder(exact, max_metric_calls=150, num_threads=2, display_progress=False)
-    ordered = reorder.compile(student(), trainset=EXAMPLES)
-    program = calibrated(ordered)
-    assert numbers(program) == numbers(ordered)
-    program.save(tmp_path / "program.json")
-    loaded = CalibratedProgram(student())
-    loaded.load(tmp_path / "program.json")
-    assert numbers(loaded) == numbers(ordered)
-    for text in ("text 3", "text 4"):
-        assert loaded(text=text).probabilities == program(text=text).probabilities
 
 
 @pytest.mark.parametrize("optimizer", [PDO, LocalE, GlobalE, DEmO])

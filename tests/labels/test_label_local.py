@@ -13,8 +13,7 @@ from plr_dspy import BatchCalibration, PlainTextAdapter, load_program
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.labels.outputs import label_output
-from plr_dspy.labels.reader import label_reader
-from plr_dspy.labels.requests import LogprobRequests
+from plr_dspy.labels.reader import LogprobRequests, labels_read
 
 REVIEWS = load_reviews("train")
 
@@ -37,10 +36,11 @@ def program(reviews=REVIEWS):
 def test_are_those_of_the_next_token(server):
     """Greedy answers are the likeliest label."""
     lm, student = server.lm(cache=False), program()
-    with dspy.context(lm=lm, adapter=PlainTextAdapter()):
-        reader = label_reader(student, label_output(student), requests=LogprobRequests())
-        with dspy.context(adapter=reader):
-            answer = student(review=REVIEWS[20].review)
+    with (
+        dspy.context(lm=lm, adapter=PlainTextAdapter()),
+        labels_read(student, label_output(student), LogprobRequests()) as reader,
+    ):
+        answer = student(review=REVIEWS[20].review)
     (found,) = reader.readings
     (message,) = PlainTextAdapter().format(Sentiment, student.demos, {"review": REVIEWS[20].review})
     config = lm15.Config(max_tokens=1, temperature=0.0, logprobs=20)

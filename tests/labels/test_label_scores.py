@@ -11,21 +11,17 @@ import numpy as np
 import pytest
 from dspy.utils import BaseCallback
 from dspy.utils.dummies import DummyLM
+from label_engines import LABELS, exact
 
-from plr_dspy.labels import scores as module
+from plr_dspy.labels import work as module
 from plr_dspy.labels.outputs import LabelOutput, label_output, needed_output
-from plr_dspy.labels.scores import label_scores
+from plr_dspy.labels.work import label_scores
 
-LABELS = ["negative", "positive"]
 OUTPUT = LabelOutput("self", "label", {label: label for label in LABELS})
 EXAMPLES = [
     dspy.Example(text=f"text {i}", label=LABELS[i % 2], weights=[1]).with_inputs("text") for i in range(4)
 ]
 TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
-
-
-def exact(example, prediction, trace=None):
-    return example.label == prediction.label
 
 
 class Mood(enum.Enum):
@@ -74,11 +70,6 @@ class TestLabelOutput:
         with pytest.raises(ValueError, match=r"LocalE needs an output with few.*(a|label): .*use another"):
             needed_output(program, "LocalE", cure=", or use another")
 
-    @pytest.mark.parametrize("kind", [str, int, float, list[str], str | None])
-    def test_open_types(self, kind):
-        signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
-        assert "no output is" in label_output(dspy.Predict(signature))
-
 
 class TestLabelScores:
     @pytest.mark.parametrize(
@@ -122,39 +113,24 @@ class TestMetricsThatLookAtMore:
         [
             lambda p: p.reasoning,
             lambda p: getattr(p, "reasoning", ""),
-            lambda p: hasattr(p, "reasoning"),
             lambda p: p["reasoning"],
             lambda p: p.get("reasoning"),
             lambda p: "reasoning" in p,
             lambda p: p.keys(),
-            lambda p: p.items(),
-            lambda p: p.values(),
             lambda p: p.toDict(),
             lambda p: list(p),
-            lambda p: dict(p),
-            lambda p: dict(**p),
             len,
             repr,
-            str,
-            float,
-            hash,
             vars,
-            dir,
-            copy.copy,
             copy.deepcopy,
             lambda p: f"{p}",
             lambda p: p == dspy.Prediction(label="positive"),
-            lambda p: dspy.Example(label="positive") != p,
-            lambda p: p > 0,
             lambda p: p + 1,
             lambda p: p.completions,
-            lambda p: p.get_lm_usage(),
             lambda p: p.copy(),
-            lambda p: p.without("label"),
             lambda p: p._store,
             lambda p: setattr(p, "score", 1.0),
             lambda p: p.__setitem__("score", 1.0),
-            lambda p: p.__delitem__("label"),
         ],
     )
     def test_are_refused(self, look):

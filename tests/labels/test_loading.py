@@ -84,6 +84,12 @@ def calibrated(program=None, **options):
     )
 
 
+def other_model():
+    lm = Classifier(leaning(list(LABELS), 1.0)).lm()
+    lm.model = "fake/y"
+    return lm
+
+
 @pytest.fixture
 def lm():
     lm = Classifier(leaning(list(LABELS), 1.0)).lm()
@@ -272,33 +278,32 @@ class TestACalibrationIsOfOnePromptAndOneModel:
         assert not self.said(caplog, program)
         assert not self.said(caplog, program, adapter=None)
 
-    def test_another_adapter(self, program, caplog):
-        (message,) = self.said(caplog, program, adapter=PlainTextAdapter())
-        assert "found with the adapter ChatAdapter, and is used with PlainTextAdapter" in message
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (
+                lambda it: {"adapter": PlainTextAdapter()},
+                "adapter ChatAdapter, and is used with PlainTextAdapter:",
+            ),
+            (lambda it: {"lm": other_model()}, "with the model fake/x, and is used with fake/y"),
+            (lambda it: it.demos.pop(0) and {}, "found with other instructions or demos"),
+            (lambda it: it.demos.reverse() or {}, "found with other instructions or demos"),
+            (
+                lambda it: setattr(it, "signature", it.signature.with_instructions("Judge.")) or {},
+                "found with other instructions or demos",
+            ),
+        ],
+        ids=["adapter", "model", "demos", "order", "instructions"],
+    )
+    def test_another_one(self, program, caplog, change, said):
+        (message,) = self.said(caplog, program, **change(program.program))
+        assert said in message
 
     def test_an_adapter_with_other_settings(self, lm, caplog):
         with dspy.context(adapter=PlainTextAdapter()):
             program = calibrated()
         (message,) = self.said(caplog, program, adapter=PlainTextAdapter(show_instructions=False))
         assert "PlainTextAdapter(show_instructions=False)" in message
-
-    def test_another_model(self, program, caplog):
-        other = Classifier(leaning(list(LABELS), 1.0)).lm()
-        other.model = "fake/other"
-        (message,) = self.said(caplog, program, lm=other)
-        assert "found with the model fake/x, and is used with fake/other" in message
-
-    @pytest.mark.parametrize("what", ["demos", "order", "instructions"])
-    def test_another_prompt(self, program, caplog, what):
-        predictor = program.program
-        if what == "demos":
-            del predictor.demos[0]
-        elif what == "order":
-            predictor.demos.reverse()
-        else:
-            predictor.signature = predictor.signature.with_instructions("Judge.")
-        (message,) = self.said(caplog, program)
-        assert "found with other instructions or demos" in message
 
     def test_nothing_of_it_holds_a_key_or_an_address(self, tmp_path):
         lm = dspy.LM("openai/x", api_key="sk-secret", api_base="http://10.0.0.1")

@@ -1,13 +1,10 @@
 """Log-probabilities of labels that come with a program's own calls, which must stay as they would be without."""
 
 import asyncio
-import enum
-import http.server
-import json
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Literal
 
@@ -17,14 +14,13 @@ from dspy import lm15
 from dspy.clients.cache import Cache
 from dspy.utils.exceptions import AdapterParseError, LMInvalidRequestError
 from fakes import chat_response, logprobs_of
+from label_engines import KIND, REFUSAL, Async, classifier
+from servers import Server, completion, running
 
 from plr_dspy import PlainTextAdapter, completion_lm
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.labels.reader import LEAST, label_reader
-from plr_dspy.labels.requests import LogprobRequests
+from plr_dspy.labels.reader import LEAST, LogprobRequests, labels_read
 from plr_dspy.lm.finite_outputs import labels_of
-
-SENTIMENT = Literal["negative", "positive"]
 
 
 class Scripted:
@@ -54,40 +50,28 @@ class Scripted:
         return dspy.LM("fake/x", engine=self, async_engine=Async(self), **{"cache": False, **options})
 
 
-class Async:
-    def __init__(self, engine):
-        self.engine = engine
-
-    async def complete(self, request):
-        return self.engine.complete(request)
-
-
 def chat(*answer, name="label"):
     return Scripted(f"[[ ## {name} ## ]]\n", *answer, "\n\n[[ ## completed ## ]]")
 
 
-REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
 CONFIDENT = {"positive": 0.9, "negative": 0.06, "Positive": 0.02, "the": 0.001}
 
 
-def reader_of(program, kind=SENTIMENT, requests=None, decision=None):
+def reader_of(program, kind=KIND, requests=None, decision=None):
     """Of the adapter of the context."""
     (name, _), *_ = program.named_predictors()
     output = LabelOutput(name, "label", labels_of(kind))
-    return label_reader(program, output, requests=requests or LogprobRequests(), decision=decision)
+    return labels_read(program, output, requests or LogprobRequests(), decision=decision)
 
 
-def classifier(kind=SENTIMENT, module=dspy.Predict, **config):
-    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
-
-
-def asked(engine, adapter=None, *, kind=SENTIMENT, program=None, requests=None, lm=None, **inputs):
+def asked(engine, adapter=None, *, kind=KIND, program=None, requests=None, lm=None, **inputs):
     """What a program answers, and what was read on the way."""
     program = program or classifier(kind)
-    with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
-        reader = reader_of(program, kind, requests)
-        with dspy.context(adapter=reader):
-            return program(**(inputs or {"text": "good"})), reader.readings
+    with (
+        dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()),
+        reader_of(program, kind, requests) as reader,
+    ):
+        return program(**(inputs or {"text": "good"})), reader.readings
 
 
 def probabilities(found):
@@ -123,19 +107,6 @@ class TestReading:
         assert probabilities(found) == pytest.approx([0.06 / 0.98, 0.92 / 0.98])
         assert engine.requests == [20]
 
-    def test_values_of_other_types(self):
-        class Mood(enum.Enum):
-            GOOD = "fine"
-            BAD = "awful"
-
-        for kind, told, value, label in [
-            (bool, {"True": 0.25, "False": 0.75}, False, "False"),
-            (Mood, {"fine": 0.25, "awful": 0.75}, Mood.BAD, "awful"),
-        ]:
-            answer, (found,) = asked(chat(told), kind=kind)
-            assert answer.label is value
-            assert (found.label, probabilities(found)) == (label, pytest.approx([0.25, 0.75]))
-
     def test_labels_that_share_their_first_token_are_followed(self):
         engine = chat({"very ": 0.8, "neutral": 0.2}, {"good": 0.75, "bad": 0.25})
         _, (found,) = asked(engine, kind=Literal["very bad", "very good", "neutral"])
@@ -160,13 +131,13 @@ class TestReading:
     def test_async(self):
         engine = chat(CONFIDENT)
         program = classifier()
-        reader = reader_of(program)
 
         async def both():
-            with dspy.context(lm=engine.lm(), adapter=reader):
-                return await asyncio.gather(program.acall(text="a"), program.acall(text="b"))
+            return await asyncio.gather(program.acall(text="a"), program.acall(text="b"))
 
-        assert [answer.toDict() for answer in asyncio.run(both())] == [{"label": "positive"}] * 2
+        with dspy.context(lm=engine.lm()), reader_of(program) as reader:
+            answers = asyncio.run(both())
+        assert [answer.toDict() for answer in answers] == [{"label": "positive"}] * 2
         assert [found.label for found in reader.readings] == ["positive"] * 2
         assert engine.requests == [20, 20]
 
@@ -241,8 +212,7 @@ class TestTheProgramStaysAsItIs:
         before, engine = set(dspy.cache.memory_cache), chat(CONFIDENT)
         lm, text = engine.lm(cache=True), "on the disk"
         program = classifier()
-        with dspy.context(lm=lm, adapter=reader_of(program)):
-            reader = dspy.settings.adapter
+        with dspy.context(lm=lm), reader_of(program) as reader:
             for _ in range(2):
                 asyncio.run(program.acall(text=text))
         first, second = reader.readings
@@ -339,79 +309,38 @@ def chat_reply(text):
 LIKELY = {" positive": 0.6, " negative": 0.3, " the": 0.001}
 
 
-class Provider(http.server.ThreadingHTTPServer):
-    """Says " positive", with what might have stood there, in the shape of the endpoint that was asked."""
+def provider(refuses=0):
+    """Says " positive", with what might have stood there, in the shape of the endpoint that was asked.
 
-    daemon_threads = True
+    Args:
+        refuses: The status of replies to requests for log-probabilities, where these are refused.
+    """
 
-    def __init__(self, refuses):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.refuses = refuses
-        self.bodies = []
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.bodies.append(body)
-        asked = bool(body.get("logprobs") or body.get("top_logprobs"))
-        if asked and self.server.refuses:
+    def answer(request):
+        asked = bool(request.body.get("logprobs") or request.body.get("top_logprobs"))
+        if asked and refuses:
             message = "You are not allowed to request logprobs from this model."
             error = {"message": message, "type": "invalid_request_error", "code": None}
-            return self.reply(403 if self.server.refuses == "403" else 400, {"error": error})
-        plain = "prompt" in body
-        choice = {"index": 0, "finish_reason": "stop"}
-        choice |= (
-            {"text": " positive"} if plain else {"message": {"role": "assistant", "content": " positive"}}
-        )
-        if asked:
-            choice["logprobs"] = in_plain() if plain else logprobs_of([LIKELY])
-        usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
-        kind = "text_completion" if plain else "chat.completion"
-        reply = {"id": "x", "object": kind, "created": 1, "model": "m", "choices": [choice], "usage": usage}
-        return self.reply(200, reply)
+            return request.reply(refuses, {"error": error})
+        plain = "prompt" in request.body
+        told = in_plain() if plain else logprobs_of([LIKELY])
+        return request.reply(200, completion(" positive", plain=plain, logprobs=told if asked else None))
 
-    def reply(self, status, body):
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments):
-        pass
+    return running(Server(answer))
 
 
 def in_plain():
     top = {token: math.log(p) for token, p in LIKELY.items()}
-    return {
-        "tokens": [" positive"],
-        "token_logprobs": [top[" positive"]],
-        "top_logprobs": [top],
-        "text_offset": [0],
-    }
+    values = {"token_logprobs": [top[" positive"]], "top_logprobs": [top]}
+    return {"tokens": [" positive"], "text_offset": [0], **values}
 
 
-@contextmanager
-def serving(refuses=""):
-    with Provider(refuses) as provider:
-        thread = threading.Thread(target=provider.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield provider
-        finally:
-            provider.shutdown()
-            thread.join()
-
-
-def lm_of(provider, route, **options):
-    options = {"cache": False, "num_retries": 0, **options}
-    address = f"http://127.0.0.1:{provider.server_port}/v1"
+def lm_of(server, route, **options):
+    options = {"cache": False, "num_retries": 0, "api_base": server.api_base, **options}
     if route == "plain":
-        return completion_lm(route, api_base=address, **options)
+        return completion_lm(route, **options)
     means = {"dspy": {}, "litellm": {"engine": "litellm"}, "text": {"model_type": "text"}}[route]
-    return dspy.LM(f"openai/{route}", api_base=address, api_key="k", **means, **options)
+    return dspy.LM(f"openai/{route}", api_key="k", **means, **options)
 
 
 ROUTES = pytest.mark.parametrize("route", ["dspy", "litellm", "text", "plain"])
@@ -429,29 +358,29 @@ class TestOverHTTP:
     def test_are_read_and_cached_on_the_disk_alone(self, route):
         """In memory one reply of 150 tokens takes 3 MB."""
         before = set(dspy.cache.memory_cache)
-        with serving() as provider:
-            lm = lm_of(provider, route, cache=True)
+        with provider() as server:
+            lm = lm_of(server, route, cache=True)
             (found,) = first = self.asked(lm)
             assert probabilities(found) == pytest.approx([1 / 3, 2 / 3])
             assert set(dspy.cache.memory_cache) == before
             assert self.asked(lm) == first
             assert set(dspy.cache.memory_cache) == before
-        assert len(provider.bodies) == 1
+        assert server.num_requests == 1
 
     def test_stay_in_memory_where_there_is_no_disk_cache(self, route, monkeypatch):
         memory = Cache(enable_disk_cache=False, enable_memory_cache=True, disk_cache_dir=None)
         monkeypatch.setattr(dspy, "cache", memory)
-        with serving() as provider:
-            lm = lm_of(provider, route, cache=True)
+        with provider() as server:
+            lm = lm_of(server, route, cache=True)
             assert self.asked(lm) == self.asked(lm)
-        assert len(provider.bodies) == 1
+        assert server.num_requests == 1
 
-    @pytest.mark.parametrize("status", ["400", "403"])
+    @pytest.mark.parametrize("status", [400, 403])
     def test_are_refused(self, route, status):
         requests = LogprobRequests()
-        with serving(status) as provider:
-            lm = lm_of(provider, route)
+        with provider(status) as server:
+            lm = lm_of(server, route)
             for _ in range(3):
                 assert self.asked(lm, requests) == []
         assert requests.reason == f"{lm.model} refuses requests for log-probabilities"
-        assert len(provider.bodies) == 4
+        assert server.num_requests == 4

@@ -55,22 +55,6 @@ def hang(request):
     request.connection.close_connection = True
 
 
-def cut(request):
-    """Half an answer, and the line is dead."""
-    line = request.connection
-    line.send_response(200)
-    line.send_header("content-length", "5000")
-    line.end_headers()
-    line.wfile.write(b'{"id": "x", "choices": [')
-    line.wfile.flush()
-    line.connection.close()
-    line.close_connection = True
-
-
-def garbage(request):
-    request.reply(200, "<html>It works!</html>")
-
-
 def compiled(provider, *, lm=None, **options):
     """The optimizer after a compile, and the exception it ended in."""
     options = {"max_metric_calls": 120, "num_threads": NUM_THREADS, "display_progress": False, **options}
@@ -104,19 +88,6 @@ def asked():
     return [number for number, _ in counts.most_common(2)]
 
 
-def once_each(trouble, every=12):
-    """Trouble at every so manieth request, but never twice for one prompt."""
-    seen = set()
-
-    def at(number, prompt):
-        if number % every == 2 and prompt not in seen:
-            seen.add(prompt)
-            return trouble
-        return None
-
-    return at, seen
-
-
 ROUTES = pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 
 
@@ -124,13 +95,16 @@ class TestPassing:
     """What the client's retries mend costs requests, and changes nothing else."""
 
     @ROUTES
-    @pytest.mark.parametrize(
-        "trouble",
-        [status(429, retry_after=0.05), status(503, retry_after=0.05)],
-        ids=["429", "503"],
-    )
-    def test_retried_by_the_client(self, clean, trouble, route):
-        at, seen = once_each(trouble)
+    @pytest.mark.parametrize("code", [429, 503])
+    def test_retried_by_the_client(self, clean, code, route):
+        seen = set()
+
+        def at(number, prompt):  # never twice for one prompt
+            if number % 12 == 2 and prompt not in seen:
+                seen.add(prompt)
+                return status(code, retry_after=0.05)
+            return None
+
         with serving(at) as provider:
             result = compiled(provider, lm=provider.lm(**route))
         assert result.error is None
@@ -141,22 +115,6 @@ class TestPassing:
         assert provider.num_requests == clean.program_calls["total"] + len(seen)
         assert len(seen) > 2
 
-    def test_hangs_end_by_the_client_s_timeout(self, clean):
-        with serving(lambda number, prompt: hang if number == 7 else None) as provider:
-            result = compiled(provider, lm=provider.lm(timeout=1.0))
-        assert result.error is None
-        assert result.report.comparison == clean.comparison
-        assert provider.num_requests == clean.program_calls["total"] + 1
-
-    def test_retry_after_is_waited_for(self):
-        with serving(
-            lambda number, prompt: status(429, retry_after=1.5) if number == 0 else None
-        ) as provider:
-            result = compiled(provider, num_threads=1)
-        assert result.error is None
-        first, second, *_ = provider.requests
-        assert second.at - first.at >= 1.5
-
 
 class TestLasting:
     """What the retries do not mend is a failed call: counted, listed, and at `max_errors` the end."""
@@ -166,10 +124,8 @@ class TestLasting:
         [
             (status(429, retry_after=0.01), exceptions.LMRateLimitError),
             (hang, exceptions.LMTransportError),
-            (cut, exceptions.LMTransportError),
-            (garbage, exceptions.LMError),
         ],
-        ids=["429", "hang", "cut", "garbage"],
+        ids=["429", "hang"],
     )
     def test_some_examples(self, asked, trouble, error):
         """Two examples never run: they count for no order, and everything else as before."""
@@ -189,43 +145,29 @@ class TestLasting:
         assert provider.num_requests == report.program_calls["total"] <= 120
         assert report.comparison.chosen >= report.comparison.original
 
-    @pytest.mark.parametrize(
-        ("trouble", "error"),
-        [
-            (status(500, retry_after=0.01), exceptions.LMServerError),
-            (cut, exceptions.LMTransportError),
-        ],
-        ids=["500", "cut"],
-    )
-    def test_all_of_them(self, trouble, error):
+    def test_all_of_them(self):
         """The compile ends with the provider's own error; the report says what failed."""
-        lasting = {"num_retries": 1} if trouble is not cut else {"num_retries": 0}
+        trouble = status(500, retry_after=0.01)
         with serving(lambda number, prompt: trouble if number > 40 else None) as provider:
-            result = compiled(provider, lm=provider.lm(**lasting), max_errors=3)
-        assert isinstance(result.error, error)
+            result = compiled(provider, lm=provider.lm(num_retries=1), max_errors=3)
+        assert isinstance(result.error, exceptions.LMServerError)
         assert result.report.stopped == f"ended by {type(result.error).__name__}"
         failed = sum(e.count for e in result.report.errors)
         assert 3 <= failed <= 3 + NUM_THREADS
         assert provider.num_requests <= 41 + 2 * failed
         assert len(result.best.demos) == 4
 
-
-class TestHopeless:
-    """Every further call would fail in the same way."""
-
     @pytest.mark.parametrize(
         ("trouble", "error", "route"),
         [
             (status(401, kind="invalid_api_key"), exceptions.LMAuthError, {}),
-            (status(401, kind="invalid_api_key"), exceptions.LMAuthError, {"engine": "litellm"}),
-            (status(403, kind="permission_error"), exceptions.LMAuthError, {}),
             (status(402, kind="billing"), exceptions.LMBillingError, {}),
             (status(429, kind="insufficient_quota"), exceptions.LMBillingError, {"engine": "litellm"}),
             (status(404, kind="model_not_found"), exceptions.LMUnsupportedModelError, {}),
         ],
-        ids=["401", "401 of litellm", "403", "402", "quota", "404"],
+        ids=["401", "402", "quota of litellm", "404"],
     )
-    def test_ends_at_once(self, trouble, error, route, caplog):
+    def test_where_every_further_call_would_fail_it_ends_at_once(self, trouble, error, route, caplog):
         with serving(lambda number, prompt: trouble if number >= 10 else None) as provider:
             result = compiled(provider, lm=provider.lm(**route), max_errors=1000)
         assert isinstance(result.error, error)
@@ -235,23 +177,17 @@ class TestHopeless:
         assert "sk-secret" not in caplog.text + json.dumps(result.report.to_dict())
 
 
-class TestTooLong:
-    @ROUTES
-    def test_is_wrong_and_says_which(self, asked, route, caplog):
-        """The prompts of one example do not fit: it counts as wrong for every order."""
-        message = "This model's maximum context length is 10 tokens."
-        trouble = status(400, kind="context_length_exceeded", message=message)
-
-        with serving(
-            lambda number, prompt: trouble if f"question {asked[0]}\n" in prompt else None
-        ) as provider:
-            result = compiled(provider, lm=provider.lm(**route), max_errors=1)
-        assert result.error is None
-        (error,) = result.report.errors
-        assert (error.type, error.outcome) == ("ContextWindowExceededError", "counted as wrong")
-        assert error.examples == [f"trainset[{asked[0]}]"]
-        assert (
-            f"trainset[{asked[0]}] exceeds the context window with the demos in the order self: ["
-            in caplog.text
-        )
-        assert provider.num_requests == result.report.program_calls["total"]
+@ROUTES
+def test_a_prompt_that_is_too_long_is_wrong_and_says_which(asked, route, caplog):
+    """The prompts of one example do not fit: it counts as wrong for every order."""
+    message = "This model's maximum context length is 10 tokens."
+    trouble, text = status(400, kind="context_length_exceeded", message=message), f"question {asked[0]}\n"
+    with serving(lambda number, prompt: trouble if text in prompt else None) as provider:
+        result = compiled(provider, lm=provider.lm(**route), max_errors=1)
+    assert result.error is None
+    (error,) = result.report.errors
+    assert (error.type, error.outcome) == ("ContextWindowExceededError", "counted as wrong")
+    assert error.examples == [f"trainset[{asked[0]}]"]
+    named = f"trainset[{asked[0]}] exceeds the context window with the demos in the order self: ["
+    assert named in caplog.text
+    assert provider.num_requests == result.report.program_calls["total"]

@@ -15,8 +15,7 @@ from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLRe
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.labels.outputs import label_output
-from plr_dspy.labels.reader import label_reader
-from plr_dspy.labels.requests import LogprobRequests
+from plr_dspy.labels.reader import LogprobRequests, labels_read
 from plr_dspy.local import LocalServer
 
 REVIEWS = load_reviews("train")
@@ -66,10 +65,11 @@ def chat_litellm(vllm):
 def probabilities(lm, demos, review):
     program = dspy.Predict(Sentiment)
     program.demos = demos
-    with dspy.context(lm=lm, adapter=PlainTextAdapter()):
-        reader = label_reader(program, label_output(program), requests=LogprobRequests(required=True))
-        with dspy.context(adapter=reader):
-            program(review=review)
+    with (
+        dspy.context(lm=lm, adapter=PlainTextAdapter()),
+        labels_read(program, label_output(program), LogprobRequests("this test")) as reader,
+    ):
+        program(review=review)
     return np.exp(reader.readings[0].log_probabilities)
 
 

@@ -43,102 +43,86 @@ def shown(program):
     return [[demo["question"] for demo in predictor.demos] for predictor in program.predictors()]
 
 
-class TestCandidatePrograms:
-    @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
-    def test_they_are_the_orders_of_the_final_comparison(self, kind):
-        optimizer = reorder(kind)
-        program = optimizer.compile(student(), trainset=EXAMPLES)
-        found = program.candidate_programs
-        assert len(found) == len(optimizer.report.candidates) > 1
-        scores = {tuple(c.ordering["self"]): c.score for c in optimizer.report.candidates}
-        assert {tuple(c["ordering"]["self"]): c["score"] for c in found} == scores
-        assert {c["origin"] for c in found} >= {"original"}
-        demos = [demo.question for demo in student().demos]
-        for candidate in found:
-            assert shown(candidate["program"]) == [[demos[i] for i in candidate["ordering"]["self"]]]
+class Mine(TwoSteps):
+    """Has attributes of the names that compiled programs have, and sees them when it runs."""
 
-    def test_the_chosen_one_comes_first_and_they_run(self):
-        optimizer = reorder()
-        program = optimizer.compile(student(), trainset=EXAMPLES)
-        first, *others = program.candidate_programs
-        assert shown(first["program"]) == shown(program)
-        assert first["score"] == optimizer.report.comparison.chosen
-        gains = {tuple(c.ordering["self"]): c.expected_gain for c in optimizer.report.candidates}
-        ranked = [gains[tuple(c["ordering"]["self"])] for c in others]
-        assert ranked == sorted(ranked, reverse=True)
-        assert all(c["program"](question=EXAMPLES[0].question).answer for c in program.candidate_programs)
+    def __init__(self, kept):
+        super().__init__()
+        self.candidate_programs, self.detailed_results = kept, {"mine": 1}
 
-    def test_the_chosen_one_comes_first_where_another_promises_more(self):
-        """Here the original order stays, since none is sure enough to be better."""
-        optimizer = reorder(min_probability=1.0)
-        program = optimizer.compile(student(), trainset=EXAMPLES)
-        assert max(candidate.expected_gain for candidate in optimizer.report.candidates) > 0
-        assert program.candidate_programs[0]["origin"] == "original"
+    def forward(self, question):
+        assert type(self.candidate_programs) in (list, dict, str)
+        assert self.detailed_results == {"mine": 1}
+        return super().forward(question)
 
-    def test_no_part_of_the_program(self, tmp_path):
-        before = TwoSteps()
-        program = reorder().compile(before, trainset=EXAMPLES)
-        assert len(program.candidate_programs) > 1
-        assert [name for name, _ in program.named_predictors()] == ["first", "second"]
-        assert program.dump_state().keys() - {"metadata"} == before.dump_state().keys() - {"metadata"}
-        program.save(tmp_path / "program.json")
-        saved = json.loads((tmp_path / "program.json").read_text())
-        assert saved.keys() == {"first", "second", "metadata"}
-        again = TwoSteps()
-        again.load(tmp_path / "program.json")
-        assert shown(again) == shown(program)
 
-    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda program: program.deepcopy()])
-    def test_a_copy_has_candidates_of_its_own(self, duplicate):
-        program = reorder().compile(student(), trainset=EXAMPLES)
-        other = duplicate(program)
-        other.candidate_programs[0]["program"].demos.clear()
-        other.demos.clear()
-        assert shown(program)[0] == shown(program.candidate_programs[0]["program"])[0] != []
-        assert program.candidate_programs[0]["program"].demos is not program.demos
+@pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
+def test_they_are_the_orders_of_the_final_comparison_the_chosen_one_first(kind):
+    optimizer = reorder(kind)
+    program = optimizer.compile(student(), trainset=EXAMPLES)
+    found = program.candidate_programs
+    assert len(found) == len(optimizer.report.candidates) > 1
+    scores = {tuple(c.ordering["self"]): c.score for c in optimizer.report.candidates}
+    assert {tuple(c["ordering"]["self"]): c["score"] for c in found} == scores
+    assert {c["origin"] for c in found} >= {"original"}
+    demos = [demo.question for demo in student().demos]
+    for candidate in found:
+        assert shown(candidate["program"]) == [[demos[i] for i in candidate["ordering"]["self"]]]
+    first, *others = found
+    assert shown(first["program"]) == shown(program)
+    assert first["score"] == optimizer.report.comparison.chosen
+    gains = {tuple(c.ordering["self"]): c.expected_gain for c in optimizer.report.candidates}
+    ranked = [gains[tuple(c["ordering"]["self"])] for c in others]
+    assert ranked == sorted(ranked, reverse=True)
+    assert all(c["program"](question=EXAMPLES[0].question).answer for c in found)
 
-    def test_where_nothing_was_compared_there_are_none(self):
-        program = reorder(StaticOrder).compile(student(), trainset=EXAMPLES)
-        assert program.candidate_programs == []
 
-    def test_they_do_not_pile_up(self, tmp_path):
-        first = reorder().compile(student(), trainset=EXAMPLES)
-        second = reorder().compile(first, trainset=EXAMPLES)
-        for candidate in second.candidate_programs:
-            assert not hasattr(candidate["program"], "candidate_programs")
-            assert not hasattr(candidate["program"], "reorder_report")
-        assert len(first.candidate_programs) > 1, "the student keeps what it has"
+def test_the_chosen_one_comes_first_where_another_promises_more():
+    """Here the original order stays, since none is sure enough to be better."""
+    optimizer = reorder(min_probability=1.0)
+    program = optimizer.compile(student(), trainset=EXAMPLES)
+    assert max(candidate.expected_gain for candidate in optimizer.report.candidates) > 0
+    assert program.candidate_programs[0]["origin"] == "original"
 
-    def test_what_a_student_was_found_by_is_no_part_of_it(self, tmp_path):
-        """A report holds seconds: with it a chain of two would never find its folder again."""
-        optimizer = reorder(log_dir=tmp_path)
-        for _ in range(2):
-            optimizer.compile(reorder().compile(TwoSteps(), trainset=EXAMPLES), trainset=EXAMPLES)
-        assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
 
-    def test_attributes_of_the_users_own_stay(self):
-        class Mine(TwoSteps):
-            def forward(self, question):
-                assert self.detailed_results == {"mine": 1}
-                return super().forward(question)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda program: program.deepcopy()])
+def test_they_are_no_part_of_the_program_and_a_copy_has_its_own(duplicate, tmp_path):
+    before = TwoSteps()
+    program = reorder().compile(before, trainset=EXAMPLES)
+    assert len(program.candidate_programs) > 1
+    assert [name for name, _ in program.named_predictors()] == ["first", "second"]
+    assert program.dump_state().keys() - {"metadata"} == before.dump_state().keys() - {"metadata"}
+    program.save(tmp_path / "program.json")
+    saved = json.loads((tmp_path / "program.json").read_text())
+    assert saved.keys() == {"first", "second", "metadata"}
+    other = duplicate(program)
+    other.candidate_programs[0]["program"].second.demos.clear()
+    other.second.demos.clear()
+    assert shown(program) == shown(program.candidate_programs[0]["program"]) != shown(other)
 
-        mine = Mine()
-        mine.detailed_results = {"mine": 1}
-        assert reorder().compile(mine, trainset=EXAMPLES).detailed_results == {"mine": 1}
 
-    @pytest.mark.parametrize("kept", [[], {}, [1], "text"])
-    def test_and_so_do_candidates_of_the_users_own(self, kept):
-        class Mine(TwoSteps):
-            def __init__(self):
-                super().__init__()
-                self.candidate_programs = kept
+def test_where_nothing_was_compared_there_are_none():
+    program = reorder(StaticOrder).compile(student(), trainset=EXAMPLES)
+    assert program.candidate_programs == []
 
-            def forward(self, question):
-                assert self.candidate_programs == kept
-                return super().forward(question)
 
-        optimizer = reorder()
-        program = optimizer.compile(Mine(), trainset=EXAMPLES)
-        assert program.candidate_programs == kept
-        assert not optimizer.report.errors
-        assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept
+def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):
+    """A report holds seconds: with it a chain of two would never find its folder again."""
+    optimizer = reorder(log_dir=tmp_path)
+    for _ in range(2):
+        first = reorder().compile(TwoSteps(), trainset=EXAMPLES)
+        second = optimizer.compile(first, trainset=EXAMPLES)
+    assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
+    for candidate in second.candidate_programs:
+        assert not hasattr(candidate["program"], "candidate_programs")
+        assert not hasattr(candidate["program"], "reorder_report")
+    assert len(first.candidate_programs) > 1, "the student keeps what it has"
+
+
+@pytest.mark.parametrize("kept", [[], {}, [1], "text"])
+def test_attributes_of_the_users_own_stay(kept):
+    optimizer = reorder()
+    program = optimizer.compile(Mine(kept), trainset=EXAMPLES)
+    assert program.candidate_programs == kept
+    assert not optimizer.report.errors
+    assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept

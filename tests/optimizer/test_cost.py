@@ -8,13 +8,13 @@ from statistics import NormalDist
 import dspy
 import litellm
 import pytest
-from fakes import OrderSensitiveEngine, digest, exact_match, questions, student
+from fakes import OrderSensitiveEngine, digest, exact_match, interrupt, lm_of, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.lm.prices import cost_of, price_of
 from plr_dspy.report.data import Report
-from plr_dspy.report.page import page
+from plr_dspy.report.figure import page
 from plr_dspy.report.text import dollars
 
 EXAMPLES = questions(60)
@@ -51,8 +51,20 @@ def price(monkeypatch):
 @pytest.fixture
 def engine():
     engine = PricedEngine()
-    with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
+    with using(engine, MODEL):
         yield engine
+
+
+class Two(dspy.Module):
+    """Its second predictor has no demos."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = student(), dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        self.second(question=question)
+        return self.first(question=question)
 
 
 def optimizer(metric=exact_match, **options):
@@ -73,33 +85,13 @@ class TestPrices:
         assert 0 < known.cached < known.prompt < known.completion
         assert price_of(MODEL) is None  # registered in litellm alone
 
-    @pytest.mark.parametrize(
-        "model",
-        [
-            *(
-                "lm_studio/gpt-4o-mini",
-                "o/gpt-4o-mini",
-                "/gpt-4o-mini",
-                "open/gpt-4o-mini",
-                "vertex/gemini-2.5-pro",
-            ),
-            *("openai/my-own", "fake/other", "", "/", "openai/"),
-        ],
-    )
-    def test_are_not_those_of_another_provider(self, model):
-        assert price_of(model) is None
-
-    @pytest.mark.parametrize(
-        "model",
-        [
-            "vertex_ai/gemini-2.5-pro",
-            "bedrock/amazon.nova-lite-v1:0",
-            "cohere/command-r-08-2024",
-            "gpt-4o-mini",
-        ],
-    )
-    def test_are_known_by_a_part_of_a_provider_and_without_one(self, model):
-        assert price_of(model).completion > price_of(model).prompt > 0
+    def test_are_those_of_the_provider_whose_part_or_model_is_named(self):
+        for model in ("lm_studio/gpt-4o-mini", "open/gpt-4o-mini", "vertex/gemini-2.5-pro", "/gpt-4o-mini"):
+            assert price_of(model) is None
+        for model in ("openai/my-own", "fake/other", "", "/", "openai/"):
+            assert price_of(model) is None
+        for model in ("vertex_ai/gemini-2.5-pro", "bedrock/amazon.nova-lite-v1:0", "gpt-4o-mini"):
+            assert price_of(model).completion > price_of(model).prompt > 0
 
     @pytest.mark.parametrize("missing", ["input_cost_per_token", "output_cost_per_token"])
     def test_need_both(self, missing, monkeypatch):
@@ -126,19 +118,14 @@ class TestPrices:
 
 
 class TestReport:
-    def test_gives_what_the_calls_cost(self, engine, tmp_path):
-        report = compiled(max_metric_calls=150, log_dir=tmp_path)
-        assert report.cost == pytest.approx(engine.cost)
+    def test_gives_what_the_calls_cost_earlier_parts_included(self, engine, tmp_path):
+        for _ in range(2):
+            report = compiled(max_metric_calls=100, log_dir=tmp_path)
+            assert report.cost == pytest.approx(engine.cost)
+        assert report.program_calls["resumed"] == report.program_calls["total"]
         assert dollars(engine.cost) in str(report)
         assert dollars(engine.cost) in page(report)
-        assert dollars(engine.cost) in report._repr_html_()
         assert Report.load(tmp_path / "report.json").cost == report.cost
-
-    def test_earlier_parts_are_paid_for_too(self, engine, tmp_path):
-        compiled(max_metric_calls=150, log_dir=tmp_path)
-        report = compiled(max_metric_calls=150, log_dir=tmp_path)
-        assert report.program_calls["resumed"] == report.program_calls["total"]
-        assert report.cost == pytest.approx(engine.cost)
 
     def test_knows_what_the_provider_had_in_its_cache(self, engine, monkeypatch):
         def cached(request, complete=engine.complete):
@@ -152,24 +139,24 @@ class TestReport:
         assert report.tokens[MODEL]["cached_tokens"] == num_cached
         assert report.cost == pytest.approx(engine.cost - 0.9 * PROMPT * num_cached)
 
-    def test_is_unknown_where_a_price_is(self, engine):
-        with dspy.context(lm=dspy.LM("fake/other", engine=engine, cache=False)):
-            report = compiled(max_metric_calls=150)
-        assert report.cost is None
-        assert "$" not in report.details()
+    def test_and_the_estimate_are_unknown_where_a_price_is(self, engine):
+        """Also where only that of a judge is."""
 
-    def test_a_judge_without_a_price_makes_it_unknown(self, engine):
         class Judge(dspy.Module):
             def __init__(self):
                 super().__init__()
                 self.judge = dspy.Predict("question, answer -> score: float")
-                self.judge.lm = dspy.LM("fake/judge", engine=engine, cache=False)
+                self.judge.lm = lm_of(engine, "fake/judge")
 
             def forward(self, example, prediction):
                 return float(exact_match(example, prediction))  # asks nobody, this time
 
-        assert compiled(metric=Judge(), max_metric_calls=150).cost is None
-        assert optimizer(Judge()).estimate(student(), trainset=EXAMPLES).cost is None
+        for metric, model in [(Judge(), MODEL), (exact_match, "fake/other")]:
+            with dspy.context(lm=lm_of(engine, model)):
+                report = compiled(metric=metric, max_metric_calls=100)
+                found = optimizer(metric).estimate(student(), trainset=EXAMPLES)
+            assert report.cost is found.cost is None
+            assert "$" not in report.details() + str(found)
 
 
 class TestEstimate:
@@ -185,25 +172,14 @@ class TestEstimate:
         assert f"about {dollars(found.cost)} (answers as long as the demos')" in str(found)
         assert engine.num_calls == 0
 
-    def test_is_unknown_without_a_price(self, engine):
-        with dspy.context(lm=dspy.LM("fake/other", engine=engine, cache=False)):
-            found = optimizer().estimate(student(), trainset=EXAMPLES)
-        assert found.cost is None
-        assert "$" not in str(found)
-
     def test_is_unknown_where_demos_show_no_answer(self, engine):
-        class Two(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.second = student(), dspy.Predict("question -> answer")
-
-            def forward(self, question):
-                self.second(question=question)
-                return self.first(question=question)
-
-        found = optimizer().estimate(Two(), trainset=EXAMPLES)
+        found = optimizer(max_cost=1.0).estimate(Two(), trainset=EXAMPLES)
         assert found.prompt_tokens is not None
         assert found.cost is None
+        assert found.affordable_calls is None
+        assert "; max_cost=$1 may end it earlier\n" in str(found)
+        found = optimizer(max_seconds=60).estimate(student(), trainset=EXAMPLES)
+        assert str(found).splitlines()[0].endswith("; max_seconds=60 may end it earlier")
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
     def test_says_when_max_cost_ends_it(self, engine, kind, demos):
@@ -231,28 +207,11 @@ class TestEstimate:
     def test_knows_about_how_many_calls_max_cost_pays_for(self, monkeypatch):
         engine = UnevenEngine()
         monkeypatch.setattr("plr_dspy.optimizer.cost_estimate.cost_of", lambda tokens: A_CALL)
-        with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
+        with using(engine, MODEL):
             reorder = optimizer(max_cost=300 * A_CALL)
             found = reorder.estimate(student(), trainset=EXAMPLES)
             reorder.compile(student(), trainset=EXAMPLES)
         assert 0.9 * found.affordable_calls < engine.num_calls <= found.affordable_calls == 300
-
-    def test_says_that_limits_whose_calls_nobody_knows_may_end_it(self, engine):
-        found = optimizer(max_seconds=60).estimate(student(), trainset=EXAMPLES)
-        assert str(found).splitlines()[0].endswith("; max_seconds=60 may end it earlier")
-        assert found.max_seconds == 60
-
-        class Two(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.second = student(), dspy.Predict("question, draft -> answer")
-
-            def forward(self, question):
-                return self.second(question=question, draft=self.first(question=question).answer)
-
-        found = optimizer(max_cost=1.0).estimate(Two(), trainset=EXAMPLES)
-        assert found.affordable_calls is None
-        assert "; max_cost=$1 may end it earlier\n" in str(found)
 
 
 class UnevenEngine(PricedEngine):
@@ -290,7 +249,7 @@ A_CALL = 400 * PROMPT + 5 * COMPLETION
 
 def limited(engine, *, num_demos=4, **options):
     reorder = optimizer(**options)
-    with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False, num_retries=0)):
+    with using(engine, MODEL):
         reorder.compile(student(num_demos), trainset=EXAMPLES[:40])
     return reorder.report
 
@@ -302,14 +261,13 @@ def selecting(**options):
 
 
 def chosen(chooser, engine):
-    with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False, num_retries=0)):
+    with using(engine, MODEL):
         return chooser.compile(student(0), trainset=EXAMPLES)
 
 
 class TestMaxCost:
-    @pytest.mark.parametrize("num_threads", [1, 16])
     @pytest.mark.parametrize(("spread", "failing"), [(0.0, 0.0), (0.5, 0.1), (1.2, 0.05)])
-    @pytest.mark.parametrize("share", [0.25, 0.8])
+    @pytest.mark.parametrize(("share", "num_threads"), [(0.25, 16), (0.8, 16), (0.25, 1)])
     def test_is_not_passed_and_leaves_a_comparison(self, num_threads, spread, failing, share):
         for seed in range(2):
             engine = UnevenEngine(spread=spread, failing=failing, seed=seed)
@@ -333,25 +291,7 @@ class TestMaxCost:
         assert reports[0].stopped == reports[1].stopped == "budget"
         assert reports[1].settings["max_cost"] == 1e6
 
-    @pytest.mark.parametrize(
-        ("kind", "options"),
-        [
-            (PLReorder, {"auto": "paper"}),
-            (PLReorder, {"auto": "light"}),
-            (PLReorder, {"patience": 2}),
-            (TopKOrder, {}),
-        ],
-    )
-    def test_holds_for_other_plans(self, kind, options):
-        engine = UnevenEngine()
-        reorder = kind(exact_match, max_cost=300 * A_CALL, num_threads=4, display_progress=False, **options)
-        with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
-            reorder.compile(student(), trainset=EXAMPLES[:40])
-        assert engine.cost <= 300 * A_CALL
-        assert reorder.report.comparison is not None
-
-    @pytest.mark.parametrize("limit", [80, 150])
-    @pytest.mark.parametrize("failing", [0.0, 0.1])
+    @pytest.mark.parametrize(("limit", "failing"), [(80, 0.1), (150, 0.0)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing):
         for seed in range(2):
             engine = UnevenEngine(spread=0.3, failing=failing, seed=seed)
@@ -364,44 +304,17 @@ class TestMaxCost:
             assert chooser.report.comparison is not None
             assert program.candidate_programs
 
-    def test_too_little_for_demos_that_are_made_names_what_is_enough(self):
-        engine = PricedEngine()
-        for method in (PLFewShot.compile, PLFewShot.estimate):
-            with (
-                dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)),
-                pytest.raises(ValueError, match="too small for 4 orders") as told,
-            ):
-                method(selecting(max_cost=1e-6), student(0), trainset=EXAMPLES)
-        assert engine.num_calls == 0
-        enough = float(str(told.value).split("max_cost=")[2].split()[0])
-        chooser = selecting(max_cost=enough)
-        chosen(chooser, engine)
-        assert chooser.report.comparison is not None
-        assert 0 < engine.cost <= enough
-        with (
-            dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)),
-            pytest.raises(ValueError, match="too small for 4 orders") as told,
-        ):
-            selecting(max_cost=1e-6, candidates="labeled").estimate(student(0), trainset=EXAMPLES)
-        without = float(str(told.value).split("max_cost=")[2].split()[0])
-        assert enough * 3 / 4 == pytest.approx(without, rel=0.1), "a quarter is for the demos that are made"
-
     def test_a_teacher_needs_a_price(self, engine):
         teacher = student(0)
-        teacher.set_lm(dspy.LM("fake/other", engine=engine, cache=False))
+        teacher.set_lm(lm_of(engine, "fake/other"))
         with pytest.raises(ValueError, match="max_cost needs a price for fake/other"):
             selecting(max_cost=1.0).compile(student(0), teacher=teacher, trainset=EXAMPLES)
         assert engine.num_calls == 0
 
     def test_parts_share_it_and_the_last_costs_nothing_again(self, tmp_path):
-        class Broken(UnevenEngine):
-            def complete(self, request):
-                if self.num_calls == 40:
-                    raise KeyboardInterrupt
-                return super().complete(request)
-
         options = {"max_metric_calls": 200, "max_cost": 100 * A_CALL, "log_dir": tmp_path, "num_threads": 1}
-        broken, engine = Broken(), UnevenEngine()
+        broken, engine = UnevenEngine(), UnevenEngine()
+        broken.at = {40: interrupt}
         with pytest.raises(KeyboardInterrupt):
             limited(broken, **options)
         report = limited(engine, **options)
@@ -420,28 +333,39 @@ class TestMaxCost:
     @pytest.mark.parametrize("model", ["fake/other", "lm_studio/gpt-4o-mini"])
     def test_needs_a_price(self, engine, method, model):
         with (
-            dspy.context(lm=dspy.LM(model, engine=engine, cache=False)),
+            dspy.context(lm=lm_of(engine, model)),
             pytest.raises(ValueError, match=f"max_cost needs a price for {model}: pass max_metric_calls"),
         ):
             getattr(optimizer(max_cost=1.0), method)(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
-    @pytest.mark.parametrize("auto", ["light", "paper"])
-    def test_too_little_names_what_is_enough(self, auto):
-        engine = PricedEngine()
-        with dspy.context(lm=dspy.LM(MODEL, engine=engine, cache=False)):
-            for method in (PLReorder.compile, PLReorder.estimate):
-                with pytest.raises(ValueError, match="too small for 4 orders") as told:
-                    method(optimizer(max_cost=1e-6, auto=auto), student(), trainset=EXAMPLES)
-            assert engine.num_calls == 0
-            enough = float(str(told.value).split("max_cost=")[2].split()[0])
-            reorder = optimizer(max_cost=enough, auto=auto)
-            reorder.compile(student(), trainset=EXAMPLES)
-        assert reorder.report.comparison is not None
-        assert 0 < engine.cost <= enough
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        [(PLReorder, {}), (PLReorder, {"auto": "paper"}), (PLFewShot, {"max_errors": 1000})],
+    )
+    def test_too_little_names_what_is_enough(self, engine, kind, options):
+        """Of which a quarter is for the demos that are made."""
+
+        program = student(6 * (kind is PLReorder))
+
+        def enough(method="estimate", **more):
+            with pytest.raises(ValueError, match="too small for 4 orders") as told:
+                getattr(kind(exact_match, max_cost=1e-6, **options, **more), method)(
+                    program, trainset=EXAMPLES
+                )
+            return float(str(told.value).split("max_cost=")[2].split()[0])
+
+        least = enough()
+        assert least == enough("compile")
+        assert kind is PLReorder or 0.75 * least == pytest.approx(enough(candidates="labeled"), rel=0.1)
+        assert engine.num_calls == 0
+        limited = kind(exact_match, max_cost=least, num_threads=4, display_progress=False, **options)
+        limited.compile(program, trainset=EXAMPLES)
+        assert limited.report.comparison is not None
+        assert 0 < engine.cost <= least
 
     def test_a_hidden_model_without_a_price_ends_the_compile(self, engine):
-        judge = dspy.LM("fake/hidden", engine=engine, cache=False)
+        judge = lm_of(engine, "fake/hidden")
 
         def metric(example, prediction):
             judge("is that right?")

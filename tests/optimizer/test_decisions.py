@@ -8,12 +8,13 @@ import dspy
 import numpy as np
 import pytest
 from dspy.experimental import Choice, Noul, ReAnchor, Score
-from fakes import OrderSensitiveEngine
+from fakes import OrderSensitiveEngine, using
 from label_engines import Decider, normal
+from label_world import number, two
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, order_sensitivity
+from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder
 from plr_dspy.baselines import PDO, GlobalE, TopKOrder
-from plr_dspy.labels.requests import NoProbabilities
+from plr_dspy.labels.reader import NoProbabilities
 
 OPTIONS = (("negative", "it was disliked"), ("positive", "it was liked"))
 KINDS = {
@@ -57,19 +58,11 @@ def exact(example, prediction, trace=None):
     return example.label == plain(prediction.label)
 
 
-def number(text):
-    return int(text.split()[-1])
-
-
 def ascending(demos):
     """How much the demos ascend, from 0 to 1."""
     numbers = [number(demo["text"]) for demo in demos]
     pairs = [a < b for i, a in enumerate(numbers) for b in numbers[i + 1 :]]
     return sum(pairs) / len(pairs) if pairs else 0.5
-
-
-def two(z):
-    return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
 
 
 def sharp(demos, text):
@@ -90,8 +83,23 @@ def engine():
 
 
 def reorder(**options):
-    options = {"max_metric_calls": 200, "num_threads": 2, "display_progress": False, **options}
+    options = {"max_metric_calls": 120, "num_threads": 2, "display_progress": False, **options}
     return PLReorder(exact, **options)
+
+
+def calibrated(program, trainset):
+    return BatchCalibration(display_progress=False).compile(program, trainset=trainset)
+
+
+def check_saved(engine, program, kind, folder):
+    """What is loaded asks the same."""
+    program.save(folder / "program.json")
+    loaded = student(kind, numbers=())
+    loaded.load(folder / "program.json")
+    engine.prompts.clear()
+    answers = [plain(each(text="text 7").label) for each in (program, loaded)]
+    assert answers[0] == answers[1]
+    assert engine.prompts[0] == engine.prompts[1]
 
 
 def shown(program):
@@ -100,7 +108,7 @@ def shown(program):
 
 
 def accuracy(program, kind):
-    return np.mean([exact(each, program(**each.inputs())) for each in examples(kind, 100, first=1000)])
+    return np.mean([exact(each, program(**each.inputs())) for each in examples(kind, 60, first=1000)])
 
 
 class TestPrompts:
@@ -114,13 +122,6 @@ class TestPrompts:
         estimate = reorder().estimate(program, trainset=examples("choice"))
         assert estimate.distinct_prompts == math.factorial(6)
         assert "in no prompt" not in caplog.text
-
-    def test_each_order_is_one_prompt_of_the_model(self, engine):
-        optimizer = reorder(max_metric_calls=60)
-        optimizer.compile(student(), trainset=examples("choice"))
-        assert (
-            len(set(engine.prompts)) == len(engine.prompts) == optimizer.report.program_calls["total"] <= 60
-        )
 
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter()])
     def test_tokens_are_those_of_the_whole_prompt(self, engine, adapter):
@@ -146,23 +147,17 @@ class TestPrompts:
 
 
 class TestOrders:
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("signal", ["score", "logprobs"])
+    @pytest.mark.parametrize(
+        ("kind", "signal"), [*((kind, "logprobs") for kind in KINDS), ("choice", "score"), ("noul", "score")]
+    )
     def test_the_order_is_found_saved_and_loaded(self, engine, kind, signal, tmp_path):
         optimizer = reorder(signal=signal)
         program = student(kind, numbers=(4, 3, 2, 1, 0))
         compiled = optimizer.compile(program, trainset=examples(kind))
         assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.7
-        assert accuracy(compiled, kind) > accuracy(program, kind) + 0.1
         assert optimizer.report.signal.used == signal
         assert not any(engine.asked), "a reply that states probabilities needs no log-probabilities"
-        compiled.save(tmp_path / "program.json")
-        loaded = student(kind, numbers=())
-        loaded.load(tmp_path / "program.json")
-        engine.prompts.clear()
-        answers = [plain(each(text="text 7").label) for each in (compiled, loaded)]
-        assert answers[0] == answers[1]
-        assert engine.prompts[0] == engine.prompts[1]
+        check_saved(engine, compiled, kind, tmp_path)
 
     def test_weights_decide_what_the_probabilities_say(self, engine):
         """The answer is the label of the largest weighted probability, and so the search takes it."""
@@ -175,51 +170,36 @@ class TestOrders:
 
     @pytest.mark.parametrize("candidates", ["labeled", "bootstrapped"])
     def test_demos_are_chosen(self, engine, candidates, tmp_path):
-        options = {"max_metric_calls": 250, "num_threads": 2, "display_progress": False}
+        options = {"max_metric_calls": 150, "num_threads": 2, "display_progress": False}
         optimizer = PLFewShot(exact, candidates=candidates, **options)
         compiled = optimizer.compile(student(numbers=()), trainset=examples("choice", 100))
         assert len(shown(compiled)) > 1
         assert accuracy(compiled, "choice") > accuracy(student(numbers=()), "choice") + 0.05
-        compiled.save(tmp_path / "program.json")
-        loaded = student(numbers=())
-        loaded.load(tmp_path / "program.json")
-        engine.prompts.clear()
-        assert compiled(text="text 7").label == loaded(text="text 7").label
-        assert engine.prompts[0] == engine.prompts[1]
-
-    def test_sensitivity_is_told_before_and_after_calibration(self, engine):
-        engine.probabilities = lambda demos, text: two(
-            (1 if number(text) % 2 else -1) * 1.5 + 0.3 * normal(text) + 6 * (ascending(demos) - 0.5)
-        )
-        found = order_sensitivity(
-            student(),
-            exact,
-            examples("choice", 40),
-            num_orders=8,
-            max_metric_calls=240,
-            display_progress=False,
-        )
-        assert found.calibrated is not None
-        assert found.calibrated.deviation < 0.7 * found.deviation
+        check_saved(engine, compiled, "choice", tmp_path)
 
 
 class TestCalibration:
-    @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter()])
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        ("kind", "adapter"),
+        [
+            *((kind, dspy.ChatAdapter()) for kind in KINDS),
+            ("choice", dspy.JSONAdapter()),
+            ("noul", dspy.JSONAdapter()),
+        ],
+    )
     def test_takes_away_the_lean_and_tells_probabilities(self, engine, kind, adapter, tmp_path):
         engine.probabilities = leaning
-        program, trainset = student(kind), examples(kind, 64)
+        program = student(kind)
         with dspy.context(adapter=adapter):
-            calibrated = BatchCalibration(display_progress=False).compile(program, trainset=trainset)
+            result = calibrated(program, examples(kind, 64))
             assert len(engine.prompts) == 64
             assert not any(engine.asked)
-            before, after = accuracy(program, kind), accuracy(calibrated, kind)
-            assert after > before + 0.15
-            calibrated.save(tmp_path / "program.json")
+            assert accuracy(result, kind) > accuracy(program, kind) + 0.15
+            result.save(tmp_path / "program.json")
             loaded = CalibratedProgram(student(kind, numbers=()))
             loaded.load(tmp_path / "program.json")
             for text in ("text 1", "text 2", "text 8"):
-                one, same, raw = calibrated(text=text), loaded(text=text), program(text=text)
+                one, same, raw = result(text=text), loaded(text=text), program(text=text)
                 assert one.probabilities == pytest.approx(same.probabilities)
                 assert set(one.probabilities) == set(values(kind))
                 assert sum(one.probabilities.values()) == pytest.approx(1)
@@ -229,37 +209,36 @@ class TestCalibration:
                 assert type(one.label) is type(raw.label)
                 told = CalibratedProgram(program)(text=text).probabilities
                 assert told[values(kind)[1]] == pytest.approx(round(leaning([], text)[1], 2), abs=0.006)
-        assert isinstance(before, float)
 
     def test_reads_the_label_after_a_reasoning(self, engine):
         engine.probabilities = leaning
         program = student(module=dspy.ChainOfThought)
-        calibrated = BatchCalibration(display_progress=False).compile(program, trainset=examples("choice"))
-        assert calibrated(text="text 1").reasoning == "because"
-        assert accuracy(calibrated, "choice") > accuracy(program, "choice") + 0.15
+        result = calibrated(program, examples("choice"))
+        assert result(text="text 1").reasoning == "because"
+        assert accuracy(result, "choice") > accuracy(program, "choice") + 0.15
 
     def test_of_weighted_labels_starts_from_the_answers(self, engine):
         """Weights that overdo it are calibrated away like a lean of the model, and the threshold of a Noul is, too."""
         for kind, fields in (("choice", {"weights": {"positive": 0.1}}), ("noul", {"threshold": 0.9})):
             program = student(kind, **fields)
             assert accuracy(program, kind) < 0.85
-            calibrated = BatchCalibration(display_progress=False).compile(program, trainset=examples(kind))
-            assert accuracy(calibrated, kind) > accuracy(student(kind), kind) - 0.05
+            result = calibrated(program, examples(kind))
+            assert accuracy(result, kind) > accuracy(student(kind), kind) - 0.05
 
     def test_orders_are_found_under_it(self, engine):
         engine.probabilities = lambda demos, text: two(
             (1 if number(text) % 2 else -1) * (2 * ascending(demos)) + 0.7 * normal(text) + 3.0
         )
         program = student(numbers=(4, 3, 2, 1, 0))
-        alone = BatchCalibration(display_progress=False).compile(program, trainset=examples("choice"))
+        alone = calibrated(program, examples("choice"))
         compiled = reorder(calibrate=True).compile(program, trainset=examples("choice"))
         assert isinstance(compiled, CalibratedProgram)
         assert accuracy(compiled, "choice") > accuracy(alone, "choice") + 0.1
 
     def test_zeros_and_ones_are_borne(self, engine, recwarn):
         engine.probabilities = lambda demos, text: [float(number(text) % 3 == 0), float(number(text) % 3 > 0)]
-        calibrated = BatchCalibration(display_progress=False).compile(student(), trainset=examples("choice"))
-        assert calibrated(text="text 3").label.value == "negative"
+        result = calibrated(student(), examples("choice"))
+        assert result(text="text 3").label.value == "negative"
         assert not [each for each in recwarn if issubclass(each.category, RuntimeWarning)]
 
 
@@ -305,13 +284,6 @@ class TestReAnchor:
             estimates.append((bool(program.fields), estimate.distinct_prompts))
         assert estimates == [(False, math.factorial(5)), (True, math.factorial(6)), (True, math.factorial(6))]
 
-    def test_fits_weights_on_top_of_a_calibration(self, cached):
-        kind = "bool in fields"
-        calibrated = BatchCalibration(display_progress=False).compile(student(kind), trainset=examples(kind))
-        anchored = self.anchored(calibrated)
-        assert isinstance(anchored, CalibratedProgram)
-        assert accuracy(anchored, kind) >= accuracy(calibrated, kind) - 0.03
-
 
 class Client:
     """Answers decision requests itself, as `dspy.experimental.TypeSafe` does."""
@@ -354,7 +326,7 @@ class TestWhatIsNotSupported:
         ]
         trainset = [each.without("label").with_inputs("text") for each in examples("choice")]
         with pytest.raises(ValueError, match=r"Score.*make it a Choice.*ReAnchor"):
-            BatchCalibration(display_progress=False).compile(self.graded(), trainset=trainset)
+            calibrated(self.graded(), trainset)
         with pytest.raises(ValueError, match=r"Score.*Leave it out"):
             PLReorder(close, calibrate=True).compile(self.graded(), trainset=trainset)
         assert not engine.prompts
@@ -364,10 +336,9 @@ class TestWhatIsNotSupported:
         assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6
 
     def test_replies_without_probabilities_are_told_with_another_cure(self):
-        lm = dspy.LM("fake/x", engine=OrderSensitiveEngine({}), cache=False, num_retries=0)
         cure = r"state the probabilities of 'label'.*declare a Literal alone"
-        with dspy.context(lm=lm), pytest.raises(NoProbabilities, match=cure):
-            BatchCalibration(display_progress=False).compile(student(), trainset=examples("choice"))
+        with using(OrderSensitiveEngine({})), pytest.raises(NoProbabilities, match=cure):
+            calibrated(student(), examples("choice"))
 
     @pytest.mark.parametrize("where", ["settings", "predictor"])
     def test_a_client_of_decision_requests_orders_and_does_not_calibrate(self, where, caplog, tmp_path):
@@ -379,7 +350,7 @@ class TestWhatIsNotSupported:
         program.lm = client if where == "predictor" else None
         with dspy.context(lm=client if where == "settings" else None):
             with pytest.raises(ValueError, match=r"Client.*ReAnchor"):
-                BatchCalibration(display_progress=False).compile(program, trainset=trainset)
+                calibrated(program, trainset)
             with pytest.raises(ValueError, match=r"Client.*Leave it out"):
                 reorder(calibrate=True).compile(program, trainset=trainset)
             with pytest.raises(ValueError, match=r"LM in place of Client.*PLReorder"):
@@ -396,8 +367,7 @@ class TestWhatIsNotSupported:
             assert accuracy(compiled, "annotated") > accuracy(program, "annotated") + 0.1
             ReAnchor(exact, num_threads=1).compile(compiled, trainset=trainset[10:20])
 
-    @pytest.mark.parametrize("kind", ["choice", "annotated", "literal in fields"])
-    @pytest.mark.parametrize("method", [PDO, GlobalE])
+    @pytest.mark.parametrize(("method", "kind"), [(PDO, "choice"), (GlobalE, "literal in fields")])
     def test_methods_that_need_tokens_of_labels_say_so(self, engine, method, kind):
         with pytest.raises(ValueError, match="PLReorder or TopKOrder"):
             method(exact, num_candidates=4).compile(student(kind), trainset=examples(kind))

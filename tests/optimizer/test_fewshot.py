@@ -1,10 +1,6 @@
 """PLFewShot: which demos, how many, in what order."""
 
-import inspect
 import json
-import re
-import sys
-import threading
 import warnings
 from collections import Counter
 from random import Random
@@ -14,28 +10,23 @@ import dspy
 import pytest
 from fakes import (
     FIELD,
+    CopyingEngine,
     LabelEngine,
-    OrderSensitiveEngine,
     chat_response,
+    engine_for,
     exact_match,
     fake_lm,
     logprobs_of,
     questions,
+    using,
 )
 
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.pool import pool_part
 from plr_dspy.programs.splits import value_key
-from plr_dspy.report.data import Report
 
 EXAMPLES = questions(90)
-
-
-def test_help_says_what_its_compile_does():
-    text = inspect.getdoc(PLFewShot.compile)
-    assert "which demos to show" in text.splitlines()[0]
-    assert "with or without any" in text
 
 
 class TwoPredictors(dspy.Module):
@@ -46,26 +37,6 @@ class TwoPredictors(dspy.Module):
 
     def forward(self, question):
         return self.answer(question=question, hint=self.hint(question=question).hint)
-
-
-class CopyingEngine:
-    """Knows nothing: it copies the answer of a demo with the same input, and says "wrong" otherwise."""
-
-    def __init__(self):
-        self.copied, self.calls = 0, 0
-        self._lock = threading.Lock()
-
-    def complete(self, request):
-        texts = [message.text or "" for message in request.messages]
-        asked = dict(FIELD.findall(texts[-1]))["question"].strip()
-        shown = {
-            dict(FIELD.findall(demo))["question"].strip(): dict(FIELD.findall(answer))["answer"].strip()
-            for demo, answer in zip(texts[:-1:2], texts[1::2], strict=False)
-        }
-        with self._lock:
-            self.calls += 1
-            self.copied += asked in shown
-        return chat_response(f"[[ ## answer ## ]]\n{shown.get(asked, 'wrong')}\n\n[[ ## completed ## ]]")
 
 
 def optimizer(**options):
@@ -115,22 +86,6 @@ class Source:
         self.number = number
 
 
-class Interrupted(OrderSensitiveEngine):
-    """Is interrupted at the call after its last one."""
-
-    last = 10_000
-
-    def complete(self, request):
-        if self.num_calls >= self.last:
-            raise KeyboardInterrupt
-        return super().complete(request)
-
-
-def interrupted_lm():
-    engine = Interrupted({example.question: example.answer for example in EXAMPLES})
-    return dspy.LM("fake/order-sensitive", engine=engine, cache=False), engine
-
-
 def share_right(engine, program, examples):
     """What part of many examples the model answers rightly; only the first prompt is DSPy's work."""
     system, *conversation = (
@@ -168,12 +123,6 @@ class TestChoice:
         assert chooser.report.candidates[0].ordering == {"self": []}
         assert chooser.best_program is program
 
-    def test_the_student_is_not_changed(self, engine):
-        student = with_demos(predict())
-        optimizer().compile(student, trainset=EXAMPLES)
-        assert student.demos == EXAMPLES[:3]
-        assert not student._compiled
-
     def test_a_students_own_demos_in_their_order_are_what_is_compared_with(self, engine):
         chooser = optimizer(candidates="labeled")
         chooser.compile(with_demos(predict()), trainset=EXAMPLES)
@@ -201,15 +150,8 @@ class TestChoice:
         assert "every score was 0" in chooser.report.stopped
 
     def test_stays_where_any_demo_breaks_the_format(self):
-        class Confused(OrderSensitiveEngine):
-            def complete(self, request):
-                reply = super().complete(request)
-                return chat_response("Well, let me see ...") if len(request.messages) > 1 else reply
-
-        model = Confused({example.question: example.answer for example in EXAMPLES})
-        lm = dspy.LM("fake/order-sensitive", engine=model, cache=False, num_retries=0)
-        with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-            chooser = optimizer(candidates="labeled")
+        chooser = optimizer(candidates="labeled")
+        with using(engine_for(EXAMPLES, mumbles=lambda texts: len(texts) > 1)):
             program = chooser.compile(predict(), trainset=EXAMPLES)
         assert program.demos == []
         assert chooser.report.comparison.original > 0
@@ -233,26 +175,26 @@ class TestChoice:
         others = questions(600)[90:]
         engine.answers |= {example.question: example.answer for example in others}
         held = []
-        for seed in range(4):
-            chooser = optimizer(candidates="labeled", max_metric_calls=250, seed=seed)
+        for seed in range(3):
+            chooser = optimizer(candidates="labeled", max_metric_calls=200, seed=seed)
             chooser.compile(predict(), trainset=EXAMPLES)
             for best in chooser.report.best_by_number:
                 low, high = best.interval
                 assert low <= best.score <= high
                 assert f"[{low:.3f}, {high:.3f}] by {best.num_examples} examples" in chooser.report.details()
                 held.append(low <= share_right(engine, chooser.program_with(best.num_demos), others) <= high)
-        assert len(held) > 10
+        assert len(held) > 8
         assert sum(held) >= 0.9 * len(held)
 
     def test_the_papers_algorithm_with_draws_that_are_cut_off(self, engine):
         limits = {"min_demos": 1, "max_demos": 3}
-        chooser = optimizer(auto="paper", candidates="labeled", max_metric_calls=3_000, **limits)
+        chooser = optimizer(auto="paper", candidates="labeled", max_metric_calls=1_500, **limits)
         program = chooser.compile(predict(), trainset=EXAMPLES)
         report = chooser.report
         assert 1 <= len(program.demos) <= 3
         assert report.comparison.chosen > report.comparison.original
         assert {"mode", "draw", "best seen"} >= {each.origin for each in report.candidates[1:]}
-        assert report.program_calls["total"] <= 3_000
+        assert report.program_calls["total"] <= 1_500
         number = len(program.demos)
         assert [dict(demo) for demo in chooser.program_with(number).demos] == [dict(d) for d in program.demos]
 
@@ -265,14 +207,6 @@ class TestChoice:
         assert any(origin.startswith("trainset") for origin in answer.origins)
         assert chooser.report.program_calls["bootstrap"] > 0
         assert len(program.predictors()) == 2
-
-    def test_bootstrapped_traces_of_a_chain_of_thought(self, engine):
-        chooser = optimizer(candidates="bootstrapped", min_demos=2)
-        program = chooser.compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES)
-        (slot,) = chooser.report.slots
-        assert slot.num_demos == 4
-        assert all(demo["reasoning"] for demo in slot.demos)
-        assert all(demo.reasoning for demo in program.predictors()[0].demos)
 
     def test_nothing_is_bootstrapped_where_labels_say_all(self, engine):
         labels = Literal[tuple(sorted({example.answer for example in EXAMPLES}))]
@@ -304,21 +238,6 @@ class TestChoice:
         assert len(program.demos) <= 8
         assert chooser.report.program_calls["total"] <= 200
 
-    def test_look_alikes_are_one_demo(self, engine):
-        demos = [dict(EXAMPLES[0]), dict(EXAMPLES[0]), dict(EXAMPLES[1])]
-        chooser = optimizer(candidates=demos)
-        chooser.compile(predict(), trainset=EXAMPLES)
-        assert chooser.report.slots[0].num_demos == 2
-
-    def test_a_teacher_makes_the_demos(self, engine):
-        teacher_engine = OrderSensitiveEngine({e.question: e.answer for e in EXAMPLES})
-        teacher = with_demos(predict(), EXAMPLES[:4])
-        teacher.set_lm(dspy.LM("fake/teacher", engine=teacher_engine, cache=False))
-        chooser = optimizer(candidates="bootstrapped")
-        chooser.compile(predict(), trainset=EXAMPLES, teacher=[teacher])
-        assert teacher_engine.num_calls == chooser.report.program_calls["bootstrap"]
-        assert chooser.report.tokens["fake/teacher"]["total_tokens"] > 0
-
     def test_a_calibrated_teacher_makes_them_too(self, engine):
         labels = Literal[tuple(sorted({example.answer for example in EXAMPLES}))]
         student = dspy.Predict(
@@ -329,48 +248,19 @@ class TestChoice:
         chooser.compile(student, trainset=EXAMPLES, teacher=teacher)
         assert any("bootstrapped" in origin for origin in chooser.report.slots[0].origins)
 
-    def test_a_teacher_without_demos_answers_by_its_own_model_with_labelled_ones(self, engine):
-        teacher_engine = OrderSensitiveEngine({e.question: e.answer for e in EXAMPLES})
-        teacher = predict()
-        teacher.set_lm(dspy.LM("fake/teacher", engine=teacher_engine, cache=False))
-        chooser = optimizer()
-        chooser.compile(predict(), trainset=EXAMPLES, teacher=teacher)
-        assert teacher_engine.num_calls == chooser.report.program_calls["bootstrap"] > 0
-        shown = [text for texts in teacher_engine.requests for text in texts[:-1:2]]
-        assert len(set(shown)) == chooser.max_demos
-        assert teacher.demos == []
-
-    def test_a_student_with_a_model_of_its_own_needs_no_other(self, engine):
-        student = predict()
-        student.set_lm(dspy.settings.lm)
-        chooser = optimizer()
-        with dspy.context(lm=None):
-            chooser.compile(student, trainset=EXAMPLES)
-        assert chooser.report.program_calls["bootstrap"] > 0
-        assert any(origin.startswith("bootstrapped") for origin in chooser.report.slots[0].origins)
-
-    def test_answers_below_the_threshold_make_no_demo(self, engine):
-        chooser = optimizer(candidates="bootstrapped", metric_threshold=2.0)
-        program = chooser.compile(predict(), trainset=EXAMPLES)
-        assert program.demos == []
-        assert chooser.report.program_calls["bootstrap"] == 8
-
 
 class TestLeaks:
     @pytest.mark.parametrize("candidates", ["labeled", "both"])
     def test_no_example_is_scored_with_its_own_answer_in_the_prompt(self, candidates):
-        engine = CopyingEngine()
         doubled = EXAMPLES[:60] + [example.copy() for example in EXAMPLES[:60]]
-        with dspy.context(lm=dspy.LM("fake/copying", engine=engine, cache=False)):
-            chooser = optimizer(candidates=candidates)
-            chooser.compile(predict(), trainset=doubled, valset=doubled[50:70])
-        assert engine.calls > 60
+        with using(CopyingEngine()) as engine:
+            optimizer(candidates=candidates).compile(predict(), trainset=doubled, valset=doubled[50:70])
+        assert engine.num_calls > 60
         assert engine.copied == 0
 
     def test_nor_with_the_students_own_or_those_of_a_list(self):
-        engine = CopyingEngine()
-        with dspy.context(lm=dspy.LM("fake/copying", engine=engine, cache=False)):
-            chooser = optimizer(candidates=[dict(example) for example in EXAMPLES[10:20]])
+        chooser = optimizer(candidates=[dict(example) for example in EXAMPLES[10:20]])
+        with using(CopyingEngine()) as engine:
             chooser.compile(with_demos(predict()), trainset=EXAMPLES)
         assert engine.copied == 0
 
@@ -382,25 +272,35 @@ class TestLeaks:
         assert len(pooled) == chooser.report.slots[0].num_demos == 10
         assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 30
 
-    def test_many_duplicates_leave_others_to_score(self, engine):
-        chooser = optimizer(candidates="labeled")
-        chooser.compile(predict(), trainset=EXAMPLES[:12] * 8)
-        assert chooser.report.slots[0].num_demos == 3
-
 
 class TestTokens:
-    def test_the_limit_holds_for_all_that_is_called(self, engine):
-        chooser = optimizer(candidates="labeled", max_demo_tokens=70, max_demos=6)
-        program = chooser.compile(predict(), trainset=EXAMPLES)
-        assert max(found.tokens for found in chooser.report.best_by_number) <= 70
-        assert len(program.demos) <= 2
-        assert max(len(texts) for texts in engine.requests) <= 1 + 2 * 2
+    def test_the_limit_is_the_most_that_may_be_shown_and_holds_for_all_calls(self, engine):
+        """Each of these demos has as many tokens as any other."""
 
-    def test_demos_over_the_limit_are_in_no_pool(self, engine):
+        def numbers(limit):
+            engine.requests.clear()
+            chooser = optimizer(candidates=list(map(dict, EXAMPLES[:4])), max_demos=3, max_demo_tokens=limit)
+            chooser.compile(predict(), trainset=EXAMPLES[4:])
+            assert (
+                max(len(texts) // 2 for texts in engine.requests)
+                == chooser.report.best_by_number[-1].num_demos
+            )
+            return {best.num_demos: best.tokens for best in chooser.report.best_by_number}
+
+        tokens = numbers(None)
+        assert tokens == {number: number * tokens[1] for number in range(4)}
+        assert list(numbers(2 * tokens[1])) == [0, 1, 2]
+        assert list(numbers(2 * tokens[1] - 1)) == list(numbers(tokens[1])) == [0, 1]
+
+    def test_demos_over_the_limit_are_in_no_pool_but_the_students_own(self, engine):
         long = {"question": "long " * 50, "answer": "answer 1"}
         chooser = optimizer(candidates=[long, *map(dict, EXAMPLES[:4])], max_demo_tokens=70)
-        chooser.compile(predict(), trainset=EXAMPLES)
-        assert chooser.report.slots[0].origins == [f"candidates[{i}]" for i in (1, 2, 3, 4)]
+        program = with_demos(predict(), [dspy.Example(long, question="longer " * 50), EXAMPLES[5]])
+        chooser.compile(program, trainset=EXAMPLES)
+        (slot,) = chooser.report.slots
+        assert slot.origins == ["student", "student", *(f"candidates[{i}]" for i in (1, 2, 3, 4))]
+        assert chooser.report.candidates[0].ordering == {"self": [0, 1]}
+        assert not [each for each in chooser.report.candidates[1:] if 0 in each.ordering["self"]]
 
     def test_a_limit_that_no_demo_fits(self, engine):
         with pytest.raises(
@@ -413,35 +313,6 @@ class TestTokens:
 
 
 class TestPromises:
-    @pytest.mark.parametrize("calls", [60, 99, 150])
-    @pytest.mark.parametrize("candidates", ["labeled", "both"])
-    def test_the_budget_is_hard_and_the_report_counts_every_call(self, engine, calls, candidates):
-        chooser = optimizer(candidates=candidates, max_metric_calls=calls)
-        estimate = chooser.estimate(predict(), trainset=EXAMPLES)
-        assert engine.num_calls == 0
-        chooser.compile(predict(), trainset=EXAMPLES)
-        assert engine.num_calls == chooser.report.program_calls["total"] <= calls
-        assert estimate.program_calls <= calls
-
-    def test_the_same_at_one_and_eight_threads(self, engine):
-        reports = []
-        for num_threads in (1, 8):
-            chooser = optimizer(num_threads=num_threads)
-            chooser.compile(TwoPredictors(), trainset=EXAMPLES)
-            reports.append(plain(chooser.report))
-        assert reports[0] == reports[1]
-
-    def test_the_program_and_the_report_survive_json(self, engine, tmp_path):
-        chooser = optimizer(min_demos=2)
-        program = chooser.compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES)
-        program.save(tmp_path / "program.json")
-        loaded = dspy.ChainOfThought("question -> answer")
-        loaded.load(tmp_path / "program.json")
-        assert shown(loaded) == shown(program)
-        chooser.report.save(tmp_path / "report.json")
-        assert Report.load(tmp_path / "report.json") == chooser.report
-        assert "demos in the order" in chooser.report.details()
-
     def test_the_page_of_the_report(self, engine, tmp_path):
         pytest.importorskip("matplotlib")
         chooser = optimizer(candidates="labeled")
@@ -459,13 +330,6 @@ class TestPromises:
         assert chooser.report.distinct_prompts == 16
         assert chooser.report.settings["exhaustive"]
 
-    def test_all_of_one_class(self, engine):
-        examples = questions(60, classes=1)
-        engine.answers = {example.question: example.answer for example in examples}
-        chooser = optimizer()
-        chooser.compile(predict(), trainset=examples)
-        assert chooser.report.program_calls["total"] == engine.num_calls <= 150
-
     @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
     def test_log_probabilities_are_taken_where_they_come(self, least, limit, most):
         """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
@@ -473,50 +337,21 @@ class TestPromises:
             dspy.Example(text=f"text {i}", label="yes" if i % 2 else "no").with_inputs("text")
             for i in range(60)
         ]
-        engine = ShyEngine(least)
-        student = dspy.Predict(
-            dspy.Signature("text -> label").with_updated_fields("label", type_=Literal["yes", "no"])
+        chooser = PLFewShot(
+            lambda example, prediction: example.label == prediction.label,
+            max_metric_calls=120,
+            max_demos=5,
+            max_demo_tokens=limit,
+            candidates="labeled",
+            display_progress=False,
         )
-        lm = dspy.LM("openai/fake", engine=engine, cache=False)
-        with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-            chooser = PLFewShot(
-                lambda example, prediction: example.label == prediction.label,
-                max_metric_calls=120,
-                max_demos=5,
-                max_demo_tokens=limit,
-                candidates="labeled",
-                display_progress=False,
-            )
-            chooser.compile(student, trainset=examples)
+        with using(ShyEngine(least), "openai/fake") as engine:
+            chooser.compile(dspy.Predict("text -> label: Literal['yes', 'no']"), trainset=examples)
         assert chooser.report.signal.used == "logprobs"
         assert engine.most_shown == most
 
 
 class TestResume:
-    def test_goes_on_from_a_log_dir_whatever_ended_the_compile(self, tmp_path):
-        lm, engine = interrupted_lm()
-        with dspy.context(lm=lm):
-            whole = optimizer()
-            whole.compile(predict(), trainset=EXAMPLES)
-            for calls in (3, 9, 40, 30):
-                engine.last = engine.num_calls + calls
-                with pytest.raises(KeyboardInterrupt):
-                    optimizer(log_dir=tmp_path, num_threads=1).compile(predict(), trainset=EXAMPLES)
-            engine.last = 10_000
-            again = optimizer(log_dir=tmp_path)
-            again.compile(predict(), trainset=EXAMPLES)
-        assert again.report.program_calls["resumed"] > 30
-        assert plain(again.report) == plain(whole.report)
-
-    def test_a_finished_compile_makes_no_call_again(self, engine, tmp_path):
-        reports = []
-        for _ in range(2):
-            chooser = optimizer(log_dir=tmp_path)
-            chooser.compile(predict(), trainset=EXAMPLES)
-            reports.append(plain(chooser.report))
-        assert engine.num_calls == chooser.report.program_calls["total"]
-        assert reports[0] == reports[1]
-
     def test_a_line_that_was_taken_out_is_one_call(self, engine, tmp_path):
         whole = optimizer(log_dir=tmp_path)
         whole.compile(predict(), trainset=EXAMPLES)
@@ -538,13 +373,6 @@ class TestResume:
             counts.append(engine.num_calls)
         assert counts[0] == counts[1] <= 150 < counts[2] == chooser.report.program_calls["total"] <= 300
 
-    def test_a_larger_budget_goes_on(self, engine, tmp_path):
-        optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
-        first = engine.num_calls
-        chooser = optimizer(log_dir=tmp_path, max_metric_calls=250)
-        chooser.compile(predict(), trainset=EXAMPLES)
-        assert first < engine.num_calls == chooser.report.program_calls["total"] <= 250
-
     def test_demos_that_hold_objects_are_the_same_in_another_process(self, engine, tmp_path):
         """Python writes the place in memory of an object without a text of its own, which is never the same again."""
         reports = []
@@ -561,11 +389,6 @@ class TestResume:
             *(report.program_calls["total"] for report in reports[:2]),
         ]
 
-    def test_another_trainset_is_refused(self, engine, tmp_path):
-        optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
-        with pytest.raises(ValueError, match="another compile: the examples changed"):
-            optimizer(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES[:80])
-
 
 class TestBadInput:
     def test_few_examples_get_one_warning(self, engine, caplog):
@@ -574,25 +397,22 @@ class TestBadInput:
         assert len(warned) == 1
 
     @pytest.mark.parametrize(
-        ("options", "error", "message"),
+        "options",
         [
-            ({"auto": "tiny"}, ValueError, "auto must be one of"),
-            ({"candidates": "some"}, ValueError, "candidates must be one of"),
-            ({"candidates": []}, TypeError, "candidates must be one of"),
-            (
-                {"candidates": ["text"]},
-                TypeError,
-                r"candidates\[0\] must be a dspy.Example or a dict; got str",
-            ),
-            ({"max_demos": 0}, ValueError, "max_demos must be at least 1"),
-            ({"max_demos": None}, TypeError, "max_demos must be a whole number; got None"),
-            ({"max_bootstrapped": None}, TypeError, "max_bootstrapped must be a whole number; got None"),
-            ({"min_demos": 5}, ValueError, "min_demos must be between 0 and 4"),
-            ({"max_demo_tokens": 0}, ValueError, "max_demo_tokens must be at least 1"),
+            {"auto": "tiny"},
+            {"candidates": "some"},
+            {"candidates": []},
+            {"candidates": ["text"]},
+            {"max_demos": 0},
+            {"max_demos": None},
+            {"max_bootstrapped": None},
+            {"min_demos": 5},
+            {"max_demo_tokens": 0},
         ],
     )
-    def test_arguments(self, options, error, message):
-        with pytest.raises(error, match=message):
+    def test_arguments(self, options):
+        (name,) = options
+        with pytest.raises((TypeError, ValueError), match=name):
             optimizer(**options)
 
     def test_values_that_json_cannot_hold_are_told_before_the_search(self, engine, caplog):
@@ -608,30 +428,14 @@ class TestBadInput:
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),
+            ({}, {"trainset": EXAMPLES[:1] * 30}, "trainset must hold more examples with different inputs"),
+            ({}, {"trainset": EXAMPLES[:2]}, "trainset must hold more examples with different.*candidates"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):
                 optimizer(**options).compile(predict(), **{"trainset": EXAMPLES, **compiled})
         with pytest.raises(ValueError, match="call compile first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-
-    @pytest.mark.parametrize("trainset", [EXAMPLES[:1] * 30, EXAMPLES[:2]])
-    def test_too_few_different_examples_for_demos(self, engine, trainset):
-        with pytest.raises(
-            ValueError, match=r"trainset must hold more examples with different inputs.*candidates"
-        ):
-            optimizer().compile(predict(), trainset=trainset)
-        assert engine.num_calls == 0
-
-    @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python knows notes from 3.11 on")
-    def test_an_error_while_demos_are_made_names_the_example(self, engine):
-        unlabelled = [dspy.Example(question=example.question).with_inputs("question") for example in EXAMPLES]
-        with pytest.raises(AttributeError) as told:
-            optimizer(candidates="bootstrapped", max_errors=1).compile(predict(), trainset=unlabelled)
-        (note,) = told.value.__notes__
-        assert re.search(
-            r"at trainset\[\d+\]: the last of 1 failures \(max_errors=1\) of the teacher's calls", note
-        )
 
     def test_too_little_time_for_bootstrapping(self, engine):
         with pytest.raises(RuntimeError, match="max_seconds=1e-09 were over when 0 demos"):

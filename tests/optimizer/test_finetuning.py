@@ -74,14 +74,18 @@ def models(program):
     return [predictor.lm.model for predictor in program.predictors()]
 
 
-def test_the_training_prompts_show_the_demos_in_the_chosen_order(few_shot, lm):
+def test_the_training_prompts_and_the_program_keep_the_demos_in_the_chosen_order(few_shot, lm):
     ordered = reorder(few_shot)
     chosen = orders(ordered)
     assert chosen != orders(few_shot)
-    finetune(ordered)
+    tuned = finetune(ordered)
     (conversations,) = lm.provider.jobs
     assert conversations
     assert {tuple(shown(c)) for c in conversations} == {tuple(order) for order in chosen}
+    assert orders(tuned) == chosen
+    assert all(model.endswith("-tuned") for model in models(tuned))
+    assert tuned.reorder_report["program_calls"]["total"] > 0
+    assert not any(model.endswith("-tuned") for model in models(few_shot))
 
 
 def test_each_predictor_trains_on_its_own_order(lm):
@@ -95,35 +99,12 @@ def test_each_predictor_trains_on_its_own_order(lm):
     ]
 
 
-def test_the_program_keeps_its_demos_in_that_order(few_shot):
-    ordered = reorder(few_shot)
-    chosen = orders(ordered)
-    tuned = finetune(ordered)
-    assert orders(tuned) == chosen
-    assert all(model.endswith("-tuned") for model in models(tuned))
-    assert tuned.reorder_report["program_calls"]["total"] > 0
-    assert not any(model.endswith("-tuned") for model in models(few_shot))
-
-
 def test_exclude_demos_trains_without_them_and_leaves_none(few_shot, lm):
     tuned = finetune(reorder(few_shot), exclude_demos=True)
     (conversations,) = lm.provider.jobs
     assert conversations
     assert {len(conversation) for conversation in conversations} == {3}, "system, input, answer"
     assert not any(orders(tuned))
-
-
-def test_the_ordered_program_as_a_teacher(lm):
-    """The student learns, without demos of its own, from prompts in the teacher's order."""
-    student = dspy.Predict("question -> answer")
-    student.set_lm(lm)
-    teacher = reorder(dspy.LabeledFewShot(k=NUM_DEMOS).compile(student, trainset=SHOWN))
-    optimizer = dspy.BootstrapFinetune(metric=exact_match, num_threads=4)
-    tuned = optimizer.compile(student, trainset=REST, teacher=teacher)
-    assert {tuple(shown(c)) for c in lm.provider.jobs[0]} == {tuple(orders(teacher)[0])}
-    assert orders(tuned) == [[]]
-    assert models(tuned) == ["fake/order-sensitive-tuned"]
-    assert teacher.lm is None
 
 
 def test_a_finetuned_program_can_be_ordered_again(few_shot):
@@ -137,31 +118,3 @@ def test_a_finetuned_program_can_be_ordered_again(few_shot):
     assert [sorted(order) for order in orders(again)] == [sorted(order) for order in before]
     assert models(again) == models(tuned)
     assert again.forward.__self__ is again
-
-
-def test_ordering_again_in_the_same_folder_is_refused(few_shot, tmp_path):
-    tuned = finetune(reorder(few_shot, log_dir=tmp_path))
-    with pytest.raises(ValueError, match="models"):
-        reorder(tuned, log_dir=tmp_path)
-
-
-@pytest.mark.parametrize("strategy", ["few -> reorder -> tune", "few -> reorder -> tune -> reorder"])
-def test_inside_better_together(strategy, lm):
-    student = dspy.Predict("question -> answer")
-    student.set_lm(lm)
-    optimizer = dspy.BetterTogether(
-        metric=exact_match,
-        few=dspy.LabeledFewShot(k=NUM_DEMOS),
-        reorder=PLReorder(exact_match, max_metric_calls=150, num_threads=4, display_progress=False),
-        tune=dspy.BootstrapFinetune(metric=exact_match, num_threads=4),
-    )
-    compiled = optimizer.compile(
-        student, trainset=EXAMPLES[:40], valset=EXAMPLES[40:], num_threads=4, strategy=strategy
-    )
-    assert not compiled.flag_compilation_error_occurred
-    programs = {candidate["strategy"]: candidate["program"] for candidate in compiled.candidate_programs}
-    chosen = orders(programs["few -> reorder"])
-    assert {tuple(shown(c)) for c in lm.provider.jobs[0]} == {tuple(chosen[0])}
-    assert orders(programs["few -> reorder -> tune"]) == chosen
-    assert models(programs[strategy]) == ["fake/order-sensitive-tuned"]
-    assert sorted(orders(programs[strategy])[0]) == sorted(chosen[0])

@@ -5,13 +5,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import dspy
-import numpy as np
 import pytest
 import torch
 from fakes import digest, fake_lm, questions
 from threadpoolctl import threadpool_info
 
-from plr_dspy import OrderingSpace, PLReorder, ThompsonSearch, Trial
+from plr_dspy import PLReorder
 from plr_dspy.runtime.threads import one_thread
 
 EXAMPLES = questions(150)
@@ -49,7 +48,7 @@ def compiled(program, **options):
 
 
 class TestTheOriginalOrderStays:
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(2))
     @pytest.mark.parametrize("auto", ["light", "paper"])
     def test_where_no_example_depends_on_the_order(self, seed, auto, caplog):
         class Blind(Direct):
@@ -62,7 +61,7 @@ class TestTheOriginalOrderStays:
         assert chosen.predictor.demos == program.predictor.demos
         assert "no score differed between two prompts" in caplog.text
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(2))
     def test_where_only_its_calls_failed(self, seed):
         class Unlucky(Direct):
             def right(self, order, question):
@@ -104,29 +103,26 @@ class TestWhatWasPaidIsNotLost:
     def test_a_time_limit_in_the_first_round_still_compares(self):
         class Slow(self.Backwards):
             def right(self, order, question):
-                threading.Event().wait(0.04)
+                threading.Event().wait(0.02)
                 return super().right(order, question)
 
-        _, report = compiled(Slow(), auto="heavy", max_seconds=5.0)
+        _, report = compiled(Slow(), auto="heavy", max_seconds=2.0)
         assert report.stopped == "time limit"
         assert report.comparison is not None
         assert report.comparison.num_candidates > 1
 
 
 class TestTheCallersTorch:
-    def test_inference_mode(self):
-        with torch.inference_mode():
-            _, report = compiled(Direct(), max_metric_calls=200)
-        assert report.stopped == "every score was 1 in 60 calls"
+    @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")])
+    def test_inference_mode_and_another_default_device(self, mode):
+        class Varied(Direct):
+            def right(self, order, question):
+                return digest(question + order[0]) < 0.5
 
-    def test_another_default_device(self):
-        before = torch.get_default_device()
-        torch.set_default_device("meta")
-        try:
-            _, report = compiled(Direct(), max_metric_calls=200)
-        finally:
-            torch.set_default_device(before)
-        assert report.stopped == "every score was 1 in 60 calls"
+        expected = compiled(Varied(), max_metric_calls=150)[1].candidates
+        with mode():
+            _, report = compiled(Varied(), max_metric_calls=150)
+        assert report.candidates == expected
 
     def test_threads_are_as_they_were_after_compiles_side_by_side(self):
         def numbers():
@@ -143,33 +139,3 @@ class TestTheCallersTorch:
             list(executor.map(work, range(8)))
         assert set(inside) == {1}
         assert numbers() == before
-
-
-class TestThompsonSearchByItself:
-    def search(self, **options):
-        return ThompsonSearch(OrderingSpace.of_sizes(4), **{"num_examples": 10, **options})
-
-    def test_a_bad_trial_leaves_it_as_it_was(self):
-        search, other = (self.search(example_classes=[0, 1] * 5) for _ in range(2))
-        for each in (search, other):
-            each.tell([Trial(o, 0.5, 2, ((0, 1.0), (1, 0.0))) for o in each.ask()])
-        good = ((3, 2, 1, 0),)
-        for scores in [((10, 1.0),), (("a", 1.0),), ((-1, 1.0),), ((True, 1.0),), ()]:
-            with pytest.raises(ValueError, match=r"example|scores"):
-                search.tell([Trial(good, 0.5, 1, ((2, 1.0),)), Trial(good, 0.5, 1, scores)])
-        for each in (search, other):
-            each.tell([Trial(good, 0.5, 1, ((np.int64(2), np.float64(1.0)),))])
-        assert search.ask() == other.ask()
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            *[("num_examples", value) for value in (0, -1, 2.5, True, None)],
-            *[("num_initial", value) for value in (0, -1, 2.5)],
-            *[("seed", value) for value in (-1, 0.5)],
-            ("example_classes", [0, 1]),
-        ],
-    )
-    def test_arguments_out_of_range_are_refused_by_name(self, name, value):
-        with pytest.raises(ValueError, match=name):
-            self.search(**{name: value})

@@ -1,26 +1,19 @@
+"""PLReorder: what it finds, what it takes into account, what it says."""
+
 import dataclasses
-import json
 import logging
 import math
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-import time
 
 import dspy
 import litellm
-import numpy as np
 import pytest
 import torch
-from fakes import digest, exact_match, fake_lm, questions, student
+from fakes import digest, exact_match, fake_lm, interrupt, questions, student
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
-from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.cells import FAILED, Cell, error_counts
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.search.surrogate.model import OrderingModel
+from plr_dspy.search.model.ordering_model import OrderingModel
 
 EXAMPLES = questions(120)
 
@@ -50,19 +43,6 @@ class TestCompile:
         held_out = dspy.Evaluate(devset=EXAMPLES[90:], metric=exact_match, display_progress=False)
         assert held_out(compiled).score > held_out(program).score
 
-    def test_changes_nothing_but_the_order_in_a_copy(self, engine):
-        program = student()
-        program.lm = dspy.settings.lm
-        before = list(program.demos)
-        compiled = optimizer().compile(program, trainset=EXAMPLES)
-        assert program.demos == before
-        assert not getattr(program, "_compiled", False)
-        assert not hasattr(program, "reorder_report")
-        assert compiled._compiled
-        assert compiled.lm is program.lm
-        assert sorted(d.question for d in compiled.demos) == sorted(d.question for d in before)
-        assert compiled.signature.equals(program.signature)
-
     def test_an_original_order_that_none_beats_stays(self, engine):
         program = student()
         program.demos.sort(key=lambda demo: digest(f"[[ ## question ## ]]\n{demo.question}"))
@@ -73,14 +53,6 @@ class TestCompile:
         assert reorder.report.comparison.interval == (0, 0)
         assert reorder.report.comparison.expected_gain == 0
         assert "the original order stays" in str(reorder.report)
-
-    @pytest.mark.parametrize("update", ["ema", "mle", "mixture", MixtureEM(num_components=2)])
-    def test_every_update(self, engine, update):
-        reorder = optimizer(update=update)
-        reorder.compile(student(), trainset=EXAMPLES)
-        name = update if isinstance(update, str) else update.name
-        assert reorder.report.settings["update"]["name"] == name
-        assert reorder.report.comparison.gain >= 0
 
     def test_an_update_of_the_users_own(self, engine, tmp_path):
         @dataclasses.dataclass(frozen=True)
@@ -102,39 +74,44 @@ class TestCompile:
         assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
         assert settings == {"name": "prior", "weighted": True}
 
-    @pytest.mark.parametrize("update", ["ema", "mle", "mixture"])
-    def test_paper_mode(self, engine, update):
+    @pytest.mark.parametrize("update", ["ema", "mle", "mixture", MixtureEM(num_components=2)])
+    def test_every_update(self, engine, update):
+        """In the paper's search, and the shape that it has there."""
         reorder = optimizer(auto="paper", update=update)
-        reorder.compile(student(), trainset=EXAMPLES[:50])
+        reorder.compile(student(), trainset=EXAMPLES[:20])
         settings = reorder.report.settings
+        assert settings["update"]["name"] == (update if isinstance(update, str) else update.name)
+        assert settings["update"]["smoothing"] == 0.7
+        assert reorder.report.comparison.gain >= 0
         assert (settings["num_iterations"], settings["num_samples"]) == (15, 15)
         assert (settings["elite_fraction"], settings["num_final_draws"]) == (0.2, 10)
-        assert settings["num_train_examples"] == settings["num_train"] == 35
-        assert settings["num_selection_examples"] == settings["num_selection"] == 9
-        assert len(reorder.report.history) == 15
-        assert all(iteration.num_samples == 15 for iteration in reorder.report.history)
-        assert engine.num_calls == reorder.report.program_calls["total"] < 15 * 15 * 35
-        update_settings = settings["update"]
-        if update == "ema":
-            assert (update_settings["smoothing"], update_settings["temperature"]) == (0.7, 1.0)
-        else:
-            assert (update_settings["smoothing"], update_settings["num_steps"]) == (0.7, 60)
+        assert settings["num_train_examples"] == settings["num_train"] == 11
+        assert settings["num_selection_examples"] == settings["num_selection"] == 3
+        assert [iteration.num_samples for iteration in reorder.report.history] == [15] * 15
+        assert engine.num_calls == reorder.report.program_calls["total"] < 15 * 15 * 11
 
     @pytest.mark.parametrize(("auto", "budget"), [("light", 1000), ("medium", 3000), ("heavy", 10_000)])
-    def test_budgets_are_kept(self, engine, auto, budget):
-        reorder = optimizer(auto=auto)
-        assert reorder.estimate(student(8), trainset=EXAMPLES).program_calls <= budget
-        if auto != "heavy":  # it would take as long as half of this file
-            reorder.compile(student(8), trainset=EXAMPLES)
-            assert reorder.report.program_calls["total"] == engine.num_calls <= budget
+    def test_plans_use_most_of_their_budget(self, engine, auto, budget):
+        calls = optimizer(auto=auto).estimate(student(8), trainset=EXAMPLES).program_calls
+        assert 0.9 * budget < calls <= budget
 
-    @pytest.mark.parametrize("auto", ["light", "paper"])
-    def test_max_metric_calls_is_hard(self, engine, auto):
-        reorder = optimizer(auto=auto, max_metric_calls=900)
-        reorder.compile(student(8), trainset=EXAMPLES[:60])
-        assert engine.num_calls <= 900
-        if auto == "paper":
-            assert reorder.report.stopped == "budget"
+    def test_same_report_at_any_number_of_threads_where_calls_fail(self, engine):
+        """Token counts and messages included."""
+
+        def metric(example, prediction):
+            if digest(example.question) < 0.2:
+                raise LookupError(f"{example.question}: no verdict")
+            return exact_match(example, prediction)
+
+        reports = []
+        for num_threads in (1, 32):
+            reorder = optimizer(metric=metric, num_threads=num_threads, max_errors=10_000)
+            reorder.compile(student(), trainset=EXAMPLES)
+            reports.append(reorder.report.to_dict())
+            assert reports[-1]["errors"]
+            assert reports[-1]["tokens"]
+            del reports[-1]["seconds"], reports[-1]["settings"]["num_threads"]
+        assert reports[0] == reports[1]
 
     def test_demo_examples_are_left_out_of_both_splits(self, engine):
         reorder = optimizer()
@@ -148,35 +125,6 @@ class TestCompile:
         reorder = optimizer()
         reorder.compile(student(), trainset=EXAMPLES, valset=[], teacher=[student()])
         assert reorder.report.settings["num_selection"] == 23
-
-    def test_same_seed_same_order_at_any_number_of_threads(self, engine):
-        runs = []
-        for threads, seed in [(4, 1), (1, 1), (8, 1), (4, 2)]:
-            reorder = optimizer(num_threads=threads, seed=seed)
-            compiled = reorder.compile(student(), trainset=EXAMPLES)
-            history = [iteration.best_score for iteration in reorder.report.history]
-            runs.append(([d.question for d in compiled.demos], history, reorder.report.candidates))
-        assert runs[0] == runs[1] == runs[2]
-        assert runs[0] != runs[3]
-
-    def test_same_report_at_any_number_of_threads(self, engine):
-        """Failures, token counts and messages included."""
-
-        def metric(example, prediction):
-            if digest(example.question) < 0.2:
-                raise LookupError(f"{example.question}: no verdict")
-            return exact_match(example, prediction)
-
-        reports = []
-        for num_threads in (1, 4, 32):
-            reorder = optimizer(metric=metric, num_threads=num_threads, max_errors=10_000)
-            reorder.compile(student(), trainset=EXAMPLES)
-            report = reorder.report.to_dict()
-            assert report["errors"]
-            assert report["tokens"]
-            del report["seconds"], report["settings"]["num_threads"]
-            reports.append(report)
-        assert reports[0] == reports[1] == reports[2]
 
     @pytest.mark.parametrize(("share", "enough"), [(0.2, True), (0.6, False)])
     def test_a_tool_that_is_down_at_first_does_not_flatter_the_first_round(
@@ -200,15 +148,12 @@ class TestCompile:
         assert scores == pytest.approx([scores[0]] * len(scores), abs=0.15)
         assert "ran for no order so far: they are left out" in caplog.text
 
-    def test_compile_seed_wins(self, engine):
-        first = optimizer(seed=5).compile(student(), trainset=EXAMPLES)
-        second = optimizer(seed=0).compile(student(), trainset=EXAMPLES, seed=5)
-        assert first.reorder_report["candidates"] == second.reorder_report["candidates"]
-
-    def test_one_prompt_only_costs_nothing(self, engine, caplog):
-        program = student(0)
-        program.demos = [EXAMPLES[0]] * 3
-        reorder = optimizer()
+    @pytest.mark.parametrize(
+        ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]
+    )
+    def test_one_prompt_only_costs_nothing(self, engine, caplog, demos, options):
+        program, reorder = student(demos), optimizer(**options)
+        assert reorder.estimate(program, trainset=EXAMPLES).program_calls == 0
         compiled = reorder.compile(program, trainset=EXAMPLES)
         assert engine.num_calls == 0
         assert compiled.demos == program.demos
@@ -229,23 +174,6 @@ class TestCompile:
         reorder.compile(student(), trainset=EXAMPLES[:60], valset=valset)
         answers = {EXAMPLES[int(texts[-1].split()[6])].answer for texts in engine.requests}
         assert len(answers) == 3
-
-    def test_one_demo_costs_nothing_whatever_the_arguments(self, engine):
-        compiled = optimizer(max_metric_calls=1).compile(student(1), trainset=EXAMPLES[:1])
-        assert compiled.demos == student(1).demos
-        assert engine.num_calls == 0
-
-    def test_demos_that_decide_nothing_are_said_to(self, engine):
-        reorder = PLReorder(lambda example, prediction: 1.0, max_metric_calls=100, display_progress=False)
-        compiled = reorder.compile(student(), trainset=EXAMPLES)
-        assert compiled.demos == student().demos
-        assert reorder.report.stopped == "every score was 1 in 60 calls"
-        assert reorder.report.program_calls["total"] == 60
-
-    def test_no_demos_and_none_to_add(self, engine):
-        with pytest.raises(ValueError, match="LabeledFewShot"):
-            optimizer(num_demos=None).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-        assert engine.num_calls == 0
 
     def test_few_prompts_are_all_scored_and_none_paid_twice(self, engine):
         """3 complete, 3 labelled and 1 dropped demo of a ChainOfThought: 5,040 permutations, 36 prompts."""
@@ -275,47 +203,22 @@ class TestCompile:
         assert f"{total}/{total}" in shown
         assert "mean score" in shown
 
-    def test_errors_of_the_metric_reach_the_user(self, engine):
-        def metric(example, prediction, trace=None):
-            raise LookupError("no such field")
-
-        with pytest.raises(LookupError, match="no such field"):
-            PLReorder(metric, display_progress=False).compile(student(), trainset=EXAMPLES)
-
 
 class TestInterrupts:
     @pytest.mark.parametrize("num_threads", [1, 4])
-    @pytest.mark.parametrize(("calls", "stopped"), [(5, "interrupted"), (950, "interrupted in the final")])
+    @pytest.mark.parametrize(("calls", "stopped"), [(5, "interrupted"), (380, "interrupted in the final")])
     def test_what_was_found_is_kept(self, engine, num_threads, calls, stopped):
-        def metric(example, prediction):
-            if threading.current_thread() is threading.main_thread() and engine.num_calls >= calls:
-                raise KeyboardInterrupt
-            time.sleep(0.001)  # lets the other threads run
-            return exact_match(example, prediction)
-
-        def ring():
-            while engine.num_calls < calls:
-                time.sleep(0.001)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        reorder = PLReorder(metric, num_threads=num_threads, display_progress=False)
-        bell = threading.Thread(target=ring)
-        if num_threads > 1:
-            bell.start()
+        reorder, engine.at = optimizer(num_threads=num_threads), {calls: interrupt}
         with pytest.raises(KeyboardInterrupt):
             reorder.compile(student(), trainset=EXAMPLES)
-        if num_threads > 1:
-            bell.join()
         report = reorder.report
         assert report.stopped.startswith(stopped)
         assert report.comparison is None
-        assert calls - 1 <= report.program_calls["total"] < calls + 100
+        assert calls - num_threads <= report.program_calls["total"] < calls + 20
         assert len(reorder.best_program.demos) == 6
-        if calls > 800:
+        if calls > 300:
             assert report.history[-1].best_score_so_far > report.history[0].mean_score
             assert [d.question for d in reorder.best_program.demos] != [d.question for d in student().demos]
-        compiled = optimizer().compile(student(), trainset=EXAMPLES)
-        assert compiled.reorder_report["stopped"] == "budget"
 
     @pytest.mark.parametrize("which", [1, 3])
     def test_in_a_fit_too(self, engine, monkeypatch, which):
@@ -346,31 +249,12 @@ class TestInterrupts:
             reorder.compile(student(), trainset=EXAMPLES)
         assert reorder.report.stopped == "interrupted in the race of the best"
 
-    def test_after_an_error_too(self, engine):
-        def metric(example, prediction):
-            if engine.num_calls > 130:
-                raise LookupError("gone")
-            return exact_match(example, prediction)
-
-        reorder = PLReorder(metric, num_threads=2, display_progress=False)
-        with pytest.raises(LookupError, match="gone"):
-            reorder.compile(student(), trainset=EXAMPLES)
-        assert len(reorder.report.history) >= 1
-        assert reorder.report.errors[0].type == "LookupError"
-        assert reorder.report.stopped == "ended by LookupError"
-        text = reorder.report.details()
-        assert f"to score {reorder.report.history[-1].best_score_so_far:.3f} on" in text
-        assert "not compared with the original order" in text
-        assert "LookupError: gone (trainset[" in text
-        assert reorder.best_program.reorder_report == reorder.report.to_dict()
-
 
 class TestEstimate:
-    @pytest.mark.parametrize("auto", ["light", "medium", "paper"])
-    @pytest.mark.parametrize("num_demos", [2, 4, 6])
+    @pytest.mark.parametrize(("auto", "num_demos"), [("light", 2), ("light", 6), ("medium", 4), ("paper", 4)])
     def test_is_never_exceeded_and_costs_nothing(self, engine, auto, num_demos):
-        reorder = optimizer(auto=auto)
-        program, trainset = student(num_demos), EXAMPLES[:40]
+        reorder = optimizer(auto=auto, **({"num_iterations": 4} if auto == "paper" else {}))
+        program, trainset = student(num_demos), EXAMPLES[:30]
         before = reorder.estimate(program, trainset=trainset)
         assert engine.num_calls == 0
         reorder.compile(program, trainset=trainset)
@@ -379,10 +263,8 @@ class TestEstimate:
         assert report.program_calls["search"] <= before.search_calls
         assert before.search_calls + before.race_calls + before.final_calls == before.program_calls
         assert report.distinct_prompts == before.distinct_prompts == before.orders["self"]
-        assert (before.num_train, before.num_selection) == (
-            report.settings["num_train"],
-            report.settings["num_selection"],
-        )
+        sizes = report.settings["num_train"], report.settings["num_selection"]
+        assert (before.num_train, before.num_selection) == sizes
         assert "program calls" in str(before)
 
     def test_two_orders_are_two_finalists(self, engine):
@@ -407,13 +289,6 @@ class TestEstimate:
                 return self.second(hint=self.first(question=question).answer)
 
         assert optimizer().estimate(Chain(), trainset=EXAMPLES).prompt_tokens is None
-
-    def test_refuses_what_compile_refuses(self, engine):
-        with pytest.raises(ValueError, match="trainset"):
-            optimizer().estimate(student(), trainset=[])
-
-    def test_one_prompt_only(self, engine):
-        assert optimizer().estimate(student(1), trainset=EXAMPLES).program_calls == 0
 
 
 class TestReport:
@@ -440,41 +315,6 @@ class TestReport:
         ledger = Ledger()
         for example, name in enumerate(["KeyError", "TimeoutError", "TimeoutError"]):
             ledger.add(("order", example), Cell(None, FAILED, name, f"late {example}"), {})
-        errors = ledger.errors([f"trainset[{i}]" for i in range(3)])
+        errors = error_counts(ledger.cells.items(), [f"trainset[{i}]" for i in range(3)])
         assert [(error.type, error.count) for error in errors] == [("TimeoutError", 2), ("KeyError", 1)]
         assert errors[0].examples == ["trainset[1]", "trainset[2]"]
-
-
-class TestSaving:
-    def test_a_new_process_renders_the_same_prompts(self, engine, tmp_path):
-        program = dspy.ChainOfThought("question -> answer")
-        program.predict.demos = [dspy.Example(reasoning="r", **e) for e in EXAMPLES[:4]]
-        compiled = optimizer().compile(program, trainset=EXAMPLES)
-        compiled.save(tmp_path / "program.json")
-        render = textwrap.dedent("""
-            import json, sys, dspy
-            program = dspy.ChainOfThought("question -> answer")
-            program.load(sys.argv[1])
-            messages = dspy.ChatAdapter().format(
-                program.predict.signature, program.predict.demos, {"question": "new"})
-            print(json.dumps(messages))
-        """)
-        command = [sys.executable, "-c", render, str(tmp_path / "program.json")]
-        shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        predictor = compiled.predict
-        assert shown == dspy.ChatAdapter().format(predictor.signature, predictor.demos, {"question": "new"})
-
-
-class TestArguments:
-    def test_numpy_numbers_are_numbers(self):
-        reorder = optimizer(num_samples=np.int64(5), elite_fraction=np.float32(0.5), seed=np.int32(3))
-        assert (reorder.num_samples, reorder.elite_fraction, reorder.seed) == (5, 0.5, 3)
-        assert all(type(value) in (int, float) for value in (reorder.num_samples, reorder.elite_fraction))
-
-    def test_an_lm_on_the_program_is_enough(self):
-        lm, _ = fake_lm(EXAMPLES)
-        program = student()
-        program.lm = lm
-        with dspy.context(lm=None):
-            compiled = optimizer().compile(program, trainset=EXAMPLES)
-        assert compiled.lm is lm

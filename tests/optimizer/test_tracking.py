@@ -33,19 +33,9 @@ def compiled(kind=PLReorder, *, metric=exact_match, **options):
     lm, _ = fake_lm(EXAMPLES)
     with dspy.context(lm=lm):
         student = dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-        optimizer = kind(metric, max_metric_calls=150, display_progress=False, num_threads=2, **options)
+        optimizer = kind(metric, max_metric_calls=120, display_progress=False, num_threads=2, **options)
         program = optimizer.compile(student, trainset=EXAMPLES)
     return program, optimizer
-
-
-def rounds(run):
-    """The child runs of a run, the first round first."""
-    kept = mlflow.search_runs(
-        experiment_ids=[run.info.experiment_id],
-        filter_string=f"tags.mlflow.parentRunId = '{run.info.run_id}'",
-        output_format="list",
-    )
-    return sorted(kept, key=lambda child: int(child.info.run_name.removeprefix("round ")))
 
 
 def statuses():
@@ -77,21 +67,16 @@ def test_autolog_records_a_compile(store):
     assert Report.load(files["reorder_report.json"]) == report
     with open(files["reorder_report.html"]) as page:
         assert "as the prompt shows them" in page.read()
+    assert not {"student", "trainset"} & set(vars(optimizer)), "MLflow adds them to what get_params returns"
     with open(files["best_model.json"]) as state:
         saved = [demo["question"] for demo in json.load(state)["demos"]]
     assert saved == [demo.question for demo in program.demos]
 
 
-def test_it_leaves_the_optimizer_as_it_was(store):
-    """MLflow adds the arguments of `compile` to what `get_params` returns."""
-    mlflow.dspy.autolog(log_traces=False, log_compiles=True)
-    _, optimizer = compiled()
-    assert not {"student", "trainset"} & set(vars(optimizer))
-
-
 def test_a_run_of_ones_own_is_logged_to(store):
     with mlflow.start_run() as run:
         _, optimizer = compiled(TopKOrder)
+        assert mlflow.active_run().info.run_id == run.info.run_id
     logged = mlflow.get_run(run.info.run_id)
     assert logged.data.params["reorder.method"] == "TopKOrder"
     assert "reorder.signal_used" not in logged.data.params
@@ -99,45 +84,9 @@ def test_a_run_of_ones_own_is_logged_to(store):
     assert set(artifacts(logged)) == {"reorder_report.json", "reorder_report.html"}
 
 
-@pytest.mark.parametrize("scheme", ["file", "sqlite"])
-def test_each_round_is_a_child_run(store, scheme, monkeypatch):
-    if scheme == "sqlite":
-        pytest.importorskip("sqlalchemy")
-        pytest.importorskip("alembic")
-        monkeypatch.chdir(store)  # where artifacts go
-        mlflow.set_tracking_uri(f"sqlite:///{store / 'runs.db'}")
-    mlflow.dspy.autolog(log_traces=False, log_compiles=True, log_evals=True)
-    _, optimizer = compiled()
-    run, history = mlflow.last_active_run(), optimizer.report.history
-    assert run.data.params["reorder.method"] == "PLReorder", "the parent's is the last active run"
-    children = rounds(run)
-    assert len(history) > 2
-    assert [child.info.run_name for child in children] == [f"round {i + 1}" for i in range(len(history))]
-    assert [child.data.metrics for child in children] == [
-        {
-            "eval": pytest.approx(100 * round_.best_score_so_far),
-            "reorder.best_score": pytest.approx(round_.best_score_so_far),
-            "reorder.mean_score": pytest.approx(round_.mean_score),
-            "reorder.program_calls": round_.program_calls,
-        }
-        for round_ in history
-    ]
-    assert {child.data.tags["mlflow.user"] for child in children} == {run.data.tags["mlflow.user"]}
-    assert statuses() == {"FINISHED"}
-    assert mlflow.active_run() is None
-
-
-def test_a_run_of_ones_own_stays_active(store):
-    with mlflow.start_run() as run:
-        _, optimizer = compiled()
-        assert mlflow.active_run().info.run_id == run.info.run_id
-    assert len(rounds(run)) == len(optimizer.report.history)
-    assert statuses() == {"FINISHED"}
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("own", [True, False])
-def test_a_compile_that_ends_early_leaves_no_run_open(store, error, own):
+def test_a_compile_that_ends_early_is_logged_and_leaves_no_run_open(store, error, own):
     calls = []
 
     def ending(example, prediction, trace=None):
@@ -154,25 +103,8 @@ def test_a_compile_that_ends_early_leaves_no_run_open(store, error, own):
         assert mlflow.active_run().info.run_id == run.info.run_id
         mlflow.end_run()
     assert mlflow.active_run() is None
-    assert {child.info.status for child in rounds(mlflow.last_active_run())} == {"FINISHED"}
+    assert mlflow.last_active_run().data.metrics["reorder.program_calls"] >= 100
     assert "RUNNING" not in statuses()
-
-
-def test_a_store_that_fails_leaves_no_run_open(store, monkeypatch, caplog):
-    log, batches = mlflow.MlflowClient.log_batch, []
-
-    def breaking(client, run_id, **logged):
-        batches.append(run_id)
-        if len(set(batches)) == 3:  # the parent's, the first round's, the second's
-            raise OSError("disk full")
-        log(client, run_id, **logged)
-
-    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", breaking)
-    with mlflow.start_run() as run:
-        program, _ = compiled()
-    assert program.demos
-    assert [child.info.status for child in rounds(run)] == ["FINISHED", "FAILED"]
-    assert "could not be logged to MLflow: OSError: disk full" in caplog.text
 
 
 def test_the_trainset_is_logged_once(store):
@@ -189,15 +121,12 @@ def test_the_trainset_is_logged_once(store):
     assert len(run.outputs.model_outputs) == 1
 
 
-def test_nothing_is_logged_without_a_run(store):
-    compiled()
-    assert not (store / "runs").exists()
-
-
-def test_a_store_that_fails_costs_no_compile(store, monkeypatch, caplog):
+def test_nothing_is_logged_without_a_run_and_a_store_that_fails_costs_no_compile(store, monkeypatch, caplog):
     def broken(params):
         raise OSError("no such store")
 
+    compiled()
+    assert not (store / "runs").exists()
     monkeypatch.setattr(mlflow, "log_params", broken)
     with mlflow.start_run():
         program, _ = compiled()

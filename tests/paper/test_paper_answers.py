@@ -171,20 +171,6 @@ def test_neighbours_in_that_list_differ():
     assert same == set()
 
 
-@given(st.integers(-(10**12), 10**12), st.integers(1, 10**6))
-def test_any_integer_in_any_form_is_itself_and_no_other(value, step):
-    for form in (
-        f"{value}",
-        f"{value:,}",
-        f"{value}.0",
-        f"The answer is {value:,}.",
-        f"\\boxed{{{value}}}",
-        f"x = {value}",
-    ):
-        assert same_number(form, f"{value:,}")
-        assert not same_number(form, str(value + step))
-
-
 @given(st.fractions(max_denominator=10**4), st.integers(2, 50), st.fractions(min_value=Fraction(1, 10**6)))
 def test_any_fraction_is_itself_however_written_and_no_other(value, factor, step):
     top, bottom = value.numerator * factor, value.denominator * factor
@@ -272,16 +258,6 @@ def test_the_reply_to_an_interrupted_comparison_is_not_taken_for_the_next():
 )
 def test_lenient(predicted, gold, verdict):
     assert lenient(predicted, gold) is verdict
-
-
-@pytest.mark.parametrize(
-    ("output", "gold"),
-    [("The answer is 7, not 3", "3"), ("5 or 6", "6"), ("Step 1: double it. #### 8", "1"), ("2x", "2")],
-)
-def test_lenient_is_right_where_the_strict_measures_are_not(output, gold):
-    assert lenient(output, gold)
-    assert not same_number(output, gold)
-    assert not same_expression(output, gold)
 
 
 def test_without_math_verify_the_error_says_what_to_install(monkeypatch):

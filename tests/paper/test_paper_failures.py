@@ -5,78 +5,37 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import dspy
 import pytest
+from servers import Server, completion, running
 
 from paper.commands import main
 from paper.held_out import HeldOut
 from paper.model import ServedModel
-from paper.results import read_results
+from paper.results import RESULTS, read_results
 from plr_dspy import PlainTextAdapter
 from plr_dspy.data import load_reviews
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "paper"
-USAGE = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
 KEY = "zq9verysecretvalue00817"
-
-
-class Server:
-    """A loopback completions endpoint: answers a label by the length of the prompt, late, or repeats the key."""
-
-    def __init__(self):
-        self.calls, self.keys = 0, set()
-        self.seconds, self.status = 0.0, 200
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                outer.calls += 1
-                outer.keys.add(self.headers.get("Authorization", "").removeprefix("Bearer "))
-                time.sleep(outer.seconds)
-                label = ("negative", "positive")[len(body) % 2]
-                chat = f"[[ ## sentiment ## ]]\n{label}\n\n[[ ## completed ## ]]"
-                choice = {"index": 0, "text": f" {label}\n", "finish_reason": "stop"}
-                choice["message"] = {"role": "assistant", "content": chat}
-                answer = {
-                    "id": "x",
-                    "object": "x",
-                    "created": 1,
-                    "model": "m",
-                    "choices": [choice],
-                    "usage": USAGE,
-                }
-                if outer.status != 200:
-                    answer = {"error": {"message": f"boom key {self.headers.get('Authorization')}"}}
-                content = json.dumps(answer).encode()
-                self.send_response(outer.status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.api_base = f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture
 def server():
-    server = Server()
-    yield server
-    server.close()
+    """A completions endpoint that answers a label by the length of the prompt, late, or repeats the key."""
+
+    def answer(request):
+        time.sleep(server.seconds)
+        label = ("negative", "positive")[len(json.dumps(request.body)) % 2]
+        error = {"error": {"message": f"boom key {request.key}"}}
+        request.reply(server.status, completion(f" {label}\n") if server.status == 200 else error)
+
+    with running(Server(answer)) as server:
+        server.seconds, server.status = 0.0, 200
+        yield server
 
 
 def write_data(folder, *, skip=0):
@@ -104,29 +63,25 @@ def arguments(server, data, out, *more, methods=("Static", "Ours")):
 
 def test_results_on_other_examples_need_another_folder(server, data, tmp_path, capsys):
     assert main(arguments(server, data, tmp_path / "out", methods=["Static"])) == 0
-    calls = server.calls
+    calls = server.num_requests
     other = write_data(tmp_path / "other", skip=20)
     assert main(arguments(server, other, tmp_path / "out")) == 2
     assert "on other examples" in capsys.readouterr().err
-    assert server.calls == calls
+    assert server.num_requests == calls
     assert main(arguments(server, data, tmp_path / "out")) == 0
 
 
 def test_held_out_scores_of_other_examples_are_not_taken(server, tmp_path):
     reviews = load_reviews("test")
+    program = dspy.Predict("review -> sentiment")
+    program.demos = reviews[-2:]
+    calls = []
     with ServedModel("hosted_vllm/fake", (server.api_base,)).open(format="plain") as make_lm:
-        program = dspy.Predict("review -> sentiment")
-        program.demos = reviews[-2:]
-
-        def scored(examples):
+        for examples in (reviews[:4], reviews[:4], reviews[4:8]):
             with dspy.context(lm=make_lm(8), adapter=PlainTextAdapter()):
-                held_out = HeldOut(program, metric=same, examples=examples, folder=tmp_path, num_threads=1)
-                return held_out.scores(), server.calls
-
-        _, first = scored(reviews[:4])
-        _, again = scored(reviews[:4])
-        _, others = scored(reviews[4:8])
-    assert (first, again, others) == (4, 4, 8)
+                HeldOut(program, metric=same, examples=examples, folder=tmp_path, num_threads=1).scores()
+            calls.append(server.num_requests)
+    assert calls == [4, 4, 8]
 
 
 def same(example, prediction, trace=None):
@@ -138,19 +93,11 @@ def test_the_key_that_a_provider_repeats_is_hidden(server, data, tmp_path, capsy
     server.status = 400
     assert main(arguments(server, data, tmp_path / "out", "--api-key-env", "MYKEY")) == 1
     printed = capsys.readouterr()
-    assert server.keys == {KEY}
+    assert {request.key for request in server.requests} == {KEY}
     assert "boom key" in printed.out + printed.err + caplog.text
     assert KEY not in printed.out + printed.err + caplog.text
     for path in (tmp_path / "out").rglob("*"):
         assert path.is_dir() or KEY not in path.read_text(errors="replace")
-
-
-def test_a_key_that_is_not_set_is_an_error(server, data, tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("NOSUCH", raising=False)
-    for more in ([], ["--format", "chat"]):
-        assert main(arguments(server, data, tmp_path / "out", "--api-key-env", "NOSUCH", *more)) == 2
-        assert "NOSUCH is not set" in capsys.readouterr().err
-    assert server.calls == 0
 
 
 def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
@@ -158,18 +105,10 @@ def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
     monkeypatch.setenv("MYKEY", KEY)
     monkeypatch.setenv("OPENAI_API_KEY", "another-account")
     monkeypatch.setenv("OPENAI_BASE_URL", server.api_base)
+    server.answer = lambda request: request.reply(200, completion("negative", plain=False))
     with ServedModel("openai/gpt-x", api_key_env="MYKEY").open(format="chat") as make_lm:
         make_lm(8)("hello")
-    assert server.keys == {KEY}
-
-
-def test_a_run_says_one_line(server, data, tmp_path, caplog):
-    assert main(arguments(server, data, tmp_path / "out", methods=["Static", "PLR-EMA", "PDO-FewShot"])) in (
-        0,
-        1,
-    )
-    lines = [record for record in caplog.records if record.name.startswith(("plr_dspy", "paper"))]
-    assert 1 <= len([line for line in lines if line.levelname == "INFO"]) <= 3
+    assert {request.key for request in server.requests} == {KEY}
 
 
 def children(pid):
@@ -189,20 +128,17 @@ def alive(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_do_not_outlive_a_grid_that_was_killed(server, data, tmp_path, number):
-    server.seconds = 0.3
-    options = ["--jobs", "2", "--seeds", "1", "2"]
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        *arguments(server, data, tmp_path / "out", *options, methods=["Top-K"]),
-    ]
-    grid = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGTERM, 2), (signal.SIGKILL, 2), (signal.SIGKILL, 1)])
+def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_path, number, jobs):
+    server.seconds = 0.3 / (3 - jobs)
+    more = {"methods": ["Static", "Top-K"]}
+    options = arguments(server, data, out := tmp_path / "out", "--seeds", "1", "2", **more)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    grid = subprocess.Popen([sys.executable, str(SCRIPT), *options, "--jobs", str(jobs)], **quiet)
     deadline = time.monotonic() + 240
-    while server.calls < 8 and grid.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert server.calls >= 8, f"the grid ended with {grid.poll()}"
+    while server.num_requests < 24 and grid.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.num_requests >= 24, f"the grid ended with {grid.poll()}"
     workers = children(grid.pid)
     os.kill(grid.pid, number)
     grid.wait(30)
@@ -210,11 +146,13 @@ def test_workers_do_not_outlive_a_grid_that_was_killed(server, data, tmp_path, n
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if alive(pid)]
-    if number == signal.SIGTERM:
-        assert grid.returncode == 130
-    calls = server.calls
+    assert number == signal.SIGKILL or grid.returncode == 130
+    calls, before = server.num_requests, b""
+    if (out / RESULTS).exists():  # Ray may be slow to tell of the first run that ended.
+        before = (out / RESULTS).read_bytes()
     server.seconds = 0.0
-    assert main(arguments(server, data, tmp_path / "out", "--seeds", "1", "2", methods=["Top-K"])) == 0
-    made = sum(r.program_calls["total"] + 6 for r in read_results(tmp_path / "out" / "results.jsonl"))
-    assert made <= server.calls <= made + 8, "only calls under way are made again"
+    assert main(options) == 0
+    assert (out / RESULTS).read_bytes().startswith(before), "what had ended was not made again"
+    made = sum(r.program_calls["total"] + 6 for r in read_results(out / RESULTS))
+    assert made <= server.num_requests <= made + 8, "only calls under way are made again"
     assert calls < made

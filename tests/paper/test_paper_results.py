@@ -71,13 +71,6 @@ class TestGrid:
             "Ours",
         ] * 2
 
-    def test_a_last_line_without_its_end_is_kept(self, tmp_path):
-        made_on(tmp_path, RUNS[:2])
-        path = tmp_path / RESULTS
-        path.write_bytes(path.read_bytes().removesuffix(b"\n"))  # an editor may have taken it
-        assert made_on(tmp_path)[0] == RUNS[2:]
-        assert [result.run for result in read_results(path)] == RUNS
-
     def test_results_of_other_settings_are_refused(self, tmp_path):
         made_on(tmp_path)
         with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
@@ -106,12 +99,6 @@ def _hold(folder, held, leave):
 
 
 class TestRecords:
-    def test_what_a_record_says_is_read_and_further_fields_are_left_aside(self):
-        found = result("trec", 16, 3, "PLR-4", [1.0, 0.5, 0.0], orderings=None, tokens={}, host="a")
-        assert found.run == ("trec", 16, 3, "PLR-4")
-        assert (found.accuracy, found.scores, found.orderings) == (0.5, (1.0, 0.5, 0.0), None)
-        assert RESULT.validate_json(RESULT.dump_json(found)) == found
-
     @pytest.mark.parametrize("name", sorted(record()))
     def test_a_missing_field_is_named(self, name):
         data = record()

@@ -201,24 +201,18 @@ class TestOwned:
         assert duplicate is made[0]
         assert duplicate.answer.demos == EXAMPLES[1::-1]
 
-    def test_history_stays_where_it_was(self, engine):
+    def test_history_stays_where_it_was_also_beside_what_cannot_be_copied(self, engine):
+        class NeverCopied(Colleague):
+            def __deepcopy__(self, memo):
+                raise RuntimeError("no")
+
         program = Holder()
         program(question="question 1")
-        program.lock = threading.Lock()
         program.held = [NeverCopied(program)]
         assert ProgramFactory(program).build({}).history == []
 
 
-class NeverCopied:
-    def __init__(self, program):
-        self.program = program
-
-    def __deepcopy__(self, memo):
-        raise RuntimeError("no")
-
-
-class TestFound:
-    def test_models(self):
-        lms = [dspy.LM(f"openai/{name}") for name in "abc"]
-        program = Holder(judge=lms[0], committee={"members": [(lms[1],)]}, colleague=Colleague(lms[2]))
-        assert {lm.model for lm in language_models(program)} == {"openai/a", "openai/b", "openai/c"}
+def test_models_are_found():
+    lms = [dspy.LM(f"openai/{name}") for name in "abc"]
+    program = Holder(judge=lms[0], committee={"members": [(lms[1],)]}, colleague=Colleague(lms[2]))
+    assert {lm.model for lm in language_models(program)} == {"openai/a", "openai/b", "openai/c"}

@@ -41,9 +41,15 @@ class TestDemosAreLeftOut:
         examples = with_input([(i, f"question {i}") for i in range(60)], style="short")
         assert shown_by([{"question": "question 7", "answer": "a"}], examples) == {7}
 
-    def test_a_common_input_alone_shows_nothing(self):
-        examples = with_input([(i, f"question {i}") for i in range(60)], language="en")
-        assert shown_by([{"language": "en", "topic": "t"}], examples) == set()
+    @pytest.mark.parametrize(("number", "shown"), [(1, {0}), (2, {0, 1}), (3, set())])
+    def test_a_common_input_alone_shows_nothing(self, number, shown):
+        """Common to more than a tenth of the examples."""
+        languages = ["en"] * number + [f"language {i}" for i in range(20 - number)]
+        examples = [
+            dspy.Example(question=str(i), language=language).with_inputs("question", "language")
+            for i, language in enumerate(languages)
+        ]
+        assert shown_by([{"language": "en", "topic": "t"}], examples) == shown
 
     def test_demos_of_a_loaded_program_are_plain_data(self):
         class Ticket(pydantic.BaseModel):
@@ -74,19 +80,12 @@ class TestSplits:
         assert len(parts.selection) == min(max(1, round(count / 5)), count - 1)
         assert [examples[int(name[9:-1])] for name in parts.names] == everything
 
-    def test_a_valset_is_the_selection_split(self):
+    def test_a_valset_is_the_selection_split_and_its_examples_leave_the_train_split(self, caplog):
         examples = questions(50)
-        parts = splits(examples[:30], examples[30:], [examples[0], examples[31]])
-        assert len(parts.train) == 29
-        assert len(parts.selection) == 19
-        assert parts.names[-1].startswith("valset[")
-
-    def test_examples_of_both_sets_leave_the_train_split(self, caplog):
-        examples = questions(50)
-        parts = splits(examples, examples[40:])
-        assert len(parts.train) == 40
-        assert len(parts.selection) == 10
-        assert "10 examples are in both" in caplog.text
+        parts = splits(examples, [*examples[40:], examples[40]], [examples[0], examples[41]])
+        assert (len(parts.train), len(parts.selection)) == (39, 9), "without copies, and what demos show"
+        assert [examples[40:][int(name[7:-1])] for name in parts.names[39:]] == parts.selection
+        assert "9 examples are in both" in caplog.text
 
     @given(st.integers(0, 20), st.booleans())
     def test_classes_keep_their_shares_in_every_prefix(self, seed, with_valset):
@@ -122,11 +121,12 @@ class TestClasses:
         rows = [{"reasoning": f"because {i}", "answer": i % 3} for i in range(30)]
         assert answer_classes(rows, ["reasoning", "answer"]) == [0, 1, 2] * 10
         assert answer_classes(rows, ["reasoning"]) == [0] * 30
+        assert answer_classes([{"answer": each} for each in "aab"], ["answer"]) == [0, 0, 1]
         assert answer_classes([], ["answer"]) == []
 
-    @pytest.mark.parametrize("number", [1, 11, 40])
-    def test_are_several_and_far_fewer_than_examples(self, number):
+    @pytest.mark.parametrize(("number", "are_classes"), [(1, False), (10, True), (11, False), (40, False)])
+    def test_are_several_and_far_fewer_than_examples(self, number, are_classes):
         examples = [
             dspy.Example(question=str(i), answer=i % number).with_inputs("question") for i in range(40)
         ]
-        assert splits(examples).classes is None
+        assert (splits(examples).classes is not None) == are_classes

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import dspy
 import pytest
-from fakes import chat_response, digest
+from fakes import chat_response, digest, logprobs_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import fewshot
 import live
 
 from paper.model import ServedModel
@@ -31,12 +30,14 @@ class Engine:
     def complete(self, request):
         Engine.requests += 1
         share = digest(f"{self.model}{request.messages[-1].text}")
-        return chat_response(" positive" if share < 0.5 else " negative")
+        told = logprobs_of([{" negative": share, " positive": 1.0 - share}])
+        asked = request.config.logprobs is not None
+        return chat_response(" positive" if share < 0.5 else " negative", logprobs=told if asked else None)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs a benchmark on files of a task; gives its table, and how many calls it made."""
+    """Runs the live benchmark on files of a task; gives its table without seconds, and how many calls it made."""
 
     @contextmanager
     def opened(self, **_):
@@ -44,8 +45,7 @@ def run(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(ServedModel, "open", opened)
 
-    def of(benchmark, out, data="first", **changed):
-        side = "original" if benchmark is live else "labelled"
+    def of(out, data="first", sides=("original",), **changed):
         folder = tmp_path / data
         folder.mkdir(exist_ok=True)
         for part in ("train", "test"):
@@ -54,28 +54,50 @@ def run(tmp_path, monkeypatch, capsys):
             ]
             (folder / f"mr_{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         options = FIRST | {f"--{name}": str(value) for name, value in changed.items()}
-        places = ["--tasks", "mr", "--data-dir", str(folder), "--out", str(tmp_path / out), "--sides", side]
+        places = ["--tasks", "mr", "--data-dir", str(folder), "--out", str(tmp_path / out), "--sides", *sides]
         monkeypatch.setattr(sys, "argv", ["x", *places, *(text for pair in options.items() for text in pair)])
         before = Engine.requests
-        benchmark.main()
-        table = [line.rsplit("|", 2)[0] for line in capsys.readouterr().out.splitlines() if "| " in line]
-        return table, Engine.requests - before
+        live.main()
+        table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        return [[*cells[:3], *cells[4:]] for cells in table], Engine.requests - before
 
     return of
 
 
-@pytest.mark.parametrize("benchmark", [fewshot, live], ids=["fewshot", "live"])
 @pytest.mark.parametrize(
     "changed",
     [{"model": "hosted_vllm/two"}, {"pool": 30}, {"test": 30}, {"demos": 4}, {"data": "second"}],
     ids=lambda changed: next(iter(changed)),
 )
-def test_a_result_is_taken_up_by_the_same_command_alone(run, benchmark, changed):
-    first, calls = run(benchmark, "shared")
+def test_a_result_is_taken_up_by_the_same_command_alone(run, changed):
+    first, calls = run("shared")
     assert calls
-    assert run(benchmark, "shared") == (first, 0)
-    assert run(benchmark, "shared", **changed) == run(benchmark, "alone", **changed)
-    assert run(benchmark, "shared") == (first, 0)
+    assert run("shared") == (first, 0)
+    assert run("shared", **changed) == run("alone", **changed)
+    assert run("shared") == (first, 0)
+
+
+def test_sides_have_the_calls_that_they_are_compared_at(run):
+    """Those of the random search without a number; half of the search counts for what follows it."""
+    sides = ("random search", "half of it", "half of it, PLReorder", "PLReorder", "TPE", "PLFewShot@30")
+    table, _ = run("out", sides=sides, candidates=6)
+    calls = {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
+    assert calls["half of it"] < calls["random search"]
+    assert calls["half of it"] < calls["half of it, PLReorder"] <= calls["random search"]
+    assert all(0 < calls[side] <= calls["random search"] for side in ("PLReorder", "TPE"))
+    assert 0 < calls["PLFewShot@30"] <= 30
+
+
+def test_calls_are_counted_whether_answers_are_calibrated_or_not(run):
+    """Labels may decide that they stay as they are."""
+    sides = ("original", "calibrated", "no demos, calibrated", "TopK calibrated@100", "calibrate@40")
+    table, calls = run("out", sides=sides, pool=30)
+    found = {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
+    assert found["calibrated"] == 28
+    assert found["no demos, calibrated"] == 30
+    assert found["TopK calibrated@100"] == 100
+    assert 0 < found["calibrate@40"] <= 40
+    assert calls == sum(found.values()) + len(sides) * 10
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path(live.__file__).parent.glob("*.py")))

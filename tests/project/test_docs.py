@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: .+? -->\s*\Z")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 MOST_NOT_RUN = 3
-BUDGET = 150
+BUDGET = 90
 """Program calls of `auto="light"` here."""
 
 EXAMPLES = questions(40)
@@ -264,3 +264,16 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
             r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?://[^\s\">]+)", page.read_text()
         )
         assert not loaded, f"{page.name} loads {loaded}"
+
+
+ARCHITECTURE = PAGES["docs/architecture.md"].read_text(encoding="utf-8")
+
+
+def test_files_and_packages_of_the_architecture_are_there():
+    named = set(re.findall(r"[a-z_]+(?:/[a-z_]+)+\.py", ARCHITECTURE))
+    missing = [
+        name for name in named if not (ROOT / "plr_dspy" / name).is_file() and not (ROOT / name).is_file()
+    ]
+    assert not missing
+    packages = {path.parent.name for path in (ROOT / "plr_dspy").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"`([a-z_]+)`", ARCHITECTURE))

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from typing import Literal
+from unittest import mock
 
 import dspy
 import numpy as np
@@ -19,30 +20,20 @@ from fakes import LabelEngine, digest, exact_match, fake_lm, questions
 from plr_dspy import PlackettLuce, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import PDO, StaticOrder
 from plr_dspy.cli import commands as cli
-from plr_dspy.report.data import (
-    BestOfNumber,
-    CalibrationEffect,
-    Evidence,
-    Signal,
-)
+from plr_dspy.report.data import BestOfNumber, CalibrationEffect, Evidence, Signal
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EXAMPLES = questions(120)
 NASTY = '<script>alert(1)</script> & "q" costs $5 and $6 \' <img src="http://evil.example/x.png">'
 
 
-def demos(count):
-    return [
-        dspy.Example(
-            question=f"{NASTY if i % 2 else ''} text {i}", answer=f"answer {i % 3}", hint=None, augmented=True
-        )
-        for i in range(count)
-    ]
-
-
 def student(count=6):
     program = dspy.Predict("question -> answer")
-    program.demos = demos(count)
+    texts = [f"{NASTY if i % 2 else ''} text {i}" for i in range(count)]
+    program.demos = [
+        dspy.Example(question=text, answer=f"answer {i % 3}", hint=None, augmented=True)
+        for i, text in enumerate(texts)
+    ]
     return program
 
 
@@ -82,11 +73,11 @@ def chosen():
     return compiled(program, kind=PLFewShot, max_metric_calls=300, candidates="labeled", max_demos=5)
 
 
-def interrupted_after(calls):
+def interrupting():
     made = itertools.count()
 
     def metric(example, prediction, trace=None):
-        if next(made) >= calls:
+        if next(made) >= 20:
             raise KeyboardInterrupt
         return exact_match(example, prediction)
 
@@ -114,12 +105,10 @@ def by_labels():
 
 
 REPORTS = {
-    "64 demos": lambda: compiled(student(64)),
     "several predictors, mixtures": lambda: compiled(Chain(), update="mixture"),
     "paper": lambda: compiled(auto="paper", num_iterations=2, max_metric_calls=None, examples=EXAMPLES[:60]),
     "nothing to compare": lambda: compiled(student(1)),
-    "interrupted in a round": lambda: compiled(metric=interrupted_after(20)),
-    "interrupted later": lambda: compiled(metric=interrupted_after(150)),
+    "interrupted in a round": lambda: compiled(metric=interrupting()),
     "the order given": lambda: compiled(kind=StaticOrder),
     "by labels": by_labels,
 }
@@ -129,7 +118,7 @@ class TestData:
     def test_holds_what_happened(self, report):
         (slot,), calls = report.slots, report.program_calls
         assert len(slot.distributions[0]["logits"]) == 6
-        assert [demo["question"] for demo in slot.demos] == [demo.question for demo in demos(6)]
+        assert [demo["question"] for demo in slot.demos] == [demo.question for demo in student().demos]
         assert all(set(demo) == {"question", "answer"} for demo in slot.demos), "fields that the prompt shows"
         phases = [calls[phase] for phase in ("search", "race", "final", "original")]
         assert sum(phases) == calls["total"]
@@ -166,34 +155,27 @@ class TestData:
         for found in (report, chosen):
             found.save(tmp_path / "report.json")
             assert Report.load(tmp_path / "report.json") == found
-            assert Report.model_validate_json(found.model_dump_json()) == found
             assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-
-    def test_refuses_other_files(self, tmp_path):
         path = tmp_path / "odd.json"
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 11}', '{"schema_version": 10}'):
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 12}', '{"schema_version": 11}'):
             path.write_text(text)
-            with pytest.raises(
-                ValueError, match=r"odd.json holds no plr_dspy report that can be read"
-            ) as caught:
+            with pytest.raises(ValueError, match=r"odd.json holds no plr_dspy report that can") as caught:
                 Report.load(path)
-        assert "expected a report of schema version 11; got 10: read it with the plr_dspy" in str(
-            caught.value
-        )
+        assert "expected a report of schema version 12; got 11: read it with" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
         lm.kwargs["api_key"] = "verysecret1"
-        program = dspy.Predict("question, tags: list[str], n: int -> answer")
-        program.demos = [
-            dspy.Example(question="x" * 490 + "verysecret1" * 9, tags=["a", "ö"], n=3, answer="a"),
-            dspy.Example(question="short", tags=[], n=4, answer="b"),
+        program = dspy.Predict("question, tags: list[str] -> answer")
+        questions_ = ["x" * 490 + "verysecret1" * 9, "short"]
+        program.demos = [dspy.Example(question=text, tags=["a", "ö"], answer="a") for text in questions_]
+        examples = [
+            dspy.Example(question=str(i), tags=[], answer="a").with_inputs("question", "tags")
+            for i in range(9)
         ]
-        examples = [dspy.Example(question=str(i), tags=[], n=i, answer="a") for i in range(9)]
-        examples = [example.with_inputs("question", "tags", "n") for example in examples]
         static = compiled(program, lm=lm, kind=StaticOrder, examples=examples)
         first = static.slots[0].demos[0]
-        assert (first["tags"], first["n"]) == ('["a", "ö"]', "3")
+        assert first["tags"] == '["a", "ö"]'
         assert len(first["question"]) == 500
         assert first["question"].endswith("…")
         assert "verys" not in json.dumps(static.to_dict())
@@ -232,19 +214,12 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
         "distinct_prompts": 2,
         "comparison": comparison,
         "slots": [{**slot, "distributions": [], "demos": [{}, {}]}],
-        "evidence": None,
-        "signal": None,
         "candidates": [
             {"origin": "any", "ordering": {}, "score": 0.5, "expected_gain": more, "probability": sure}
             for more, sure in [(0.0, 0.0), *others]
         ],
-        "calibration": None,
-        "history": [],
         "program_calls": {"total": 100},
-        "tokens": {},
-        "cost": None,
         "seconds": 1.0,
-        "errors": [],
         "stopped": "budget",
         "plr_dspy_version": "0",
         "dspy_version": "0",
@@ -252,22 +227,6 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     }
     settings = {**data["settings"], **changes.pop("settings", {})}
     return Report(**{**data, **changes, "settings": settings})
-
-
-def evidence(num_met, num_differing, num_compared):
-    return Evidence(num_met=num_met, num_differing=num_differing, num_compared=num_compared)
-
-
-def best_of(number, score, interval, ordering=None):
-    ordering = {"self": list(range(number)) if ordering is None else ordering}
-    return BestOfNumber(
-        num_demos=number,
-        ordering=ordering,
-        score=score,
-        num_examples=9,
-        tokens=30 * number,
-        interval=interval,
-    )
 
 
 class TestText:
@@ -283,13 +242,8 @@ class TestText:
         assert all(line in details for line in lines[:-1])
         assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
         assert f"demos in the order {report.slots[0].ordering}, the last next to the question" in details
-        for words in (
-            "720 distinct prompts",
-            "race of the best",
-            "original one there",
-            "exact_match, seed 4",
-        ):
-            assert words in details
+        words = "720 distinct prompts", "race of the best", "original one there", "exact_match, seed 4"
+        assert all(each in details for each in words)
 
     def test_what_calibration_assumes(self):
         effect = CalibrationEffect(
@@ -300,18 +254,13 @@ class TestText:
             shares=[0.8, 0.2],
             chosen_calibrated=0.65,
             offsets=[0.1, -0.1],
-            before=None,
-            after=None,
             always=[0.4, 0.6],
         )
         signal = Signal(used="logprobs", reason="", labels=["a", "b"])
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, calibrated: " in text
-        assert (
-            "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the probabilities"
-            in text
-        )
+        assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
         unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the replies failed.
         assert "assumed" not in str(unassumed)
         assert "if calibration cannot read them either, it gives 0.52" in unassumed.details()
@@ -321,11 +270,17 @@ class TestText:
         assert "calibration alone, which needs no search" in str(by_hand(calibration=worse, signal=signal))
 
     def test_numbers_of_demos_that_differ_beyond_chance(self, chosen):
+        found = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]
         numbers = [
-            best_of(0, 0.4, (0.3, 0.5)),
-            best_of(1, 0.7, (0.4, 1.0)),
-            best_of(2, 0.8, (0.75, 0.85), [1, 0]),
-            best_of(3, 0.99, (0.95, 1.0)),
+            BestOfNumber(
+                num_demos=number,
+                ordering={"self": list(range(number))[::-1]},
+                score=score,
+                num_examples=9,
+                tokens=30 * number,
+                interval=interval,
+            )
+            for number, (score, interval) in enumerate(found)
         ]
         text = str(by_hand(best_by_number=numbers))
         assert (
@@ -338,20 +293,13 @@ class TestText:
         assert "0 demos (0 tokens)" in str(chosen).splitlines()[1]
 
     @pytest.mark.parametrize(
-        ("probability", "found", "said"),
-        [
-            (0.9, (40, 30, 20), ["better with probability 0.90\n"]),
-            (0.74, (44, 30, 44), ["may be chance (better with probability 0.74)", "only further examples"]),
-            (0.74, (44, 30, 20), ["20 of 40 examples: a larger budget"]),
-            (0.3, (40, 0, 40), ["no score differed", "may not reach the model"]),
-            (0.3, (3, 0, 3), ["only 3 examples", "a larger budget (max_metric_calls) would tell"]),
-        ],
+        ("probability", "said"),
+        [(0.9, "better with probability 0.90\n"), (0.89, "may be chance (better with probability 0.89)\n")],
     )
-    def test_the_claim_is_about_new_examples_and_advice_names_what_is_short(self, probability, found, said):
-        text = str(by_hand(others=[(0.02, probability)], evidence=evidence(*found)))
-        assert "gain +0.020 [-0.030, +0.070] expected on new examples" in text
-        assert all(words in text for words in said)
-        assert ("may be chance" in text) == (probability < 0.9)
+    def test_the_claim_is_about_new_examples(self, probability, said):
+        text = str(by_hand(others=[(0.02, probability)]))
+        assert f"gain +0.020 [-0.030, +0.070] expected on new examples, {said}" in text
+        assert ("may be chance" in repr(by_hand(others=[(0.02, probability)]))) == (probability < 0.9)
 
     @pytest.mark.parametrize(
         ("gain", "least", "said"),
@@ -395,7 +343,8 @@ class TestText:
     )
     def test_what_was_short(self, num_usable, found, options, said):
         settings = {"most_useful_calls": 302, **options.pop("settings", {})}
-        options = {**options, "settings": settings, "evidence": evidence(*found)}
+        met = dict(zip(("num_met", "num_differing", "num_compared"), found, strict=True))
+        options = {**options, "settings": settings, "evidence": Evidence(**met)}
         assert said in str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
 
     @pytest.mark.parametrize(("kind", "num_demos"), [(PLReorder, 6), (PLFewShot, 0)])
@@ -405,10 +354,9 @@ class TestText:
         program.demos = EXAMPLES[:num_demos]
         found = compiled(program, kind=kind, max_metric_calls=1_000, examples=EXAMPLES[:14])
         assert found.stopped == "budget"
-        compared = found.comparison.model_copy(update={"probability": 0.7})
         changes = {
-            "comparison": compared,
-            "evidence": evidence(8, 4, 2),
+            "comparison": found.comparison.model_copy(update={"probability": 0.7}),
+            "evidence": Evidence(num_met=8, num_differing=4, num_compared=2),
             "candidates": found.candidates[::-1],
         }
         assert "examples: only further examples" in str(found.model_copy(update=changes))
@@ -419,10 +367,10 @@ class TestText:
         )
 
     def test_few_examples_of_the_final_comparison_say_nothing_by_themselves(self):
-        few = by_hand()
-        few = few.model_copy(update={"comparison": few.comparison.model_copy(update={"num_examples": 3})})
-        assert "final comparison alone: 0.500 -> 0.600 on 8 examples" in by_hand().details()
-        assert "final comparison alone" not in few.details()
+        enough = by_hand()
+        fewer = enough.comparison.model_copy(update={"num_examples": 7})
+        assert "final comparison alone: 0.500 -> 0.600 on 8 examples" in enough.details()
+        assert "final comparison alone" not in enough.model_copy(update={"comparison": fewer}).details()
 
     @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
     def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):
@@ -439,9 +387,6 @@ class TestText:
             assert f"{c.expected_chosen[0]:.7f}"[:9] in text
             assert "0.000 " not in text
 
-    def test_a_notebook_shows_the_text(self, report):
-        assert report._repr_html_().startswith("<pre>PLReorder: ")
-
 
 class TestFigure:
     @pytest.mark.parametrize("kind", REPORTS)
@@ -449,6 +394,7 @@ class TestFigure:
         report = REPORTS[kind]()
         figure = report.plot()
         assert figure._repr_png_().startswith(PNG)
+        assert report._repr_html_().startswith(f"<pre>{report.settings['method']}: ")
         report.to_html(tmp_path / "report.html")
         assert report.details() in opened(tmp_path / "report.html")
         assert str(report).splitlines()[0] == report.details().splitlines()[0]
@@ -517,9 +463,9 @@ class TestPage:
         chosen.to_html(tmp_path / "report.html")
         text = opened(tmp_path / "report.html")
         assert "PLFewShot: the choice of demos" in text
-        for best in chosen.best_by_number:
-            assert f"best of {best.num_demos} demos: score {best.score:.3f}" in text
-        assert all(chosen.slots[0].origins[demo] in text for demo in chosen.slots[0].ordering)
+        told = {f"best of {best.num_demos} demos: score {best.score:.3f}" for best in chosen.best_by_number}
+        told |= {f"demo {demo} ({chosen.slots[0].origins[demo]}): " for demo in chosen.slots[0].ordering}
+        assert all(words in text for words in told)
 
     def test_odd_text_and_errors_are_escaped(self, tmp_path):
         def metric(example, prediction, trace=None):
@@ -540,11 +486,7 @@ class TestPage:
 
     def test_appears_whole_or_not_at_all(self, report, tmp_path, monkeypatch):
         (tmp_path / "report.html").write_text("before")
-
-        def fails(*arguments):
-            raise OSError("no space left")
-
-        monkeypatch.setattr(os, "replace", fails)
+        monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError("no space left")))
         with pytest.raises(OSError, match="no space"):
             report.to_html(tmp_path / "report.html")
         assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -569,7 +511,6 @@ class TestPage:
     def test_the_command_writes_it_or_prints_all(self, report, tmp_path, capsys):
         report.save(tmp_path / "report.json")
         assert cli.main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
-        assert capsys.readouterr().out == ""
         assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
         assert cli.main(["report", str(tmp_path)]) == 0
         assert capsys.readouterr().out == f"{report.details()}\n"

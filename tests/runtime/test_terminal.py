@@ -15,6 +15,7 @@ from fakes import exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder, order_sensitivity
 from plr_dspy.baselines import StaticOrder, TopKOrder
+from plr_dspy.runtime.progress_bar import ProgressBar
 
 EXAMPLES = questions(60)
 
@@ -107,12 +108,8 @@ def test_lines_stand_above_the_bar_and_the_result_below():
     assert re.search(r" INFO .* -> .* expected on new examples, better with .*, \d+ calls$", lines[-1]), (
         lines[-1]
     )
-    for text, count in [
-        ("DSPy says", 5),
-        ("A library says", 4),
-        ("UserWarning: Python says", 4),
-        ("boom", 2),
-    ]:
+    counts = {"DSPy says": 5, "A library says": 4, "UserWarning: Python says": 4, "boom": 2}
+    for text, count in counts.items():
         found = [line for line in lines if text in line]
         assert len(found) == count, found
         assert all(line.endswith((".", "boom")) for line in found)
@@ -139,30 +136,48 @@ def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **
     return optimizer
 
 
-class TestSwitchedOff:
-    def test_by_the_argument(self, terminal):
-        compiled(display_progress=False)
-        assert terminal() == ""
-
-    def test_warnings_are_shown_all_the_same(self, terminal):
+def test_it_can_be_switched_off_but_for_warnings(terminal, caplog):
+    compiled(display_progress=False)
+    assert terminal() == ""
+    compiled(display_progress=False, num_demos=1)
+    (line,) = terminal().splitlines()
+    assert " WARNING plr_dspy.compilation.path: all choices of demos and order give the same prompt" in line
+    dspy.disable_logging()
+    try:
         compiled(display_progress=False, num_demos=1)
-        (line,) = terminal().splitlines()
-        assert (
-            " WARNING plr_dspy.compilation.path: all choices of demos and order give the same prompt" in line
-        )
+    finally:
+        dspy.enable_logging()
+    assert terminal() == ""
+    with caplog.at_level(logging.WARNING, logger="plr_dspy"):
+        compiled()
+    assert all("call/s" in line for line in rendered(terminal()))
 
-    def test_by_the_level(self, terminal, caplog):
-        with caplog.at_level(logging.WARNING, logger="plr_dspy"):
-            compiled()
-        assert all("call/s" in line for line in rendered(terminal()))
 
-    def test_as_all_of_dspy(self, terminal):
-        dspy.disable_logging()
-        try:
-            compiled(display_progress=False, num_demos=1)
-        finally:
-            dspy.enable_logging()
-        assert terminal() == ""
+def test_what_a_program_writes_stands_above_the_bar_and_is_not_lost(terminal):
+    before = sys.stderr
+
+    def metric(example, prediction):
+        print("half a line,", end=" ", file=sys.stderr)
+        print("the other half", file=sys.stderr)
+        return exact_match(example, prediction)
+
+    optimizer = compiled(metric=metric, num_threads=1)
+    lines = [line for line in rendered(terminal()) if "half" in line]
+    assert lines == ["half a line, the other half"] * optimizer.report.program_calls["total"]
+    assert sys.stderr is before
+
+
+def test_bars_of_several_threads_may_end_in_any_order(terminal):
+    before = sys.stderr
+    try:
+        for _ in range(1_000):
+            first, second = (ProgressBar(1, display=True).__enter__() for _ in range(2))
+            first.__exit__(None, None, None)
+            second.__exit__(None, None, None)
+        print("still here", file=sys.stderr)
+    finally:
+        sys.stderr = before
+    assert rendered(terminal())[-1] == "still here"
 
 
 def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
@@ -187,45 +202,35 @@ def test_a_handler_of_the_users_own_shows_lines_alone(terminal, monkeypatch):
     assert all("call/s" in line for line in rendered(terminal()))
 
 
-class TestResult:
-    """The last line of a compile."""
+@pytest.mark.parametrize(
+    ("options", "ending"),
+    [
+        ({}, r"\d\.\d{3} -> \d\.\d{3} expected on new examples, better with probability \d\.\d\d, \d+ calls"),
+        ({"metric": lambda e, p: 1}, r"the original order stays \(every score was 1 in 60 calls\), 60 calls"),
+        ({"num_demos": 1}, r"the original order stays \(all choices give the same prompt\), 0 calls"),
+        ({"kind": StaticOrder}, r"nothing compared\), 0 calls"),
+        ({"kind": TopKOrder}, r"the original order stays, 0\.\d{3} expected on new examples, 154 calls"),
+    ],
+)
+def test_the_last_line_says_what_came_of_it(terminal, options, ending):
+    optimizer = compiled(**options)
+    assert re.search(f"{ending}$", rendered(terminal())[-1])
+    assert re.search(ending, repr(optimizer.report))
 
-    @pytest.mark.parametrize(
-        ("options", "ending"),
-        [
-            (
-                {},
-                r"\d\.\d{3} -> \d\.\d{3} expected on new examples, better with probability \d\.\d\d, \d+ calls",
-            ),
-            (
-                {"metric": lambda e, p: 1},
-                r"the original order stays \(every score was 1 in 60 calls\), 60 calls",
-            ),
-            ({"num_demos": 1}, r"the original order stays \(all choices give the same prompt\), 0 calls"),
-            ({"kind": StaticOrder}, r"nothing compared\), 0 calls"),
-            ({"kind": TopKOrder}, r"the original order stays, 0\.\d{3} expected on new examples, 154 calls"),
-        ],
-    )
-    def test_says_what_came_of_it(self, terminal, options, ending):
-        optimizer = compiled(**options)
-        last = rendered(terminal())[-1]
-        assert re.search(ending, last), last
-        assert re.search(ending, repr(optimizer.report))
 
-    def test_of_a_compile_that_ends_in_an_error(self, terminal):
-        calls = []
+def test_the_last_line_of_a_compile_that_ends_in_an_error(terminal):
+    calls = []
 
-        def metric(example, prediction):
-            calls.append(example)
-            if len(calls) > 120:
-                raise ValueError(f"boom {len(calls)}")
-            return example.answer == prediction.answer
+    def metric(example, prediction):
+        calls.append(example)
+        if len(calls) > 120:
+            raise ValueError(f"boom {len(calls)}")
+        return example.answer == prediction.answer
 
-        with pytest.raises(ValueError, match="boom"):
-            compiled(metric=metric, max_errors=3)
-        assert (
-            "the order is not compared with the original one (ended by ValueError" in rendered(terminal())[-1]
-        )
+    with pytest.raises(ValueError, match="boom"):
+        compiled(metric=metric, max_errors=3)
+    last = rendered(terminal())[-1]
+    assert "the order is not compared with the original one (ended by ValueError" in last
 
 
 def test_what_is_found_reads_well_in_a_list(terminal):
@@ -235,10 +240,10 @@ def test_what_is_found_reads_well_in_a_list(terminal):
     sensitivity = order_sensitivity(program, exact_match, EXAMPLES, 4, display_progress=False)
     found = [optimizer.report, estimate, sensitivity]
     assert len(str(found)) < 800
-    for part in (
+    starts = (
         "<Report of PLReorder: ",
         "<Estimate: at most 200 program calls",
         "4 of 120 orders of the demos score",
-    ):
-        assert part in str(found)
+    )
+    assert all(start in str(found) for start in starts)
     assert all(copy.deepcopy(value) == value for value in found)

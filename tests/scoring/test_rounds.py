@@ -181,3 +181,38 @@ class TestSalvaged:
         values = table(num_examples=8) - 2.0
         values[1] = np.nan
         assert mean(self.salvaged(values, most=24, num_first=8)[ORDERINGS[1]]) == -2.0
+
+
+class TestBudgets:
+    """Which orderings a budget pays for; what is known costs nothing, and what an earlier part paid for counts."""
+
+    def scorer(self, *, max_calls, paid=0):
+        payer = TablePayer(table())
+        payer.budget.max_calls = max_calls
+        payer.pay([("0", example) for example in range(paid)], {})
+        return CellScorer(payer)
+
+    @pytest.mark.parametrize(
+        ("max_calls", "kept", "count"), [(7, 0, 0), (8, 0, 1), (8, 1, 0), (17, 1, 2), (23, 0, 2), (24, 0, 3)]
+    )
+    def test_to_the_last_call_and_for_what_follows(self, max_calls, kept, count):
+        wanted = {ordering: list(range(8)) for ordering in ORDERINGS[:3]}
+        scorer = self.scorer(max_calls=max_calls)
+        assert list(scorer.affordable(wanted, kept=kept)) == ORDERINGS[:count]
+        assert scorer.fits(wanted, kept=kept) == (count == 3)
+        assert len(scorer.cells(scorer.affordable(wanted, kept=kept))) == count
+
+    def test_cells_that_were_paid_before_count_for_the_phase_that_asks_for_them(self):
+        """So a compile that goes on ends a phase where it would have ended it in one go."""
+        scorer = self.scorer(max_calls=12, paid=8)
+        assert (scorer.calls(), scorer.budget.calls) == (0, 8)
+        assert not scorer.fits({ORDERINGS[0]: range(9)}, kept=4)
+        assert scorer.fits({ORDERINGS[0]: range(8)}, kept=4)
+        assert not scorer.fits({ORDERINGS[0]: range(8)}, kept=5)
+        scorer.cells({ORDERINGS[0]: range(8)})
+        scorer.phase = "race"
+        scorer.cells({ORDERINGS[0]: range(10)})
+        assert (scorer.calls("search"), scorer.calls("race"), scorer.budget.calls) == (8, 2, 10)
+        assert scorer.fits({ORDERINGS[0]: range(12)})
+        assert not scorer.fits({ORDERINGS[0]: range(13)})
+        assert not scorer.fits({ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)})

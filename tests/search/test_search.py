@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import play
 
-from plr_dspy import CrossEntropySearch, MaximumLikelihood, OrderingSpace, Trial
-from plr_dspy.report.iteration import Iteration
+from plr_dspy import CrossEntropySearch, MaximumLikelihood, OrderingSpace
+from plr_dspy.report.data import Iteration
 from plr_dspy.search.proposal import elite_weights
 from plr_dspy.search.search import RandomSearch, num_elites
+from plr_dspy.search.space import ScoreEstimate
 from plr_dspy.search.stopping import Patience, TargetScore
 
 UPDATES = ["ema", "mle", "mixture"]
@@ -24,7 +25,7 @@ def sortedness(ordering):
 
 
 def scored(orderings):
-    return [Trial(ordering, sortedness(ordering)) for ordering in orderings]
+    return {ordering: {0: sortedness(ordering)} for ordering in orderings}
 
 
 class TestCrossEntropySearch:
@@ -42,16 +43,22 @@ class TestCrossEntropySearch:
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), num_samples=40, elite_fraction=0.05)
         first = search.ask()
         assert len(set(first)) <= 6 < len(first) == 40
-        search.tell([Trial(o, 1.0, 1) for o in first])
-        elites = search.tell([Trial(o, i / 100, 1) for i, o in enumerate(search.ask())])
-        assert [elite.score for elite in elites] == [0.39, 0.38]
+        search = CrossEntropySearch(OrderingSpace.of_sizes(9), num_samples=40, elite_fraction=0.05)
+        first = search.ask()
+        scores = {ordering: {0: 1.0} for ordering in first}
+        search.tell(first, scores)
+        second = search.ask()
+        scores |= {ordering: {0: i, 3: 2 * i} for i, ordering in enumerate(second)}
+        elites = search.tell([*second, second[-1]], scores)
+        assert elites == [(second[-1], 58.5)] * 2 + [(second[-2], 57.0)]
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_one_update_is_the_rule_applied_to_the_elites(self, weighted):
         rule = MaximumLikelihood(num_steps=5, weighted=weighted)
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), update=rule, elite_fraction=0.5)
         orderings = [(2, 0, 1), (1, 2, 0), (0, 1, 2), (0, 2, 1)]
-        search.tell([Trial((o,), score, 1) for o, score in zip(orderings, [0.3, 0.1, 0.0, 0.0], strict=True)])
+        told = {(o,): {0: score} for o, score in zip(orderings, [0.3, 0.1, 0.0, 0.0], strict=True)}
+        search.tell(list(told), told)
         weights = torch.tensor([3.0, 1.0]) if weighted else None
         expected = rule.update(rule.initial(3), torch.tensor(orderings[:2]), weights).logits
         torch.testing.assert_close(search.distributions[0].logits, expected)
@@ -77,16 +84,17 @@ class TestCrossEntropySearch:
             CrossEntropySearch(space, **options)
 
     @pytest.mark.parametrize(
-        ("trials", "message"),
+        ("scores", "message"),
         [
-            ([], "at least one trial"),
-            ([Trial(((0, 0, 1),), 0.5, 1)], "permutation"),
-            ([Trial(((0, 1, 2),), float("nan"), 1)], "finite"),
+            ({}, "at least one ordering"),
+            ({((0, 0, 1),): {0: 0.5}}, "permutation"),
+            ({((0, 1, 2),): {0: float("nan")}}, "finite"),
+            ({((0, 1, 2),): {}}, "by example"),
         ],
     )
-    def test_tell_refuses_what_is_no_trial(self, trials, message):
+    def test_tell_refuses_what_are_no_scores(self, scores, message):
         with pytest.raises(ValueError, match=message):
-            CrossEntropySearch(OrderingSpace.of_sizes(3)).tell(trials)
+            CrossEntropySearch(OrderingSpace.of_sizes(3)).tell(list(scores), scores)
 
 
 class TestRandomSearch:
@@ -105,7 +113,16 @@ class TestRandomSearch:
 
 def history(*best_so_far):
     return [
-        Iteration(i, 5, 5, score, score, score, score, ((int(10 * score),),), 5 * (i + 1), [0.5], 1, 1.0)
+        Iteration(
+            index=i,
+            num_samples=5,
+            num_new=5,
+            mean_score=score,
+            best_score=score,
+            best_score_so_far=score,
+            best_ordering=((int(10 * score),),),
+            program_calls=5 * (i + 1),
+        )
         for i, score in enumerate(best_so_far)
     ]
 
@@ -133,6 +150,6 @@ def test_number_of_elites_is_the_ceiling(num_trials, fraction):
 
 
 def test_weights_have_mean_one_and_need_positive_scores():
-    weights = elite_weights([Trial(((0,),), 0.2, 1), Trial(((0,),), 0.6, 1)])
+    weights = elite_weights([ScoreEstimate(((0,),), 0.2), ScoreEstimate(((0,),), 0.6)])
     torch.testing.assert_close(weights, torch.tensor([0.5, 1.5], dtype=torch.float64))
-    assert elite_weights([Trial(((0,),), 0.0, 1), Trial(((0,),), 0.6, 1)]) is None
+    assert elite_weights([ScoreEstimate(((0,),), 0.0), ScoreEstimate(((0,),), 0.6)]) is None

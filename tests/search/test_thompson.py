@@ -5,8 +5,7 @@ import pytest
 from worlds import World, play, random_orderings
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.space import Trial
-from plr_dspy.search.surrogate.model import MAX_MODELLED
+from plr_dspy.search.model.ordering_model import MAX_MODELLED
 from plr_dspy.search.thompson import NUM_CLIMBERS, ThompsonSearch, climb
 
 
@@ -20,7 +19,7 @@ def asked_in(batches):
 
 
 def ranked(search, world):
-    return search.ranked([Trial(ordering, 0.0) for ordering in world.known])
+    return search.ranked(world.known)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,9 @@ class TestSearch:
         gains, heights = [], []
         for seed, (world, search, _) in enumerate(games):
             best, rest = ranked(search, world)[0].ordering, World(8, seed=seed)
-            trials = rest(random_orderings(world.space, world.calls // 8, seed))
-            gains.append(world.truth(best) - world.truth(max(trials, key=lambda trial: trial.score).ordering))
+            scores = rest(random_orderings(world.space, world.calls // 8, seed))
+            at_random = max(scores, key=lambda ordering: np.mean(list(scores[ordering].values())))
+            gains.append(world.truth(best) - world.truth(at_random))
             heights.append(world.height(best))
             assert world.calls < 1_200
         assert np.mean(gains) > 0.5
@@ -103,49 +103,66 @@ class TestTell:
     def test_returns_the_elites_with_estimates_best_first(self):
         world = World(8)
         search = search_in(world, num_initial=60)
-        trials = world(search.ask())
-        elites = search.tell(trials)
-        assert elites == search.ranked(trials)[:8]
-        assert (
-            0 < np.std([trial.score for trial in search.ranked(trials)]) < np.std([t.score for t in trials])
-        )
+        orderings = search.ask()
+        elites = search.tell(orderings, scores := world(orderings))
+        assert elites == search.ranked(scores)[:8]
+        means = [np.mean(list(row.values())) for row in scores.values()]
+        assert 0 < np.std([estimate.score for estimate in search.ranked(scores)]) < np.std(means)
 
     def test_ranked_is_best_first_and_knows_what_it_was_told(self, games):
         for world, search, _ in games:
             unknown = next(o for o in random_orderings(world.space, 999) if o not in world.known)
-            trials = search.ranked([Trial(unknown, 9.0), *(Trial(o, 0.0) for o in world.known)])
-            scores = [trial.score for trial in trials]
+            found = search.ranked({unknown: {0: 9.0}, **world.known})
+            scores = [estimate.score for estimate in found]
             assert scores == sorted(scores, reverse=True)
-            assert {t.ordering for t in trials} == world.known.keys()
-            assert np.corrcoef([world.truth(trial.ordering) for trial in trials], scores)[0, 1] > 0.5
+            assert {estimate.ordering for estimate in found} == world.known.keys()
+            assert np.corrcoef([world.truth(estimate.ordering) for estimate in found], scores)[0, 1] > 0.5
 
     def test_the_original_is_never_ruled_out_however_little_it_promises(self):
         space = OrderingSpace.of_sizes(6)
         orderings = list(space.enumerate())[: MAX_MODELLED + 40]
-        trials = [Trial(o, 1.0, 4, tuple((e, 1.0) for e in range(4))) for o in orderings]
-        trials[:2] = [Trial(ordering, 0.0, 1, ((0, 0.0),)) for ordering in orderings[:2]]
+        scores = {o: dict.fromkeys(range(4), 1.0) for o in orderings} | {o: {0: 0.0} for o in orderings[:2]}
         search = ThompsonSearch(space, num_examples=8)
-        search.tell(trials)
-        known = {trial.ordering for trial in search.ranked(trials)}
+        search.tell(orderings, scores)
+        known = {estimate.ordering for estimate in search.ranked(scores)}
         assert orderings[0] == space.identity
         assert (orderings[0] in known, orderings[1] in known) == (True, False)
 
     @pytest.mark.parametrize(
-        ("trials", "message"),
+        ("scores", "message"),
         [
-            ([], "at least one trial"),
-            ([Trial(((0, 1, 2),), 0.5)], "by example"),
-            ([Trial(((0, 1, 2),), 0.5, 1, ((0, float("nan")),))], "finite scores"),
-            ([Trial(((0, 1, 2),), 0.5, 2, ((0, 1.0), (1, float("inf"))))], "finite scores"),
-            ([Trial(((0, 1, 1),), 0.5, 1, ((0, 0.5),))], "permutation"),
-            ([Trial(((0, 1, 2), (0,)), 0.5, 1, ((0, 0.5),))], "blocks"),
+            ({((0, 1, 2),): {}}, "by example"),
+            ({((0, 1, 2),): {0: float("nan")}}, "must be finite"),
+            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "must be finite"),
+            *(({((0, 1, 2),): {example: 1.0}}, "numbered from 0") for example in (-1, "a", True)),
+            ({((0, 1, 2),): {41: 1.0}}, "must have classes"),
+            ({((0, 1, 1),): {0: 0.5}}, "permutation"),
+            ({((0, 1, 2), (0,)): {0: 0.5}}, "blocks"),
         ],
     )
-    def test_refuses_what_is_no_trial_and_learns_nothing_of_it(self, trials, message):
-        search, twin = (search_in(World(3)) for _ in range(2))
-        with pytest.raises(ValueError, match=message):
-            search.tell([Trial(((2, 1, 0),), 0.5, 1, ((0, 0.5),)), *trials] if trials else [])
+    def test_refuses_what_are_no_scores_and_learns_nothing_of_them(self, scores, message):
+        search, twin = (search_in(World(3), example_classes=[0] * 41) for _ in range(2))
+        scores = {((2, 1, 0),): {0: 0.5}, **scores}
+        for orderings, reason in (
+            (list(scores), message),
+            ([], "at least one"),
+            ([((1, 0, 2),)], "by example"),
+        ):
+            with pytest.raises(ValueError, match=reason):
+                search.tell(orderings, scores)
         assert search.ask() == twin.ask()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("num_examples", value) for value in (0, 2.5, True)),
+        *(("num_initial", 0), ("seed", -1), ("example_classes", [0, 1])),
+    ],
+)
+def test_arguments_out_of_range_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name):
+        search_in(World(3), **{name: value})
 
 
 class TwoScores(World):
@@ -169,7 +186,7 @@ class TestWhatIsShown:
             world = TwoScores(6, seed=seed, wrong=wrong, right=right)
             search = search_in(world, seed=seed)
             for _ in range(6):
-                elites = search.tell(world(search.ask()))
+                elites = search.tell(asked := search.ask(), world(asked))
                 assert all(wrong <= elite.score <= right for elite in elites)
                 scores = [estimate.score for estimate in ranked(search, world)]
                 assert right >= scores[0] == max(scores)

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from plr_dspy.compilation.choice import comparison
-from plr_dspy.search.surrogate.fitted_model import Gain
-from plr_dspy.statistics.comparisons import agreement, mean_interval, paired_interval
+from plr_dspy.search.model.ordering_model import Gain
+from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 
 class TestIntervals:
@@ -56,15 +56,3 @@ class TestIntervals:
         assert paired_interval([0.0, 0.0]) == (0.0, 0.0)
         with pytest.raises(ValueError, match="at least one"):
             paired_interval([])
-
-
-class TestAgreement:
-    def test_of_arrangements(self):
-        assert agreement([((2, 1),)] * 3, [5]) == 1.0
-        assert agreement([((),)] * 3, [5]) == 1.0
-        assert agreement([((1, 2),), ((2, 1),), ((0,),)], [3]) < 0.5
-        orders = [((0, 1, 2),), ((2, 1, 0),), ((1, 0, 2),)]
-        assert agreement(orders) == agreement(orders, [3])
-
-    def test_counts_from_the_end(self):
-        assert agreement([((1, 0),), ((2, 0),)], [4]) > agreement([((0, 1),), ((0, 2),)], [4])

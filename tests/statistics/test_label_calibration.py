@@ -12,7 +12,9 @@ from plr_dspy.statistics.calibration import (
     brier_score,
     calibrated,
     expected_calibration_error,
-    reliability,
+    is_uneven,
+    label_offsets,
+    likely_shares,
 )
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
@@ -94,6 +96,38 @@ class TestBatchOffsets:
         assert np.isfinite(found).all()
         assert found.mean() == pytest.approx(0, abs=1e-9)
 
+    def test_of_several_means_at_once(self):
+        """What was never seen gets the smallest offset of the others in each row; no share is none to reach."""
+        means = np.log([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05]])
+        even, held = np.full(3, 1 / 3), np.array([False, False, True])
+        found = label_offsets(means, even, held=held)
+        for row, p in zip(found, means, strict=True):
+            assert row == pytest.approx(batch_offsets(p[None], unseen=[held]))
+            assert row[2] == row[:2].min()
+        assert label_offsets(means, even, held=~held)[0].tolist() == [0, 0, 0]
+        assert label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=~held | held).tolist() == [0, 0, 0]
+        found = label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=np.zeros(3, dtype=bool))
+        assert found[2] == found[:2].min()
+
+
+class TestUnevenLabels:
+    @pytest.mark.parametrize(
+        ("counts", "uneven"),
+        [([0, 0], False), ([60, 40], False), ([90, 60], False), ([120, 80], True), ([3, 0], False)],
+    )
+    def test_are_those_that_chance_does_not_explain(self, counts, uneven):
+        """A chi-squared test gives 90 to 60 a probability of .014, and 120 to 80 one of .005."""
+        assert is_uneven(counts) is uneven
+        shares = likely_shares(counts)
+        assert len(shares) == 1 + uneven
+        assert shares[-1].tolist() == [0.5, 0.5]
+        if uneven:
+            assert shares[0] == pytest.approx([121 / 202, 81 / 202])
+
+    @pytest.mark.parametrize(("counts", "far"), [([138, 62], False), ([140, 60], True), ([7, 3], False)])
+    def test_far_from_even(self, counts, far):
+        assert is_uneven(counts, least=0.2) is far
+
 
 class TestCalibrated:
     @given(TABLES)
@@ -128,7 +162,6 @@ class TestHowWellProbabilitiesHold:
         p = np.array([[0.9, 0.1]] * 4 + [[0.4, 0.6]])
         right = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 1]])
         assert expected_calibration_error(np.log(p), right) == pytest.approx(0.4)
-        assert [(each.count, each.accuracy) for each in reliability(np.log(p), right)] == [(1, 1.0), (4, 0.5)]
 
     @pytest.mark.parametrize("confidence", [0.5, 1.0])
     def test_the_edges_of_bins(self, confidence):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-Array = NDArray[np.float64]
+from plr_dspy.search.model.components import generalised_mean, inverted
+from plr_dspy.search.model.table import Array, Mask
 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
 """What the variance of orderings may be, over its estimate."""
@@ -37,7 +38,7 @@ class Gains:
     shares: Array
     means: Array
     variances: Array
-    possible: NDArray[np.bool_]
+    possible: Mask
 
     def __add__(self, other: Gains) -> Gains:
         """The sum of two gains that are independent of one another, at each pair of scales."""
@@ -53,23 +54,15 @@ class Gains:
             (self.possible[:, None] | other.possible[None]).reshape(size, -1),
         )
 
-    @staticmethod
-    def none(number: int) -> Gains:
-        """The gains of orderings of which nothing is known."""
-        nothing = np.zeros((1, number))
-        return Gains(np.ones(1), nothing, nothing, nothing > 0.0)
-
-    def among(self, chosen: NDArray[np.bool_]) -> Gains:
+    def among(self, chosen: Mask) -> Gains:
         """The gains of more orderings, of which those chosen have these, and of the others nothing is known."""
 
-        means, variances = np.zeros((2, len(self.shares), len(chosen)))
-        possible = np.zeros(means.shape, dtype=np.bool_)
-        means[:, chosen], variances[:, chosen], possible[:, chosen] = (
-            self.means,
-            self.variances,
-            self.possible,
-        )
-        return Gains(self.shares, means, variances, possible)
+        def placed(values: Any) -> Any:
+            table = np.zeros((len(self.shares), len(chosen)), dtype=values.dtype)
+            table[:, chosen] = values
+            return table
+
+        return Gains(self.shares, placed(self.means), placed(self.variances), placed(self.possible))
 
     def scaled(self, unit: float) -> Gains:
         """The gains in another unit of scores."""
@@ -131,12 +124,10 @@ def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Arra
     kinds = _kinds(apart)
     for scale, kind in itertools.product(SCALES, kinds):
         prior = scale * covariance + np.diag(kind * apart)
-        inverse = np.asarray(np.linalg.inv(prior + noise), dtype=np.float64)
+        inverse, log_determinant = inverted(prior + noise)
         rest: Array = means - generalised_mean(means, inverse)
         # The restricted likelihood: the mean of all is not known.
-        logs.append(
-            0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * np.log(inverse.sum()) - 0.5 * rest @ inverse @ rest
-        )
+        logs.append(0.5 * (log_determinant - np.log(inverse.sum()) - rest @ inverse @ rest))
         contrasts = prior - prior[reference]
         gains.append(contrasts @ inverse @ rest)
         before = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
@@ -198,9 +189,3 @@ def _shares(logs: Array, *, num_kinds: int) -> Array:
     prior = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
     shares = np.repeat(prior, num_kinds) * np.exp(logs - logs.max())
     return np.asarray(shares / shares.sum(), dtype=np.float64)
-
-
-def generalised_mean(values: Array, inverse: Array) -> float:
-    """Generalised least-squares mean of values with this inverse covariance."""
-    weights = inverse.sum(axis=0)
-    return float(weights @ values / weights.sum())

@@ -1,0 +1,80 @@
+"""What the benchmarks share: options that their defaults describe, and means with intervals."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from plr_dspy.statistics.comparisons import mean_interval
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+Item = TypeVar("Item")
+Mapper = Callable[[Callable[[Any], Item], Iterable[Any]], Iterable[Item]]
+
+
+def options(
+    text: str,
+    *,
+    among: dict[str, Sequence[str]] | None = None,
+    argv: Sequence[str] | None = None,
+    **defaults: Any,
+) -> argparse.Namespace:
+    """Read the command line.
+
+    Args:
+        text: Of the help, which says what the options mean.
+        among: The values that an option may have, for some of them.
+        argv: The arguments; None for those of the command.
+        **defaults: The options. A list takes one value or more of the type of its first one, False becomes a switch, a
+            type an option that may be missing, and a list of a type one that may have no value.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        several = isinstance(default, list)
+        kind = default[0] if several else default
+        given = [] if several and isinstance(kind, type) else None if isinstance(kind, type) else default
+        flag, choices = f"--{name.replace('_', '-')}", (among or {}).get(name)
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        else:
+            kind = kind if isinstance(kind, type) else Path if isinstance(kind, Path) else type(kind)
+            more = {"nargs": "+" if several and given else "*" if several else None}
+            shown = None if given is None or given == [] else f"default: {given}"
+            parser.add_argument(flag, type=kind, default=given, choices=choices, help=shown, **more)
+    return parser.parse_args(argv)
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Mapper[Any]]:
+    """Yield a `map` over so many processes; one is this one."""
+    if jobs == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(jobs) as executor:
+        yield executor.map
+
+
+def row(*cells: object) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def head(*names: str) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{row(*names)}\n|{'---|' * len(names)}"
+
+
+def with_interval(values: Sequence[float] | np.ndarray, digits: int = 3) -> str:
+    """The mean of differences with its 95 % interval; of one, itself."""
+    if len(values) < 2:
+        return f"{values[0]:+.{digits}f}"
+    low, high = mean_interval(list(values))
+    return f"{np.mean(values):+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"

@@ -1,0 +1,255 @@
+"""What a compile costs beside its program calls, and how fast calls are made.
+
+python benchmarks/speed.py                     # rounds, cells and threads: 3 minutes
+python benchmarks/speed.py --parts prefixes    # the local model: prompts that share their demos one after another
+
+rounds     milliseconds of an ask and a tell, of the paper's search by update, and of the default one by what it knows
+cells      seconds, memory and bytes of the log for each scored example; each size runs in a process of its own
+threads    seconds against a loop of `dspy.Evaluate`: a call takes 50 ms, or 1 s for one in 20
+prefixes   calls a second in order and shuffled, of 6 orders on 25 reviews with `--demos`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import dspy
+import numpy as np
+from command import head, options, row
+
+from plr_dspy import (
+    CrossEntropySearch,
+    MaximumLikelihood,
+    MixtureEM,
+    OrderingSpace,
+    PlainTextAdapter,
+    RankEMA,
+)
+from plr_dspy.data import load_reviews
+from plr_dspy.local import LocalServer
+from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.evaluator import ProgramEvaluator, program_scorer
+from plr_dspy.programs.identity import digest
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.space import Ordering
+from plr_dspy.search.thompson import ThompsonSearch
+
+
+def questions(name: str, count: int) -> list[dspy.Example]:
+    """Examples that are all answered alike."""
+    return [dspy.Example(question=f"{name} {i}", answer="a").with_inputs("question") for i in range(count)]
+
+
+class Answering(dspy.Module):
+    """Answers at once, or after a while that the question and the demos decide."""
+
+    def __init__(self, *, sleeps: bool) -> None:
+        super().__init__()
+        self.answer, self.sleeps = dspy.Predict("question -> answer"), sleeps
+        self.answer.demos = questions("demo", 8)
+
+    def seconds(self, question: str) -> float:
+        text = question + "|".join(demo.question for demo in self.answer.demos)
+        return 1.0 if int(hashlib.sha256(text.encode()).hexdigest(), 16) % 20 == 0 else 0.05
+
+    def forward(self, question: str) -> dspy.Prediction:
+        if self.sleeps:
+            time.sleep(self.seconds(question))
+        return dspy.Prediction(answer="a")
+
+
+def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
+    return bool(example.answer == prediction.answer)
+
+
+def shuffled_orders(num_demos: int, count: int, seed: int) -> list[Ordering]:
+    rng = random.Random(seed)
+    return [(tuple(rng.sample(range(num_demos), num_demos)),) for _ in range(count)]
+
+
+def milliseconds(function: Callable[[], object], rounds: int) -> float:
+    """The median time of a function, after one call to warm up."""
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        function()
+        times.append(1_000 * (time.perf_counter() - start))
+    return statistics.median(times[1:])
+
+
+def paper_round(rule: object, num_demos: int, rounds: int) -> float:
+    """Time of an ask and a tell of the paper's search."""
+    search = CrossEntropySearch(OrderingSpace.of_sizes(num_demos), update=rule, seed=0)
+
+    def one_round() -> None:
+        orderings = search.ask()
+        search.tell(orderings, {ordering: {0: i / 100} for i, ordering in enumerate(orderings)})
+
+    return milliseconds(one_round, rounds)
+
+
+def default_round(num_demos: int, num_cells: int, rounds: int, *, signal: str) -> float:
+    """Time of an ask and a tell of the default search that knows so many scores, 8 to 40 an ordering.
+
+    Args:
+        num_demos, num_cells, rounds: The size of it.
+        signal: "scores", "log-probabilities" of two labels, or "calibrated" answers.
+    """
+    rng = np.random.default_rng(0)
+    right = np.arange(160) % 2
+    leanings, own = rng.normal(size=2**16), rng.normal(size=160)
+
+    def told(ordering: Ordering, example: int) -> tuple[float, float]:
+        z = 0.5 * (own[example] + 2 * right[example] - 1 + leanings[hash(ordering) % 2**16])
+        return -float(np.logaddexp(0.0, 2 * z)), -float(np.logaddexp(0.0, -2 * z))
+
+    calibrating = signal == "calibrated"
+    shares = np.full(2, 0.5) if calibrating else None
+    responses = LabelResponses(np.eye(2)[right], told, shares=shares, calibrating=calibrating)
+    search = ThompsonSearch(
+        OrderingSpace.of_sizes(num_demos),
+        num_examples=160,
+        classes=[[i % 2 for i in range(num_demos)]],
+        example_classes=[i % 2 for i in range(160)],
+        responses=None if signal == "scores" else responses,
+    )
+    known: dict[Ordering, dict[int, float]] = {}
+
+    def tell(orderings: list[Ordering]) -> None:
+        for ordering in orderings:
+            scores = known.setdefault(ordering, {})
+            more = rng.permutation(160)[: 16 if scores else 8]
+            scores |= {int(example): float(rng.random() < 0.6) for example in more}
+        search.tell(orderings, known)
+
+    tell(search.draw(num_cells // 24))
+    tell(list(known))
+    return milliseconds(lambda: tell(search.ask()), rounds)
+
+
+def rounds(_: int) -> None:
+    print(head("demos", "ema, ms", "mle, ms", "mixture, ms"))
+    for num_demos in (8, 32, 256):
+        times = [paper_round(rule, num_demos, 20) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
+        print(row(num_demos, *(f"{each:.1f}" for each in times)), flush=True)
+    signals = ("scores", "log-probabilities", "calibrated")
+    print("\n" + head("demos", "cells", *(f"{signal}, ms" for signal in signals)))
+    for num_demos, num_cells in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
+        times = [default_round(num_demos, num_cells, 20, signal=signal) for signal in signals]
+        print(row(num_demos, f"{num_cells:,}", *(f"{each:.1f}" for each in times)), flush=True)
+
+
+def cells_of(num_cells: int) -> list[str]:
+    """Score so many cells, 10 orders a round on 1,000 examples; the cells of a line of the table."""
+    examples, student = questions("question", 1_000), Answering(sleeps=False)
+    orders = shuffled_orders(8, num_cells // len(examples), seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(path := Path(folder) / "cells.jsonl")
+        ledger.number_examples(list(map(digest, examples)))
+        common = {"metric": metric, "examples": examples, "num_threads": 8, "ledger": ledger}
+        scorer = program_scorer(student, ProgramSlots(student), **common)
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        for first in range(0, len(orders), 10):
+            scorer.table(orders[first : first + 10], range(len(examples)))
+        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ledger.close()
+        start = time.perf_counter()
+        assert Ledger(path).num_resumed == num_cells
+        reading, size = time.perf_counter() - start, path.stat().st_size
+    per_cell = (
+        f"{1_000 * seconds / num_cells:.2f}",
+        f"{(after - before) * 1_024 / 1e6:.1f}",
+        f"{size / num_cells:.0f}",
+    )
+    return [f"{num_cells:,}", *per_cell, f"{reading:.2f}"]
+
+
+def cells(_: int) -> None:
+    print(head("cells", "ms a cell", "growth, MB", "log bytes a cell", "reading the log, s"))
+    for size in (1_000, 10_000, 100_000):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            print(row(*process.submit(cells_of, size).result()), flush=True)
+
+
+def threads(_: int, num_threads: int = 16) -> None:
+    logging.getLogger("dspy.evaluate").setLevel(logging.WARNING)
+    student, devset = Answering(sleeps=True), questions("question", 100)
+    slots, factory = ProgramSlots(student), ProgramFactory(student)
+    common = {"metric": metric, "num_threads": num_threads}
+    print(
+        head(
+            "round",
+            "latency / threads, s",
+            "plr_dspy",
+            "Evaluate",
+            "Evaluate / plr_dspy",
+            "plr_dspy / latency",
+        )
+    )
+    for number in range(3):
+        orders = shuffled_orders(8, 15, seed=number)
+        programs = [factory.build(slots.demos(order)) for order in orders]
+        bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
+        with tempfile.TemporaryDirectory() as folder:
+            ledger = Ledger(Path(folder) / "cells.jsonl")
+            scorer = program_scorer(student, slots, examples=devset, ledger=ledger, **common)
+            start = time.perf_counter()
+            scorer.table(orders, range(len(devset)))
+            ours = time.perf_counter() - start
+            ledger.close()
+        evaluate = dspy.Evaluate(devset=devset, display_progress=False, **common)
+        start = time.perf_counter()
+        for program in programs:
+            evaluate(program)
+        plain = time.perf_counter() - start
+        ratios = f"{plain / ours:.2f}", f"{ours / bound:.2f}"
+        print(row(number + 1, *(f"{each:.1f}" for each in (bound, ours, plain)), *ratios), flush=True)
+
+
+def prefixes(num_demos: int, num_examples: int = 25) -> None:
+    reviews, student = (
+        load_reviews("train"),
+        dspy.Predict("review -> sentiment: Literal['negative', 'positive']"),
+    )
+    student.demos = reviews[:num_demos]
+    slots, examples = ProgramSlots(student), reviews[num_demos : num_demos + num_examples]
+    work = MetricWork(lambda example, prediction: example.sentiment == prediction.sentiment, examples)
+    speeds = {}
+    with LocalServer() as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
+        for seed, name in enumerate(("ordering by ordering", "shuffled")):
+            orderings = {slots.fingerprint(order): order for order in shuffled_orders(num_demos, 6, seed)}
+            keys = [(fingerprint, i) for fingerprint in orderings for i in range(num_examples)]
+            if name == "shuffled":
+                random.Random(0).shuffle(keys)
+            names = [str(i) for i in range(num_examples)]
+            evaluator = ProgramEvaluator(student, slots, work, names=names, num_threads=2)
+            start = time.perf_counter()
+            evaluator.pay(keys, orderings)
+            speeds[name] = len(keys) / (time.perf_counter() - start)
+            print(f"{name}: {speeds[name]:.1f} calls a second", flush=True)
+    print(f"ratio: {speeds['ordering by ordering'] / speeds['shuffled']:.1f}")
+
+
+def main() -> None:
+    parts = {part.__name__: part for part in (rounds, cells, threads, prefixes)}
+    args = options(__doc__ or "", among={"parts": list(parts)}, parts=[*parts][:3], demos=8)
+    for part in args.parts:
+        print(f"\n{part}\n", flush=True)
+        parts[part](args.demos)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Arguments of optimizers: each is declared once, and pydantic checks it, when it is given and when it is set later."""
+
+from __future__ import annotations
+
+import copy
+import numbers
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    StrictBool,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
+from typing_extensions import dataclass_transform
+
+from plr_dspy.programs.calls import Metric, metric_caller
+
+LARGEST_SEED = 2**63 - 1
+
+
+def _as_int(value: Any) -> Any:
+    """A whole number of any library as Python's own; everything else as it is."""
+    is_number = hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_))
+    return operator.index(value) if is_number else value
+
+
+def _as_float(value: Any) -> Any:
+    """A real number of any library as Python's own; everything else as it is."""
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+
+
+def _as_folder(value: Any) -> Path:
+    """The absolute path of a folder."""
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise ValueError(f"log_dir must be the path of a folder, or None; got {value!r}")
+    return Path(value).expanduser().absolute()
+
+
+def _as_metric(metric: Any) -> Any:
+    """The metric, if it can be called with an example and a prediction."""
+    metric_caller(metric)
+    return metric
+
+
+Flag = StrictBool
+WholeNumber = Annotated[int, BeforeValidator(_as_int), Field(strict=True)]
+Count = Annotated[WholeNumber, Field(ge=1)]
+Seed = Annotated[WholeNumber, Field(ge=0, le=LARGEST_SEED)]
+Number = Annotated[float, BeforeValidator(_as_float), Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0.0)]
+Fraction = Annotated[Number, Field(gt=0.0, le=1.0)]
+Probability = Annotated[Number, Field(ge=0.0, le=1.0)]
+Folder = Annotated[str | Path, BeforeValidator(_as_folder)]
+AnyMetric = Annotated[SkipValidation[Metric], AfterValidator(_as_metric)]
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
+def arguments(kind: type[_T]) -> type[_T]:
+    """Make the annotated attributes of a class the arguments of its constructor."""
+    config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    made: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(kind)
+    validate = made.__init__
+
+    @wraps(validate)
+    def __init__(self: Any, *values: Any, **named: Any) -> None:
+        with _in_a_line([field.name for field in fields(made) if not field.kw_only]):
+            validate(self, *values, **named)
+
+    made.__init__ = __init__
+    checked: type[_T] = made
+    return checked
+
+
+class Checked:
+    """Checks arguments that are set after the constructor, too; attributes that are no arguments are free."""
+
+    seed: Seed
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
+            super().__setattr__(name, value)
+            return
+        with _in_a_line():
+            self.__pydantic_validator__.validate_assignment(self, name, value)  # type: ignore[attr-defined]
+
+    def get_params(self) -> dict[str, Any]:
+        """The arguments, as a dict of its own: trackers add to what they get."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def _seed(self, seed: int | None) -> int:
+        """The seed of a compile, which wins over the constructor's."""
+        if seed is None:
+            return self.seed
+        other = copy.copy(self)
+        other.seed = seed
+        return other.seed
+
+
+@contextmanager
+def _in_a_line(positional: Sequence[str] = ()) -> Iterator[None]:
+    """Say what pydantic found in a line that names the argument, a positional one too, and shows what came."""
+    try:
+        yield
+    except ValidationError as found:
+        errors = found.errors(include_url=False)
+        raise ValueError("; ".join(_sentence(error, positional) for error in errors)) from None
+
+
+def _sentence(error: Any, positional: Sequence[str]) -> str:
+    """What pydantic found wrong with an argument, as "seed must be a valid integer; got 1.5"."""
+    place = error["loc"][0] if error["loc"] else ""
+    name = positional[place] if isinstance(place, int) and place < len(positional) else str(place)
+    message = error["msg"].removeprefix("Value error, ")
+    if (rest := message.removeprefix("Input should ")) != message:
+        return f"{name} must {rest}; got {error['input']!r}"
+    return message if name in message else f"{name}: {message}"

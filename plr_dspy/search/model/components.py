@@ -1,0 +1,103 @@
+"""A Gaussian process that is a sum of independent ones, and how much each of them varies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import lapack
+
+from plr_dspy.search.model.table import PRIOR_VARIANCE, Array
+
+PRIOR_SHAPE = 0.3
+"""Of the Gamma prior of each variance; small lets components vanish."""
+
+NUM_STEPS, NUM_FIRST_STEPS = 3, 15
+"""Steps of a fit of variances that goes on from an earlier one, and of the first."""
+
+
+def inverted(matrix: Array) -> tuple[Array, float]:
+    """The inverse of a positive definite matrix, and the logarithm of the determinant of the inverse.
+
+    Raises:
+        np.linalg.LinAlgError: for another matrix.
+    """
+    factor, failed = lapack.dpotrf(matrix, lower=True)
+    if failed:
+        raise np.linalg.LinAlgError("the matrix is not positive definite")
+    half = np.tril(lapack.dpotri(factor, lower=True)[0])
+    return half + np.tril(half, -1).T, -2.0 * float(np.log(np.diag(factor)).sum())
+
+
+def generalised_mean(values: Array, inverse: Array) -> float:
+    """Generalised least-squares mean of values with this inverse covariance."""
+    weights = inverse.sum(axis=0)
+    return float(weights @ values / weights.sum())
+
+
+@dataclass(frozen=True)
+class Components:
+    """A Gaussian process that is a sum of independent ones, fitted to what was measured of each ordering.
+
+    Attributes:
+        variances: Of the components, over the noise's.
+        covariance: Prior covariance of the values in the same unit, ``[m, m]``.
+        fixed: The part of its diagonal that was given, ``[m]``.
+        inverse: Inverse covariance of what was measured, ``[m, m]``.
+        solved: It times what was measured less its mean, ``[m, ...]``.
+        noise: Variance of the noise, which the steps were made with.
+    """
+
+    variances: Array
+    covariance: Array
+    fixed: Array
+    inverse: Array
+    solved: Array
+    noise: float
+
+
+def fit_components(
+    kernels: Sequence[Array],
+    errors: Array,
+    measure: Callable[[Array, Array], tuple[Array, float]],
+    *,
+    earlier: Array | Sequence[float] | None = None,
+    total: float = PRIOR_VARIANCE,
+    noise: float = 1.0,
+    fixed: Array | float = 0.0,
+    doubts: Array | float = 0.0,
+) -> Components:
+    """Maximise the restricted likelihood under a Gamma prior, by fixed-point steps.
+
+    Source: D. A. Harville, "Maximum likelihood approaches to variance component estimation", JASA 72, 1977.
+
+    Args:
+        kernels: Covariances of the components at variance 1, ``[m, m]`` each.
+        errors: Covariance of what was measured beside the values, over the variance of the noise, ``[m, m]``.
+        measure: From the prior covariance and the inverse covariance of what was measured to that itself, less its
+            mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise.
+        earlier: Variances of the fit before; None, or those of another number of components, for none.
+        total: Prior mean of the sum of the variances, which a first fit begins with.
+        noise: Its variance, to begin with.
+        fixed: Further prior variances of the values over the noise's, ``[m]``.
+        doubts: Further ones in the unit of the values, ``[m]``.
+    """
+    stacked, number, size = np.stack(kernels), len(kernels), len(errors)
+    first = earlier is None or len(earlier) != number
+    variances = np.full(number, total / number) if first else np.array(earlier)
+    num_steps = NUM_FIRST_STEPS if first else NUM_STEPS
+    for step in range(num_steps + 1):
+        given = np.zeros(size) + fixed + doubts / noise
+        covariance = np.tensordot(variances, stacked, axes=1) + np.diag(given)
+        inverse, _ = inverted(covariance + errors)
+        values, left = measure(covariance, inverse)
+        solved = inverse @ values
+        if step < num_steps:
+            noise = left
+            outputs = solved.size // size
+            explained = np.array([np.vdot(solved, kernel @ solved) for kernel in kernels]) / (noise * outputs)
+            traces = stacked.reshape(number, -1) @ inverse.ravel()
+            variances = 0.5 * variances * explained + PRIOR_SHAPE
+            variances = np.maximum(variances / (0.5 * traces + PRIOR_SHAPE * number / total), 1e-9)
+    return Components(variances, covariance, given, inverse, solved, noise)

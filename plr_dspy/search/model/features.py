@@ -1,0 +1,145 @@
+"""What an ordering looks like to a linear model: tables of numbers, a family for each kind of effect.
+
+The families are those that explain how a real model's accuracy varies over orders: how many items are shown and which,
+which item stands where, which follows which, and where the classes of items stand (demos that give the same answer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plr_dspy.search.model.table import Array
+from plr_dspy.search.space import Ordering, OrderingSpace
+
+Family = Callable[[NDArray[np.int64]], Array]
+"""The item at each place from the end ``[m, places]``, the block's size for none, to features ``[m, d]``."""
+
+FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
+
+REGION = 1.0
+"""Length scale of regions in the logarithm of places counted from 1 at the end, which is next to the question: the 1st
+and 2nd are as near to each other as the 5th and 10th."""
+
+NUM_REGION = 0.25
+"""Length scale of "number", as a share of the largest number."""
+
+NUM_REFERENCES = 300
+"""Random orderings that centre and scale the features."""
+
+MAX_PAIRS = 1_500
+"""Pairs of items that "adjacency" may have over all blocks; a block with more than its even share goes without. A
+search of some hundred calls sees few of the pairs of 50 items, and half of its time would go to them."""
+
+
+class Features:
+    """Features of the orderings of a space, in families.
+
+    Each family has mean 0 and mean squared length 1 over random orderings. Families in which these do not differ are
+    left out, such as the number of items where it is fixed.
+
+    Args:
+        space: What is ordered.
+        classes: For each block the class of each of its items; None for no classes. Classes say nothing where they are
+            more than two thirds as many as items.
+
+    Attributes:
+        names: Those of `FAMILIES` that there are: "number" (of items shown), "presence" (of an item), "region" (an item
+            near a place), "last" (the item at the end), "adjacency" (an item right before another), and "class region"
+            and "class adjacency".
+        references: Features of random orderings.
+
+    Raises:
+        ValueError: for classes that do not fit the space.
+    """
+
+    def __init__(self, space: OrderingSpace, *, classes: Sequence[Sequence[int]] | None = None) -> None:
+        if classes is not None and tuple(map(len, classes)) != space.sizes:
+            raise ValueError(f"classes must name a class for each item of blocks of {space.sizes} items")
+        self._space = space
+        named = [None] * len(space.sizes) if classes is None else classes
+        self._families = [_families(space, block, codes) for block, codes in enumerate(named)]
+        self.names: list[str] = []
+        self._moments: list[tuple[Array, float]] = []
+        self.references: list[Array] = []
+        drawn = space.draw(NUM_REFERENCES, np.random.default_rng(0))
+        for name, raw in self._raw(drawn, FAMILIES):
+            mean = raw.mean(axis=0)
+            variance = float(((raw - mean) ** 2).sum(axis=1).mean())
+            if variance > 1e-9:
+                self.names.append(name)
+                self._moments.append((mean, variance**-0.5))
+                self.references.append((raw - mean) * variance**-0.5)
+
+    def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
+        """Features ``[m, d]`` of each family."""
+        return [
+            (raw - mean) * scale
+            for (_, raw), (mean, scale) in zip(self._raw(orderings, self.names), self._moments, strict=True)
+        ]
+
+    def _raw(self, orderings: Sequence[Ordering], names: Sequence[str]) -> list[tuple[str, Array]]:
+        """Features of all blocks side by side, of those of the families that some block has."""
+        parts: dict[str, list[Array]] = {name: [] for name in names}
+        blocks = zip(self._space.sizes, self._space.limits, self._families, strict=True)
+        for block, (size, (_, most), families) in enumerate(blocks):
+            rows = [[*o[block][::-1], *[size] * (most - len(o[block]))] for o in orderings]
+            places = np.array(rows, dtype=np.int64).reshape(len(rows), most)
+            for name in names:
+                if name in families:
+                    parts[name].append(families[name](places))
+        return [(name, np.concatenate(tables, axis=1)) for name, tables in parts.items() if tables]
+
+
+def _families(space: OrderingSpace, block: int, classes: Sequence[int] | None) -> dict[str, Family]:
+    """The families of one block."""
+    size, (_, most) = space.sizes[block], space.limits[block]
+    codes = np.unique(np.zeros(size) if classes is None else np.asarray(classes), return_inverse=True)[1]
+    number = int(codes.max(initial=0)) + 1
+    classed = np.eye(size + 1, size) @ np.eye(number)[codes]  # the last row stands for no item
+    near = _smooth(np.log1p(np.arange(most)), REGION)
+    numbers = _smooth(np.arange(most + 1) / max(most, 1), NUM_REGION)
+    families: dict[str, Family] = {
+        "number": lambda places: numbers[(places < size).sum(axis=1)],
+        "presence": lambda places: _by_item(places, np.ones((most, 1)), size),
+        "region": lambda places: _by_item(places, near, size),
+        "last": lambda places: _by_item(places[:, :1], np.ones((min(most, 1), 1)), size),
+    }
+    if size**2 <= MAX_PAIRS // len(space.sizes):
+        families["adjacency"] = lambda places: _pairs(places, size)
+    if 1 < number <= 2 * size / 3:
+        families["class region"] = lambda places: _flat(classed[places].transpose(0, 2, 1) @ near)
+        families["class adjacency"] = lambda places: _flat(
+            classed[places[:, 1:]].transpose(0, 2, 1) @ classed[places[:, :-1]]
+        )
+    return families
+
+
+def _smooth(points: Array, scale: float) -> Array:
+    """``[points, r]``, which times its transpose is a Gaussian kernel over points on a line."""
+    kernel = np.exp(-0.5 * ((points[:, None] - points) / scale) ** 2)
+    values, vectors = np.linalg.eigh(kernel)
+    kept = values > 1e-6 * values.max(initial=0.0)
+    basis: Array = vectors[:, kept] * np.sqrt(values[kept])
+    return basis
+
+
+def _by_item(places: NDArray[np.int64], values: Array, size: int) -> Array:
+    """The values ``[places, r]`` of each item's place, item by item ``[m, size * r]``; 0 of items not shown."""
+    table = np.zeros((len(places), size + 1, values.shape[1]))
+    table[np.arange(len(places))[:, None], places] = values
+    return _flat(table[:, :size])
+
+
+def _pairs(places: NDArray[np.int64], size: int) -> Array:
+    """Whether each item stands right before each, ``[m, size * size]``."""
+    table = np.zeros((len(places), size + 1, size + 1))
+    table[np.arange(len(places))[:, None], places[:, 1:], places[:, :-1]] = 1.0
+    return _flat(table[:, :size, :size])
+
+
+def _flat(table: Array) -> Array:
+    """The table with a row for each ordering."""
+    return table.reshape(len(table), -1)

@@ -1,0 +1,359 @@
+"""The model that a search asks: orderings and their scores in, estimates, gains and posterior draws out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plr_dspy.report.data import Leaning
+from plr_dspy.runtime.threads import one_thread
+from plr_dspy.search.model.features import Features
+from plr_dspy.search.model.gains import gain_of_calibration
+from plr_dspy.search.model.offsets import Calibrated
+from plr_dspy.search.model.process import AdditiveProcess
+from plr_dspy.search.model.responses import LabelResponses, NoResponses, ResponseModel
+from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
+
+MAX_MODELLED = 256
+"""Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
+
+MOST_SCORED = 32
+"""As many of them are those with the most scores, whatever these are: the finalists are among them."""
+
+LEAST_SHARE = 0.5
+"""Of the calls must have brought log-probabilities along: where they seldom come, scores tell more."""
+
+DEVIATIONS = 1.96
+"""Standard errors on either side of a mean that an interval of 95 % has."""
+
+
+class OrderingModel:
+    """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
+
+    Args:
+        space: Of the orderings. What it does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of
+            its own.
+        classes: For each block the class of each of its items; None for none.
+        example_classes: The class of each example; None for none.
+        responses: The log-probabilities of labels; None for none.
+        with_features: Whether orderings that look alike tell of each other; else they have effects of their own only.
+    """
+
+    def __init__(
+        self,
+        space: OrderingSpace,
+        *,
+        classes: Sequence[Sequence[int]] | None = None,
+        example_classes: Sequence[int] | None = None,
+        responses: LabelResponses | None = None,
+        with_features: bool = True,
+    ) -> None:
+        self._space, self._responses = space, responses
+        self._features = Features(space, classes=classes) if with_features else None
+        known = with_features and example_classes is not None
+        self._example_classes = np.array(example_classes) if known else None
+
+    @property
+    def calibrating(self) -> bool:
+        """Whether orderings are scored by calibrated answers."""
+        return self._responses is not None and self._responses.calibrating
+
+    def fit(
+        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
+    ) -> FittedModel:
+        """Fit the process to the orderings that were scored most, and to those that promise most.
+
+        Args:
+            scores: One at least of each ordering.
+            earlier: Variances of an earlier fit, which this one goes on from in fewer steps.
+            kept: Orderings that are fitted whatever their scores, where they have any.
+
+        Raises:
+            ValueError: when no ordering has scores.
+        """
+        if not scores:
+            raise ValueError("scores must be of one ordering at least; got none")
+        earlier, orderings = earlier or {}, list(scores)
+        with one_thread():
+            told = ScoreTable.of_rows([scores[ordering] for ordering in orderings])
+            logs = None if self._responses is None else self._responses.table(scores, told.examples)
+            if len(orderings) > MAX_MODELLED:
+                chosen = self._promising(orderings, told, logs, kept)
+                columns = np.isin(told.examples, told.of(chosen).examples)
+                logs = logs and (logs[0][chosen][:, columns], logs[1][chosen][:, columns])
+                orderings, told = [orderings[number] for number in chosen], told.of(chosen)
+            features, apart = self.features(orderings), self._apart(orderings)
+            responses = self._respond(told, logs, apart, features=features, earlier=earlier.get("responses"))
+            table, classes = responses.counted(told.scores), None
+            if responses.means is None and self._example_classes is not None:
+                classes = np.unique(self._example_classes[told.examples], return_inverse=True)[1]
+            process = AdditiveProcess(
+                features,
+                ScoreTable(table - responses.expected),
+                classes=classes,
+                references=None if self._features is None else self._features.references,
+                apart=apart,
+                doubts=responses.doubts,
+                earlier=earlier,
+            )
+        return FittedModel(self, orderings, process, responses, told=told, table=table)
+
+    def shown(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
+        """The estimates as people may be told them, in the same order.
+
+        The process is linear and knows no limits: it may expect 1.035 where a metric gives 0 or 1. A mean never lies
+        outside of what single scores can be, on any scale: those seen, and those that the metric gives for labels.
+
+        Args:
+            estimates: Of orderings; a search goes by them as they are.
+            scores: All that are known.
+        """
+        values = [score for row in scores.values() for score in row.values()]
+        if self._responses is not None:
+            values += [float(self._responses.scores.min()), float(self._responses.scores.max())]
+        least, most = min(values, default=0.0), max(values, default=0.0)
+        return [ScoreEstimate(ordering, min(max(least, score), most)) for ordering, score in estimates]
+
+    def features(self, orderings: Sequence[Ordering]) -> list[Array]:
+        """Features ``[m, d]`` of each family; all 0 for what the space does not hold, as of a mean ordering."""
+        if self._features is None:
+            return []
+        apart, identity = self._apart(orderings), self._space.identity
+        families = self._features([identity if a else o for o, a in zip(orderings, apart, strict=True)])
+        return [family * ~apart[:, None] for family in families] if apart.any() else families
+
+    def _promising(
+        self,
+        orderings: Sequence[Ordering],
+        told: ScoreTable,
+        logs: tuple[Array, Mask] | None,
+        kept: Sequence[Ordering],
+    ) -> list[int]:
+        """The numbers of the orderings that the process is fitted to."""
+        responses = self._respond(told, logs, self._apart(orderings))
+        means = np.array(told.shrunk_means if responses.means is None else responses.means)
+        means[np.argsort(told.counts, kind="stable")[-MOST_SCORED:]] = np.inf
+        means[[ordering in kept for ordering in orderings]] = np.inf
+        best: list[int] = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED]).tolist()
+        return best
+
+    def _respond(
+        self,
+        told: ScoreTable,
+        logs: tuple[Array, Mask] | None,
+        apart: Mask,
+        *,
+        features: Sequence[Array] | None = None,
+        earlier: Sequence[Sequence[float]] | None = None,
+    ) -> NoResponses:
+        """What log-probabilities say; nothing where most of the calls brought none."""
+        if self._responses is None or logs is None:
+            return NoResponses()
+        table, unseen = logs
+        if (~np.isnan(table[..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
+            return NoResponses()
+        return ResponseModel(
+            features,
+            table,
+            self._responses.scores[told.examples],
+            apart=apart,
+            earlier=earlier,
+            unseen=unseen,
+            shares=self._responses.shares,
+            calibrating=self.calibrating,
+        )
+
+    def _apart(self, orderings: Sequence[Ordering]) -> Mask:
+        """Whether each is not of the others' kind, ``[m]``: none of the space, or a program without demos."""
+        return np.array([not self._space.holds(o) or not any(o) for o in orderings], dtype=bool)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What is expected of an ordering beside another one, on examples that nobody has seen.
+
+    Attributes:
+        expected: Its mean score less the other's.
+        probability: That this is above 0.
+        deviation: Standard deviation of the gain, as far as it is not known.
+        probability_calibrated: Where answers are calibrated, the probability that it scores more than the other when
+            this one is calibrated, too: else the gain is that of calibration. 1 for the other itself, and elsewhere.
+    """
+
+    expected: float
+    probability: float
+    deviation: float = 0.0
+    probability_calibrated: float = 1.0
+
+
+class FittedModel:
+    """A model of scores as it was fitted: estimates, gains, posterior draws, and what calibration does.
+
+    Args:
+        model: Makes features of orderings.
+        orderings: Those that it was fitted to; others have been ruled out.
+        process: Fitted to their scores, less what log-probabilities let one expect.
+        responses: What log-probabilities say.
+        told: Scores of the orderings as they came.
+        table: The same as they count, ``[m, E]``: where answers are calibrated, those of these.
+
+    Attributes:
+        orderings, table: The same.
+        calibrating: Whether scores are those of calibrated answers.
+        num_examples: Examples that scores expected from log-probabilities are means of.
+        shares: Of the labels, that answers are calibrated to; empty where they are not.
+        always: The mean score of answering each label to all examples; empty without log-probabilities.
+    """
+
+    def __init__(
+        self,
+        model: OrderingModel,
+        orderings: Sequence[Ordering],
+        process: AdditiveProcess,
+        responses: NoResponses,
+        *,
+        told: ScoreTable,
+        table: Array,
+    ) -> None:
+        self.orderings, self.table = list(orderings), table
+        self._told, self._examples = told.scores, told.examples.tolist()
+        self._model, self._process, self._responses = model, process, responses
+        self.calibrating, self.num_examples = responses.calibrating, responses.num_examples
+        self.shares, self.always = list(responses.calibrated_to), list(responses.always)
+
+    @property
+    def variances(self) -> dict[str, Any]:
+        """What the next fit may go on from, as JSON data."""
+        return {**self._process.state, "responses": self._responses.components}
+
+    def estimates(self) -> list[ScoreEstimate]:
+        """The process' estimates of the mean scores of the orderings fitted, best first."""
+        estimates = map(ScoreEstimate, self.orderings, (self._expected + self._process.mean).tolist())
+        return sorted(estimates, key=lambda estimate: -estimate.score)
+
+    @property
+    def _expected(self) -> Array | float:
+        """What log-probabilities let one expect of the orderings fitted, ``[m]``; 0 without any."""
+        return 0.0 if self._responses.means is None else self._responses.means
+
+    def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
+        """What each ordering fitted is expected to score on new examples.
+
+        That is the score of one of them as it is, and the gain of each over it, which is shrunk for being the best of
+        many. No score lies beyond those that were given.
+
+        Args:
+            reference: One of the orderings fitted.
+
+        Raises:
+            ValueError: when it was not fitted.
+        """
+        score = self.as_it_is(reference)
+        return {
+            ordering: round(self._limited(score + gain.expected), 9)
+            for ordering, gain in self.gains(reference).items()
+        }
+
+    def as_it_is(self, ordering: Ordering) -> float:
+        """What one of the orderings fitted is expected to score without calibration: the program that the user has.
+
+        Its own calls say it, where these brought log-probabilities.
+        """
+        if self.calibrating:
+            return self._limited(self._corrected(ordering)[0])
+        known = self.calibration(ordering)
+        return self._limited(dict(self.estimates())[ordering] if known is None else known.before)
+
+    def interval(self, ordering: Ordering, score: float, *, reference: Ordering) -> tuple[float, float]:
+        """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the reference, say.
+
+        Intervals of the model itself are narrower, and too narrow where it does not fit the program.
+
+        Args:
+            ordering: One of those fitted.
+            score: What is expected of it.
+            reference: What its gain is over.
+        """
+        known = ~np.isnan(self.table)
+        numbers = {self.orderings.index(each) for each in (ordering, reference)}
+        error = float(self.table[known].std()) * float(np.sqrt(sum(1 / known[n].sum() for n in numbers)))
+        low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
+        return round(self._limited(low), 6), round(self._limited(high), 6)
+
+    def _corrected(self, ordering: Ordering) -> tuple[float, float, Array]:
+        """As `ResponseModel.corrected`, of an ordering fitted."""
+        assert isinstance(self._responses, ResponseModel)
+        number = self.orderings.index(ordering)
+        return self._responses.corrected(number, self._told[number], self.table[number])
+
+    def _limited(self, score: float) -> float:
+        """The score, or the nearest to it between the lowest and the highest that were given, or that count."""
+        both = np.stack([self.table, self._told])
+        return min(max(float(np.nanmin(both)), score), float(np.nanmax(both)))
+
+    def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
+        """What is expected of each ordering fitted beside one of them as it is.
+
+        Where answers are calibrated, that one gains by its own calibration.
+
+        Raises:
+            ValueError: when the reference was not fitted.
+        """
+        number = self.orderings.index(reference)
+        with one_thread():
+            gains, foreseen = self._process.gains(number), self._responses.gains(number)
+            gains = gains if foreseen is None else gains + foreseen
+            calibrated = np.ones(len(self.orderings))
+            if self.calibrating:
+                calibrated = gains.summary()[1].round(6)
+                calibrated[number] = 1.0
+                _, change, missed = self._corrected(reference)
+                gains += gain_of_calibration(change, missed, len(self.orderings))
+            columns = zip(self.orderings, *gains.summary(), gains.deviations, calibrated, strict=True)
+        return {
+            # Rounded to what arithmetic gives again on another day.
+            ordering: Gain(
+                round(float(gain), 9), round(float(chance), 6), round(float(deviation), 9), float(alone)
+            )
+            for ordering, gain, chance, deviation, alone in columns
+        }
+
+    def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:
+        """How often two of the orderings fitted answer each label; None without log-probabilities."""
+        return self._responses.leaning(*(self.orderings.index(ordering) for ordering in (original, chosen)))
+
+    def counted(self, scores: Scores) -> Scores:
+        """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
+        if not self.calibrating:
+            return scores
+        counted = {
+            ordering: dict(zip(self._examples, row, strict=True))
+            for ordering, row in zip(self.orderings, self.table.tolist(), strict=True)
+        }
+        return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
+
+    def calibration(self, ordering: Ordering) -> Calibrated | None:
+        """What calibration does to one of the orderings fitted; None without log-probabilities."""
+        if ordering not in self.orderings:
+            return None
+        number = self.orderings.index(ordering)
+        return self._responses.calibration(number, self._told[number])
+
+    def predict(self, orderings: Sequence[Ordering]) -> Array:
+        """What the process expects of orderings, ``[m]``."""
+        features = self._model.features(orderings)
+        return self._process.predict(features) + self._responses.predict_means(features)
+
+    def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
+        """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
+        features = self._model.features(others or self.orderings[:1])
+        features = [family[: len(others)] for family in features]
+        means, doubts = self._responses.predict(features)
+        drawn = self._process.sample(features, num_draws, rng, doubts=doubts)
+        drawn[:, : len(self.orderings)] += self._expected
+        drawn[:, len(self.orderings) :] += means
+        return drawn

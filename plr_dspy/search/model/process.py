@@ -1,0 +1,335 @@
+"""The additive Gaussian process: how scores on single examples depend on features of orderings.
+
+    score of ordering o on example e  =  effect of e + f(o) + leaning of o towards the class of e + g_e(o) + noise
+
+The effects of examples are shrunk means. f is a sum of linear functions of feature families with a variance each, of a
+smooth function of the leaning, and of an effect of every ordering's own. g_e is what one example prefers, so that f
+alone says what orderings score on examples not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from plr_dspy.search.model.components import fit_components, generalised_mean
+from plr_dspy.search.model.gains import Gains, expected_gains
+from plr_dspy.search.model.table import PRIOR_SHRINKAGE, Array, Mask, ScoreTable
+
+APART_VARIANCE = 1.0
+"""Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it."""
+
+PRIOR_SHARE, MAX_SHARE = 0.2, 0.95
+"""Prior mean of the share of the residual variance that examples' preferences have, and at most: the rest is noise."""
+
+PRIOR_PRECISION = 40.0
+"""Of each kernel's share about its prior mean, over that of one pair of scores on one example."""
+
+CENTRES = np.arange(-4.0, 4.01, 0.5)
+"""Of the bumps that make up the function of the leaning, in standard deviations over random orderings."""
+
+FURTHEST = 6.0
+"""Leanings beyond it count as this, in the same unit."""
+
+
+class Leaning:
+    """How far an ordering leans towards some classes of examples at the cost of the others.
+
+        rest of the score of ordering o on an example of class c  =  b_c l(o) + noise
+
+    The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
+    How far is close to linear in the features of an ordering; accuracy is not linear in it, but best somewhere between
+    the extremes. So the leaning l, a Gaussian process, is learnt first, and what accuracy does with it afterwards. b is
+    the direction in which the orderings' profiles over the classes differ most: of two classes, their difference.
+
+    Args:
+        features: Of the orderings, ``[m, d]`` for each family.
+        kernels: Of the families and of own effects, ``[m, m]`` each.
+        table: Their scores.
+        classes: Of the examples, numbers from 0 without gaps, ``[E]``.
+        references: Features of random orderings, which scale the leaning.
+        earlier: Variances of the fit before; None for none.
+
+    Attributes:
+        variances: Of its components, over the noise's.
+        explained: What it explains of each score, ``[m, E]``, of scores known or not.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Array],
+        kernels: Sequence[Array],
+        table: ScoreTable,
+        classes: NDArray[np.int64],
+        *,
+        references: Sequence[Array],
+        earlier: Array | Sequence[float] | None,
+    ) -> None:
+        rest = table.residuals(table.shrunk_means)
+        of_class = np.eye(classes.max() + 1)[classes]
+        sums, counts = rest @ of_class, table.known @ of_class
+        direction = _class_loadings(sums, counts)
+        along = sums @ direction
+        precisions = np.maximum(counts @ direction**2, 1e-3)
+        means = along / precisions
+        centre = float(np.average(means, weights=precisions))
+        total, free = float(np.vdot(rest, rest)), table.counts.sum() - table.num_example_parameters
+
+        def measure(covariance: Array, inverse: Array) -> tuple[Array, float]:
+            leaning = covariance @ (inverse @ (means - centre)) + centre
+            left = total - 2 * float(along @ leaning) + float(precisions @ leaning**2)
+            used = float(np.vdot(covariance, inverse))
+            return means - centre, max(left / max(free - used, 0.25 * free), 1e-9)
+
+        fit = fit_components(kernels, np.diag(1.0 / precisions), measure, earlier=earlier)
+        self.variances = fit.variances
+        self.explained = (fit.covariance @ fit.solved + centre)[:, None] * direction[classes]
+        self._weights = [v * (f.T @ fit.solved) for v, f in zip(fit.variances, features, strict=False)]
+        at_random = self._predict(references)
+        self._centre, self._spread = float(at_random.mean()), float(at_random.std()) + 1e-9
+        bumps = self._bumps(at_random)
+        self._mean = bumps.mean(axis=0)
+        self._scale = 1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12)
+
+    def family(self, features: Sequence[Array]) -> Array:
+        """Features of the orderings' leaning ``[m, d]``: a linear function of them is a smooth one of the leaning.
+
+        Centred and scaled as those of `features` are.
+        """
+        family: Array = (self._bumps(self._predict(features)) - self._mean) * self._scale
+        return family
+
+    def _predict(self, features: Sequence[Array]) -> Array:
+        """Posterior mean of the leaning, less a constant, ``[m]``."""
+        return np.asarray(sum(f @ weights for f, weights in zip(features, self._weights, strict=True)))
+
+    def _bumps(self, leaning: Array) -> Array:
+        """Heights of the bumps at leanings, ``[m, d]``."""
+        standard = np.clip((leaning - self._centre) / self._spread, -FURTHEST, FURTHEST)
+        bumps: Array = np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2)
+        return bumps
+
+
+def _class_loadings(sums: Array, counts: Array) -> Array:
+    """The loading of each class, ``[C]``: mean 0 and mean square 1 over the scores.
+
+    Args:
+        sums, counts: Of the scores' rest, and of the scores, of each ordering in each class, ``[m, C]``.
+    """
+    profiles = sums / (counts + PRIOR_SHRINKAGE)
+    profiles -= profiles.mean(axis=1, keepdims=True)
+    direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
+    shares = counts.sum(axis=0) / counts.sum()
+    direction = direction - direction @ shares
+    scaled: Array = direction / np.sqrt(direction**2 @ shares + 1e-12)
+    return scaled
+
+
+def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
+    """Covariance of what mean scores have beside true scores, over the variance of one score, ``[m, m]``.
+
+    Orderings that look alike do well on the same examples, so that scores on n examples, however many, tell of other
+    examples only up to the variance of examples' preferences over n. In a real model's answers a third to a half of the
+    variance that orderings and examples do not explain by themselves is of this kind.
+
+    Args:
+        kernels: Covariances of the preferences at variance 1, ``[m, m]`` each; their diagonals are about 1.
+        table: Of the scores.
+    """
+    # Orderings that are nearly the same agree more than any that are linear in their features would.
+    kernels = [*kernels, *map(_sharpened, kernels)]
+    shares = preference_shares(kernels, table.residuals(table.adjusted_means), table.known)
+    preferences = np.zeros((len(table.counts), len(table.counts)))
+    for share, kernel in zip(shares, kernels, strict=True):
+        if share > 0.0:
+            preferences += share * kernel
+    single = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
+    of_examples = table.known / np.maximum(1, table.counts)[:, None]
+    covariance: Array = preferences * (of_examples @ of_examples.T) + np.diag(single / table.counts)
+    return covariance
+
+
+def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Array:
+    """The share of the residual variance that examples' preferences along each kernel have, ``[k]``.
+
+    Least squares on the products of two orderings' residuals on one example (J. K. Haseman and R. C. Elston, "The
+    investigation of linkage between a quantitative trait and a marker locus", Behavior Genetics 2, 1972), none below 0.
+
+    Args:
+        kernels: Covariances at variance 1, ``[m, m]`` each; their diagonals are about 1.
+        rest: Scores less their orderings' and their examples' means, ``[m, E]``, 0 where there is none.
+        known: Whether there is one, ``[m, E]``.
+    """
+    total, number = float(np.vdot(rest, rest)), len(kernels)
+    if total <= 0.0 or not kernels:
+        return np.zeros(number)
+    shown = known.astype(np.float64)
+    both, counts = shown @ shown.T, shown.sum(axis=1)
+    # What taking off the orderings' own means leaves of the covariance of two of them; one alone is no pair.
+    left = 1.0 - 1.0 / counts - 1.0 / counts[:, None] + both / np.outer(counts, counts)
+    np.fill_diagonal(left, 0.0)
+    seen = np.stack([(left * _centred(kernel)).ravel() for kernel in kernels])
+    products = (rest @ rest.T).ravel() * (shown.sum() / total)
+    # Each pair was met from both sides.
+    gram = (seen * (0.5 * both).ravel()) @ seen.T + PRIOR_PRECISION * np.eye(number)
+    moments = 0.5 * (seen @ products) + PRIOR_PRECISION * PRIOR_SHARE / number
+    factor = np.linalg.cholesky(gram)
+    shares: Array = optimize.nnls(factor.T, np.linalg.solve(factor, moments))[0]
+    return shares * min(1.0, MAX_SHARE / max(float(shares.sum()), 1e-12))
+
+
+def _centred(kernel: Array) -> Array:
+    """The kernel of a process less its mean over the orderings: example effects take that."""
+    means = kernel.mean(axis=0)
+    centred: Array = kernel - means - means[:, None] + means.mean()
+    return centred
+
+
+def _sharpened(kernel: Array) -> Array:
+    """A kernel with the third powers of its correlations."""
+    lengths = np.sqrt(np.diag(kernel)) + 1e-12
+    correlations = kernel / np.outer(lengths, lengths)
+    sharpened: Array = kernel * correlations * correlations
+    return sharpened
+
+
+class AdditiveProcess:
+    """The process f over orderings, fitted to their scores on examples.
+
+    Args:
+        features: Of the orderings, ``[m, d]`` for each family.
+        table: Their scores; each has one at least.
+        classes: Of the examples, numbers from 0 without gaps, ``[E]``; None for none.
+        references: Features of random orderings; they scale the leaning, which without them is not modelled.
+        apart: Whether a row is no ordering of the others' kind, ``[m]``; None for none.
+        doubts: Prior variances of the rows' effects beside those that are estimated, ``[m]``.
+        earlier: `state` of the process that this one goes on from.
+
+    Attributes:
+        mean: Posterior mean scores of the orderings on a mean example, ``[m]``.
+        state: The variances of f and of the leaning, as JSON data.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Array],
+        table: ScoreTable,
+        *,
+        classes: NDArray[np.int64] | None = None,
+        references: Sequence[Array] | None = None,
+        apart: Mask | None = None,
+        doubts: Array | float = 0.0,
+        earlier: Mapping[str, Any] | None = None,
+    ) -> None:
+        earlier = earlier or {}
+        self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
+        table = ScoreTable(table.scores / self._unit)
+        outside = np.zeros(len(table.counts), dtype=bool) if apart is None else apart
+        self._apart: Array = APART_VARIANCE * outside.astype(np.float64)
+        kernels, own = [family @ family.T for family in features], np.diag((self._apart == 0.0) * 1.0)
+        effects = table.shrunk_means
+        self._leaning, of_leaning = None, earlier.get("leaning")
+        if classes is not None and classes.max() > 0 and references is not None:
+            self._leaning = Leaning(
+                features, [*kernels, own], table, classes, references=references, earlier=of_leaning
+            )
+            of_leaning = self._leaning.variances.tolist()
+            table = ScoreTable(table.scores - self._leaning.explained)
+        self._features = self._with_leaning(features)
+        self._errors = covariance_of_means(kernels, table)
+        kernels += [family @ family.T for family in self._features[len(kernels) :]]
+        spread = float(table.scores[table.known].var())
+        varies = spread > 1e-18 * float(np.nanmax(np.abs(table.scores))) ** 2
+        means, centre = effects, 0.0
+
+        def measure(covariance: Array, inverse: Array) -> tuple[Array, float]:
+            nonlocal means, centre, effects
+            means = table.ordering_effects(effects)
+            centre = generalised_mean(means, inverse)
+            effects = covariance @ (inverse @ (means - centre)) + centre
+            rest, total = table.residuals(effects), table.counts.sum()
+            used = float(np.vdot(covariance, inverse)) + table.num_example_parameters
+            left = float(np.vdot(rest, rest)) / max(total - used, 0.25 * total)
+            return means - centre, max(left, 1e-6 * spread) if varies else 1.0
+
+        fit = fit_components(
+            [*kernels, own],
+            self._errors,
+            measure,
+            earlier=earlier.get("variances"),
+            noise=max(spread, 1e-12),
+            fixed=self._apart,
+            doubts=doubts / self._unit**2,
+        )
+        self._fit, self._means, self._deviation = fit, means, float(np.sqrt(fit.noise))
+        self._weights = [v * (f.T @ fit.solved) for v, f in zip(fit.variances, self._features, strict=False)]
+        self._level = float(table.example_effects(effects)[table.seen].mean() + centre)
+        self.mean: Array = self._unit * (fit.covariance @ fit.solved + self._level)
+        self.state = {"variances": fit.variances.tolist(), "leaning": of_leaning}
+
+    def predict(self, features: Sequence[Array]) -> Array:
+        """Posterior mean scores of other orderings, given as features."""
+        pairs = zip(self._with_leaning(features), self._weights, strict=True)
+        mean: Array = sum((family @ weights for family, weights in pairs), np.zeros(1)) + self._level
+        return self._unit * mean
+
+    def gains(self, reference: int) -> Gains:
+        """What the orderings fitted score on new examples above one of them, which is the ordering of this number."""
+        gains = expected_gains(
+            self._means / self._deviation,
+            covariance=self._fit.covariance - np.diag(self._fit.fixed),
+            apart=self._apart,
+            noise=self._errors,
+            reference=reference,
+        )
+        return gains.scaled(self._unit * self._deviation)
+
+    def sample(
+        self,
+        features: Sequence[Array],
+        num_draws: int,
+        rng: np.random.Generator,
+        *,
+        doubts: Array | float = 0.0,
+    ) -> Array:
+        """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``.
+
+        By Matheron's rule: draws from the prior, corrected by what they miss of the scores (J. T. Wilson et al.,
+        "Efficiently sampling functions from Gaussian process posteriors", ICML 2020).
+
+        Args:
+            features: Of the others, ``[c, d]`` for each family.
+            num_draws: How many.
+            rng: Decides the draws.
+            doubts: Prior variances of the others' effects, beside those that were estimated, ``[c]``.
+        """
+        fit, number = self._fit, len(self.mean)
+        variances, own = fit.variances[:-1], fit.variances[-1]
+        pairs = zip(self._features, self._with_leaning(features), strict=True)
+        families = [np.concatenate([known, other]) for known, other in pairs]
+        slopes = [
+            np.sqrt(v) * rng.normal(size=(family.shape[1], num_draws))
+            for v, family in zip(variances, families, strict=True)
+        ]
+        num_others = len(features[0]) if features else 0
+        others = np.zeros(num_others) + doubts / (self._unit * self._deviation) ** 2
+        alone = own + np.concatenate([fit.fixed, others])
+        drawn = np.sqrt(alone)[:, None] * rng.normal(size=(len(alone), num_draws))
+        noise = np.linalg.cholesky(self._errors) @ rng.normal(size=(number, num_draws))
+        seen = drawn[:number] + noise
+        for family, slope in zip(self._features, slopes, strict=True):
+            seen += family @ slope
+        missed = fit.solved[:, None] / self._deviation - fit.inverse @ seen
+        for v, family, slope in zip(variances, families, slopes, strict=True):
+            drawn += family @ (slope + v * (family[:number].T @ missed))
+        drawn[:number] += alone[:number, None] * missed
+        sampled: Array = self._unit * (self._level + self._deviation * drawn.T)
+        return sampled
+
+    def _with_leaning(self, features: Sequence[Array]) -> list[Array]:
+        """The families of features, and that of the leaning where it is modelled."""
+        return [*features] if self._leaning is None else [*features, self._leaning.family(features)]

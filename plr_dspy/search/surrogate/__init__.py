@@ -1,1 +1,0 @@
-"""The model of scores that a search learns from."""

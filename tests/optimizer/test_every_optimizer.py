@@ -1,0 +1,237 @@
+"""What every optimizer promises: hard limits, kills that cost nothing, the same result at any number of threads."""
+
+import re
+from collections import Counter
+from functools import partial
+
+import dspy
+import litellm
+import pytest
+from dspy.utils.callback import BaseCallback
+from fakes import failure, interrupt, using
+from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
+
+from plr_dspy import PLFewShot, PLReorder, Report, order_sensitivity
+from plr_dspy.baselines import TopKOrder
+from plr_dspy.plackett_luce.updates import MixtureEM
+
+KINDS = {
+    "PLReorder": PLReorder,
+    "scores alone": partial(PLReorder, signal="score", update=MixtureEM(num_components=2)),
+    "calibrated": partial(PLReorder, calibrate=True),
+    "paper": partial(PLReorder, auto="paper", num_samples=4, num_iterations=3, num_final_draws=2),
+    "PLFewShot": partial(PLFewShot, max_demos=4, max_bootstrapped=4, candidates="bootstrapped"),
+    "TopKOrder": partial(TopKOrder, num_candidates=8),
+}
+BUDGET = {"paper": 300, "TopKOrder": 200}
+"""Program calls; the others get 100."""
+
+
+def compiled(kind, engine, *, metric=exact, program=None, trainset=EXAMPLES, **options):
+    """The program and the optimizer."""
+    limits = (
+        {} if options.keys() & {"max_cost", "max_seconds"} else {"max_metric_calls": BUDGET.get(kind, 100)}
+    )
+    optimizer = KINDS[kind](metric, **{**limits, "num_threads": 1, "display_progress": False, **options})
+    with using(engine, "fake/x"):
+        return optimizer.compile(program or student(), trainset=trainset), optimizer
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The reports of compiles that nothing stopped."""
+    reports = {}
+
+    def of(kind):
+        if kind not in reports:
+            reports[kind] = compiled(kind, Engine())[1].report
+        return reports[kind]
+
+    return of
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+class TestLimits:
+    def test_calls_are_counted_and_never_passed_at_any_number_of_threads(self, kind, whole):
+        """Nor is one paid twice, nor more than the estimate said; threads change nothing that is found."""
+        engine, budget = Engine(), BUDGET.get(kind, 100)
+        _, optimizer = compiled(kind, engine, num_threads=8)
+        assert found(optimizer.report) == found(whole(kind))
+        assert len(engine.prompts) == optimizer.report.program_calls["total"] <= budget
+        assert set(Counter(engine.prompts).values()) == {1}
+        with using(engine, "fake/x"):
+            estimate = optimizer.estimate(student(), trainset=EXAMPLES)
+        assert optimizer.report.program_calls["total"] <= estimate.program_calls <= budget
+        planned = optimizer.report.settings["num_selection_examples"]
+        assert optimizer.report.comparison.num_examples == planned == estimate.num_selection_examples
+
+    @pytest.mark.parametrize("limit", ["max_seconds", "max_cost"])
+    def test_time_and_money_are_not_passed_and_leave_a_comparison(self, kind, limit, monkeypatch):
+        """Each call takes a second of a clock that stands still between calls, and as many dollars as any other."""
+        engine, most = Engine(), 1.5 * BUDGET.get(kind, 100)
+        monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
+        price = {"input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6, "litellm_provider": "fake"}
+        monkeypatch.setitem(litellm.model_cost, "fake/x", price)
+        a_call = 2e-6 * engine.prompt_tokens + 8e-6 * 5
+        _, optimizer = compiled(kind, engine, **{limit: most * (a_call if limit == "max_cost" else 1)})
+        assert 0.65 * most < len(engine.prompts) == optimizer.report.program_calls["total"] <= most
+        assert optimizer.report.cost == pytest.approx(a_call * len(engine.prompts))
+        assert optimizer.report.comparison is not None
+        assert (
+            optimizer.report.stopped.startswith("time" if limit == "max_seconds" else "cost")
+            or kind == "paper"
+        )
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize(("how", "num_threads"), [(interrupt, 1), (interrupt, 4), (failure, 1)])
+    def test_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
+        """Again and again: only calls that were under way are made again, and the report is that of one go."""
+        engine, stops = Engine(), (0, 0, 2, 9, 30, 15)
+        options = {"num_threads": num_threads, "max_errors": 1, "log_dir": tmp_path}
+        for further in stops:
+            engine.at = dict.fromkeys(range(len(engine.prompts) + further, 1_000), how)
+            with pytest.raises((KeyboardInterrupt, ConnectionError, dspy.LMError)):
+                compiled(kind, engine, **options)
+        engine.at = {}
+        report, again = compiled(kind, engine, **options)[1].report, Counter(engine.prompts)
+        assert report.program_calls["resumed"] > 45
+        assert sum(again.values()) - len(again) <= num_threads * len(stops)
+        if how is interrupt:
+            assert len(again) == report.program_calls["total"]
+            assert found(report) == found(whole(kind))
+        else:  # A call that failed is paid, and leaves one less.
+            assert len(engine.prompts) == report.program_calls["total"] <= BUDGET.get(kind, 100)
+            assert report.comparison is not None
+
+    def test_a_finished_compile_costs_nothing_and_a_larger_budget_only_what_is_new(
+        self, kind, whole, tmp_path
+    ):
+        engine = Engine()
+        for _ in range(2):
+            _, optimizer = compiled(kind, engine, log_dir=tmp_path)
+            assert len(engine.prompts) == whole(kind).program_calls["total"]
+            assert found(optimizer.report) == found(whole(kind))
+        paid, budget = len(engine.prompts), 1.5 * BUDGET.get(kind, 100)
+        assert optimizer.report.program_calls["resumed"] == paid
+        _, optimizer = compiled(kind, engine, max_metric_calls=int(budget), log_dir=tmp_path)
+        assert paid < len(engine.prompts) == optimizer.report.program_calls["total"] <= budget
+        assert optimizer.report.program_calls["resumed"] == paid
+        assert set(Counter(engine.prompts).values()) == {1}
+
+    def test_another_metric_is_refused_unless_it_is_accepted(self, kind, tmp_path):
+        def other(example, prediction):
+            return 1.0 * exact(example, prediction)
+
+        engine = Engine()
+        compiled(kind, engine, log_dir=tmp_path)
+        paid = len(engine.prompts)
+        with pytest.raises(ValueError, match=r"metric changed.*another log_dir.*accept_changes=True"):
+            compiled(kind, engine, metric=other, log_dir=tmp_path)
+        assert len(engine.prompts) == paid
+        for options in ({"accept_changes": True}, {}):  # What was accepted is no change any more.
+            compiled(kind, engine, metric=other, log_dir=tmp_path, **options)
+        assert len(engine.prompts) <= BUDGET.get(kind, 100)
+        assert set(Counter(engine.prompts).values()) == {1}
+
+
+class TestResult:
+    def test_is_a_copy_with_a_report_that_can_be_kept(self, kind, tmp_path):
+        program = student()
+        before, demos = program.dump_state(), list(program.demos)
+        engine = Engine()
+        result, optimizer = compiled(kind, engine, program=program)
+        assert (program.dump_state(), program.demos) == (before, demos)
+        assert not getattr(program, "_compiled", False)
+        inner = getattr(result, "program", result)
+        assert result.reorder_report == optimizer.report.to_dict()
+        if kind != "PLFewShot":
+            assert sorted(demo["text"] for demo in inner.demos) == sorted(demo["text"] for demo in DEMOS)
+        optimizer.report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == optimizer.report
+        inner.save(tmp_path / "program.json")
+        loaded = dspy.Predict(program.signature)
+        loaded.load(tmp_path / "program.json")
+        with using(engine):
+            assert inner(text="text 7").label == loaded(text="text 7").label
+        assert engine.prompts[-1] == engine.prompts[-2]
+
+    def test_the_seed_decides_and_that_of_compile_wins(self, kind, whole):
+        optimizer = KINDS[kind](exact, max_metric_calls=BUDGET.get(kind, 100), display_progress=False, seed=5)
+        with using(Engine(), "fake/x"):
+            optimizer.compile(student(), trainset=EXAMPLES, seed=0)
+            zero = optimizer.report.candidates
+            optimizer.compile(student(), trainset=EXAMPLES)
+        assert zero == whole(kind).candidates != optimizer.report.candidates
+
+
+class TestMistakes:
+    def test_an_error_reaches_the_user_and_leaves_a_report_and_a_program(self, kind):
+        engine = Engine()
+
+        def metric(example, prediction):
+            if len(engine.prompts) > 60:
+                raise LookupError("gone")
+            return exact(example, prediction)
+
+        optimizer = KINDS[kind](metric, max_metric_calls=300, num_threads=2, display_progress=False)
+        with using(engine, "fake/x"), pytest.raises(LookupError, match="gone"):
+            optimizer.compile(student(), trainset=EXAMPLES)
+        report = optimizer.report
+        assert (report.stopped, report.comparison) == ("ended by LookupError", None)
+        (error,) = [each for each in report.errors if each.type == "LookupError"]
+        assert re.match(r"trainset\[\d+\]", error.examples[0])
+        assert report.program_calls["total"] >= 60
+        assert optimizer.best_program.reorder_report == report.to_dict()
+
+    @pytest.mark.parametrize("value", [None, {"score": 1.0}, "yes", float("nan")])
+    def test_a_metric_of_no_use_ends_it_at_once(self, kind, value):
+        engine = Engine()
+        options = {"max_metric_calls": 300, "max_errors": 3, "num_threads": 2, "display_progress": False}
+        optimizer = KINDS[kind](lambda example, prediction: value, **options)
+        with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match="metric"):
+            optimizer.compile(student(), trainset=EXAMPLES)
+        assert len(engine.prompts) <= 6
+
+    def test_callbacks_of_optimizers_fire(self, kind):
+        heard = []
+
+        class Recorder(BaseCallback):
+            def on_compile_start(self, call_id, instance, inputs):
+                heard.append(type(instance))
+
+            def on_compile_end(self, call_id, outputs, exception=None):
+                heard.append(type(exception))
+
+        optimizer = KINDS[kind](exact, display_progress=False)
+        with (
+            using(Engine()),
+            dspy.context(callbacks=[Recorder()]),
+            pytest.raises(ValueError, match="trainset"),
+        ):
+            optimizer.compile(student(), trainset=[])
+        assert heard == [type(optimizer), ValueError]
+
+
+def test_a_measurement_keeps_the_same_promises(tmp_path):
+    """`order_sensitivity` is no optimizer."""
+    engine, plain = Engine(), {"num_orders": 6, "max_metric_calls": 90, "display_progress": False}
+
+    def measured(engine=engine, metric=exact, num_threads=1, **options):
+        with using(engine, "fake/x"):
+            return order_sensitivity(student(), metric, EXAMPLES, **plain, num_threads=num_threads, **options)
+
+    for further in (0, 4, 40):
+        engine.at = {len(engine.prompts) + further: interrupt}
+        with pytest.raises(KeyboardInterrupt):
+            measured(log_dir=tmp_path)
+    result = measured(log_dir=tmp_path)
+    assert result == measured(log_dir=tmp_path) == measured(Engine(), num_threads=8)
+    assert len(engine.prompts) == result.program_calls + 3 == 93
+    with pytest.raises(ValueError, match=r"metric changed.*accept_changes=True"):
+        measured(log_dir=tmp_path, metric=lambda example, prediction: 1.0)
+    assert len(engine.prompts) == 93

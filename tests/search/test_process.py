@@ -1,0 +1,443 @@
+"""The additive process: crossed effects, preferences of examples, the leaning, the posterior, and what they learn."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plr_dspy import OrderingSpace
+from plr_dspy.search.model.components import inverted
+from plr_dspy.search.model.features import FAMILIES, Features
+from plr_dspy.search.model.process import (
+    MAX_SHARE,
+    AdditiveProcess,
+    Leaning,
+    covariance_of_means,
+    preference_shares,
+)
+from plr_dspy.search.model.table import ScoreTable
+
+SPACE = OrderingSpace.of_sizes(8)
+FEATURES = Features(SPACE, classes=[[0, 1] * 4])
+SIZE, NUM = 12, 40
+
+few_missing = st.lists(st.sets(st.integers(0, SIZE - 1), max_size=4), min_size=SIZE, max_size=SIZE)
+"""Of each of 12 rows: any two share a column, so that the table is connected."""
+
+
+def with_holes(table, missing):
+    table = table.copy()
+    for row, columns in enumerate(missing):
+        table[row, list(columns)] = np.nan
+    return table
+
+
+def additive(seed, shape=(SIZE, SIZE)):
+    """Effects of orderings and the sums with effects of examples."""
+    rng = np.random.default_rng(seed)
+    effects = rng.permutation(np.linspace(-1.0, 1.0, shape[0]))
+    return effects, effects[:, None] + rng.normal(size=shape[1])
+
+
+def adjusted(table):
+    return ScoreTable(table).adjusted_means
+
+
+def correlation(first, second):
+    return np.corrcoef(np.ravel(first), np.ravel(second))[0, 1]
+
+
+class TestCrossedEffects:
+    @settings(deadline=None)
+    @given(few_missing, st.integers(0, 99), st.floats(-10, 10), st.floats(0.1, 10))
+    def test_are_found_on_any_scale_whatever_is_missing(self, missing, seed, shift, scale):
+        effects, table = additive(seed)
+        np.testing.assert_allclose(adjusted(table), effects - effects.mean(), atol=1e-9)
+        alike = with_holes(table, [missing[0], missing[0], *missing[2:]])
+        means = adjusted(alike)
+        assert correlation(means, effects) > 0.75
+        assert means[0] - means[1] == pytest.approx(effects[0] - effects[1])
+        np.testing.assert_allclose(adjusted(alike * scale + shift), means * scale, atol=1e-8)
+
+    def test_easy_examples_do_not_make_an_ordering_good(self):
+        """The worse an ordering, the easier its own examples; all share a few others."""
+        effects, easiness = np.linspace(-0.2, 0.2, 20), np.linspace(1.0, -1.0, 40)
+        table = np.full((20, 40), np.nan)
+        for row in range(20):
+            columns = [*range(row, row + 10), *range(0, 40, 5)]
+            table[row, columns] = effects[row] + easiness[columns]
+        assert correlation(np.nanmean(table, axis=1), effects) < -0.9
+        assert correlation(adjusted(table), effects) > 0.9
+
+    def test_are_shrunk_the_more_the_fewer_examples(self):
+        table = ScoreTable(np.array([[1.0] * 8, [0.0] * 8, [1.0] * 2 + [np.nan] * 6]))
+        share = table.shrunk_means / table.adjusted_means
+        np.testing.assert_allclose(share, [8 / 33, 8 / 33, 2 / 27])
+
+    @pytest.mark.parametrize(
+        ("scores", "expected"),
+        [
+            ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two
+            ([[1.0, 0.0], [1.0, 0.0]], 0.05),  # all agree, and examples differ
+            ([[1.0, 1.0], [1.0, 1.0]], 3.0),
+            (
+                [[1.0, 0.0] * 20, [0.0, 1.0] * 20],
+                15.0,
+            ),  # as hard as one another: (40 + 10) / (10 / 3)
+        ],
+    )
+    def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
+        assert ScoreTable(np.array(scores)).shrinkage == pytest.approx(expected)
+
+    def test_table_of_scores_by_example(self):
+        table = ScoreTable.of_rows([{4: 0.5, 9: 1.0}, {2: 0.25}])
+        np.testing.assert_array_equal(table.scores, [[np.nan, 0.5, 1.0], [0.25, np.nan, np.nan]])
+        assert (table.counts.tolist(), table.seen.tolist()) == ([2, 1], [True] * 3)
+
+    def test_inverse_and_its_determinant(self):
+        factor = np.random.default_rng(0).normal(size=(5, 9))
+        inverse, log_determinant = inverted(factor @ factor.T)
+        np.testing.assert_allclose(inverse @ factor @ factor.T, np.eye(5), atol=1e-9)
+        assert log_determinant == pytest.approx(np.linalg.slogdet(inverse)[1])
+        with pytest.raises(np.linalg.LinAlgError):
+            inverted(-np.eye(2))
+
+
+def kernels(seed=0):
+    """Two of random features, with diagonals of about 1."""
+    rng = np.random.default_rng(seed)
+    features = [rng.normal(size=(NUM, width)) / width**0.5 for width in (5, 12)]
+    return [f @ f.T for f in features]
+
+
+def preferring(shares, *, num_examples=60, seed=0, known=None):
+    """Scores of which these shares are what examples prefer, and the rest noise of single calls."""
+    rng = np.random.default_rng(seed)
+    rest = (1 - sum(shares)) * np.eye(NUM)
+    covariance = sum(share * kernel for share, kernel in zip(shares, kernels(), strict=True)) + rest
+    scores = np.linalg.cholesky(covariance) @ rng.normal(size=(NUM, num_examples))
+    scores += rng.normal(size=num_examples)
+    return scores if known is None else np.where(known, scores, np.nan)
+
+
+def shares_of(scores):
+    known = ~np.isnan(scores)
+    rest = scores - np.nanmean(scores, axis=0)
+    rest = rest - np.nanmean(rest, axis=1, keepdims=True)
+    return preference_shares(kernels(), np.where(known, rest, 0.0), known)
+
+
+class TestPreferences:
+    @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.3, 0.3)])
+    def test_are_found(self, shares):
+        found = np.mean([shares_of(preferring(shares, seed=seed)) for seed in range(5)], axis=0)
+        np.testing.assert_allclose(found, shares, atol=0.07)
+
+    def test_are_found_where_most_scores_are_missing(self):
+        options = {"num_examples": 200, "known": np.random.default_rng(1).random((NUM, 200)) < 0.2}
+        found = np.mean([shares_of(preferring((0.5, 0.0), seed=s, **options)) for s in range(5)], axis=0)
+        np.testing.assert_allclose(found, (0.5, 0.0), atol=0.1)
+
+    def test_what_all_examples_share_is_none(self):
+        """A difference between orderings that is the same on every example."""
+        factor = np.linalg.cholesky(kernels()[0] + 1e-9 * np.eye(NUM))
+        common = factor @ np.random.default_rng(2).normal(size=NUM)
+        assert shares_of(preferring((0.0, 0.0)) + common[:, None]).sum() < 0.1
+
+    def test_are_the_prior_s_where_nothing_is_known_and_none_where_nothing_differs(self):
+        alone = np.eye(NUM, dtype=bool)  # each ordering on an example of its own
+        np.testing.assert_allclose(preference_shares(kernels(), alone * 1.0, alone), 0.1, atol=1e-9)
+        np.testing.assert_array_equal(preference_shares(kernels(), alone * 0.0, alone), 0.0)
+        assert len(preference_shares([], alone * 1.0, alone)) == 0
+
+    def test_leave_something_to_the_noise_of_single_calls(self):
+        """Scores that are nothing but what examples prefer."""
+        values, vectors = np.linalg.eigh(kernels()[0])
+        factor = vectors * np.sqrt(np.maximum(values, 0.0))
+        scores = factor @ np.random.default_rng(5).normal(size=(NUM, 60))
+        assert shares_of(scores).sum() == pytest.approx(0.95)
+
+    def test_covariance_is_that_of_simulated_means(self):
+        """Scores of orderings that are all alike on new examples: their means go together where they share examples."""
+        rng = np.random.default_rng(3)
+        known = rng.random((NUM, 24)).argsort(axis=1) < 12
+        effects = 0.6 * kernels()[0] + 0.4 * np.diag(1.0 / np.diag(kernels()[0]))
+        factor = np.linalg.cholesky(effects)
+        tables = [np.where(known, factor @ rng.normal(size=(NUM, 24)), np.nan) for _ in range(4_000)]
+        simulated = np.cov(np.nanmean(tables, axis=2).T)
+        estimated = np.mean([covariance_of_means(kernels(), ScoreTable(t)) for t in tables[:40]], axis=0)
+        off = ~np.eye(NUM, dtype=bool)
+        assert correlation(simulated[off], estimated[off]) > 0.95
+        assert np.polyfit(simulated[off], estimated[off], 1)[0] == pytest.approx(1.0, abs=0.25)
+        assert np.linalg.eigvalsh(estimated).min() > 0.0
+
+
+class LeaningWorld:
+    """Orderings that lean to and fro between classes of examples by where their items stand, and are best upright.
+
+    Args:
+        classes: Of the examples, drawn from these.
+        loadings: What a leaning of 1 adds to the score of each class.
+        gain: What uprightness is worth.
+    """
+
+    def __init__(
+        self, *, classes=(0, 1), loadings=(1.0, -1.0), gain=0.0, known=80, new=60, noise=0.5, seed=0
+    ):
+        rng = np.random.default_rng(seed)
+        features = FEATURES(SPACE.draw(known + new, rng))
+        region = features[FEATURES.names.index("region")]
+        leaning = region @ rng.normal(size=region.shape[1])
+        leaning /= leaning.std()
+        truth = -gain * np.abs(leaning)
+        self.known, self.new = [f[:known] for f in features], [f[known:] for f in features]
+        self.leaning, self.truth, self.new_truth = leaning[:known], truth[:known], truth[known:]
+        self.classes, self.loadings = np.resize(np.array(classes), 24), np.array(loadings)
+        self.full = self.truth[:, None] + self.leaning[:, None] * self.loadings[self.classes]
+        self.full = self.full + rng.normal(size=24) + noise * rng.normal(size=self.full.shape)
+        self.scores = np.where(rng.random(self.full.shape) < 0.5, self.full, np.nan)
+        self.scores[:, 0] = self.full[:, 0]
+
+    def lean(self, earlier=None, scores=None):
+        scores = self.scores if scores is None else scores
+        own = [*(family @ family.T for family in self.known), np.eye(len(scores))]
+        table = ScoreTable(scores)
+        return Leaning(self.known, own, table, self.classes, references=FEATURES.references, earlier=earlier)
+
+    def fit(self, *, classes=True, scores=None, references=FEATURES.references, earlier=None):
+        table = ScoreTable(self.scores if scores is None else scores)
+        return AdditiveProcess(
+            self.known,
+            table,
+            classes=self.classes if classes else None,
+            references=references,
+            earlier=earlier,
+        )
+
+
+class TestLeaning:
+    @pytest.mark.parametrize(
+        ("classes", "loadings"),
+        [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))],
+    )
+    def test_explains_how_far_each_ordering_leans(self, classes, loadings):
+        world = LeaningWorld(classes=classes, loadings=loadings)
+        explained, true = world.lean().explained, world.leaning[:, None] * world.loadings[world.classes]
+        assert correlation(explained, true) > 0.95
+        assert np.polyfit(true.ravel(), explained.ravel(), 1)[0] == pytest.approx(1.0, abs=0.15)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_is_no_matter_of_what_makes_an_ordering_better_on_all_classes(self, seed):
+        """The orderings differ most in how good they are, and lean towards either of two small classes."""
+        world = LeaningWorld(classes=(0, 0, 0, 0, 1, 2), loadings=(0.0, 1.0, -1.0), seed=seed)
+        quality = np.random.default_rng(seed).normal(size=len(world.scores))
+        explained = world.lean(scores=world.scores + quality[:, None]).explained
+        assert correlation(explained, world.leaning[:, None] * world.loadings[world.classes]) > 0.9
+
+    def test_adds_nothing_over_all_scores_of_an_ordering_that_has_them_all(self):
+        world = LeaningWorld(classes=(0, 0, 1))
+        np.testing.assert_allclose(world.lean(scores=world.full).explained.mean(axis=1), 0.0, atol=1e-9)
+
+    def test_hardly_explains_noise(self):
+        assert LeaningWorld(loadings=(0.0, 0.0)).lean().explained.std() < 0.1
+
+    def test_the_family_is_a_smooth_function_of_the_leaning(self):
+        """Centred over random orderings, of mean squared length 1, alike for alike leanings."""
+        world = LeaningWorld()
+        leaning = world.lean()
+        family = leaning.family(FEATURES.references)
+        np.testing.assert_allclose(family.mean(axis=0), 0.0, atol=1e-9)
+        assert (family**2).sum(axis=1).mean() == pytest.approx(1.0)
+        shape, order = leaning.family(world.known), np.argsort(world.leaning)
+        near = np.linalg.norm(np.diff(shape[order], axis=0), axis=1).mean()
+        assert near < 0.3 * np.linalg.norm(shape[order] - shape[order[::-1]], axis=1).mean()
+
+    def test_learns_that_upright_is_best(self):
+        """Nothing in the features themselves says so: accuracy rises and falls along the line."""
+        gains = []
+        for seed in range(5):
+            world = LeaningWorld(gain=0.5, seed=seed)
+            blind, seeing = (world.fit(classes=on).predict(world.new) for on in (False, True))
+            gains.append(correlation(seeing, world.new_truth))
+            assert gains[-1] > correlation(blind, world.new_truth) + 0.1
+        assert np.mean(gains) > 0.6
+
+    def test_knows_that_an_ordering_met_examples_that_suited_it(self):
+        """Scored on a few examples each, by chance more of one class; some orderings are better for both classes."""
+        gains = []
+        for seed in range(5):
+            world, rng = LeaningWorld(known=150, seed=seed), np.random.default_rng(seed)
+            truth = 0.3 * rng.normal(size=150)
+            holes = rng.random(world.full.shape).argsort(axis=1) >= 8
+            scores = np.where(holes, np.nan, world.full + truth[:, None])
+            seeing, blind = (world.fit(classes=on, scores=scores).mean for on in (True, False))
+            gains.append(correlation(seeing, truth) - correlation(blind, truth))
+        assert min(gains) > 0.1
+
+    def test_without_classes_or_references_it_is_not_modelled(self):
+        """At first only examples of one class may have been met."""
+        world = LeaningWorld()
+        without, alone = world.fit(classes=False).mean, world.fit(references=None).mean
+        world.classes = np.zeros(24, dtype=np.int64)
+        np.testing.assert_array_equal(without, alone)
+        np.testing.assert_array_equal(without, world.fit().mean)
+
+
+class World:
+    """Scores of random orderings, and of others to predict: linear in the features of one family."""
+
+    def __init__(self, family="region", *, known=60, new=40, examples=16, missing=0.0, seed=0):
+        rng = np.random.default_rng(seed)
+        features = FEATURES(SPACE.draw(known + new, rng))
+        values = features[FEATURES.names.index(family)]
+        truth = values @ rng.normal(size=values.shape[1])
+        truth *= 0.5 / truth.std()
+        self.known, self.new = [f[:known] for f in features], [f[known:] for f in features]
+        self.truth, self.new_truth = truth[:known], truth[known:]
+        self.scores = self.truth[:, None] + rng.normal(size=examples)
+        self.scores += rng.normal(size=self.scores.shape)
+        holes = rng.random(self.scores.shape) < missing
+        holes[:, 0] = False
+        self.scores[holes] = np.nan
+
+    def fit(self, scores=None, **options):
+        return AdditiveProcess(self.known, ScoreTable(self.scores if scores is None else scores), **options)
+
+
+def variances_of(process):
+    return np.array(process.state["variances"])
+
+
+def conditioned(world, variances):
+    """Mean and covariance of f at all orderings given every single score, in units of the noise.
+
+    Scores of two orderings on one example share what that example prefers (`preference_shares` of it).
+    """
+    features = [np.concatenate(pair) for pair in zip(world.known, world.new, strict=True)]
+    prior = sum(v * (f @ f.T) for v, f in zip(variances[:-1], features, strict=True))
+    prior += variances[-1] * np.eye(len(prior))
+    rows, columns = np.nonzero(~np.isnan(world.scores))
+    effects = preferred(world)
+    same = columns[:, None] == columns
+    observed = prior[np.ix_(rows, rows)] + same * effects[np.ix_(rows, rows)]
+    observed += np.diag(np.maximum(1.0 - np.diag(effects), 1.0 - MAX_SHARE)[rows])
+    gain = np.linalg.solve(observed, prior[rows]).T
+    weights = np.linalg.solve(observed, np.ones(len(rows)))  # generalised least squares
+    scores = world.scores[rows, columns]
+    scores = scores - weights @ scores / weights.sum()
+    return gain @ scores, prior - gain @ prior[rows]
+
+
+def preferred(world):
+    """Covariance of what an example prefers, over the orderings known, by the least squares of the package."""
+    table = ScoreTable(world.scores)
+    rest = np.where(table.known, world.scores - table.example_effects(adjusted(world.scores)), 0.0)
+    rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)
+    linear = [f @ f.T for f in world.known]
+    lengths = [np.sqrt(np.diag(k)) for k in linear]
+    sharp = [np.outer(n, n) * (k / np.outer(n, n)) ** 3 for k, n in zip(linear, lengths, strict=True)]
+    shares = preference_shares([*linear, *sharp], rest, table.known)
+    return sum(share * kernel for share, kernel in zip(shares, [*linear, *sharp], strict=True))
+
+
+class TestPosterior:
+    def test_mean_is_that_of_gaussian_conditioning(self):
+        world = World(known=20, new=10, examples=6)
+        process = world.fit()
+        expected, _ = conditioned(world, variances_of(process))
+        expected += world.scores.mean() - expected[:20].mean()
+        np.testing.assert_allclose(process.mean, expected[:20], atol=1e-9)
+        np.testing.assert_allclose(process.predict(world.new), expected[20:], atol=1e-9)
+
+    @pytest.mark.parametrize("missing", [0.0, 0.5])
+    def test_draws_have_the_posterior_moments(self, missing):
+        world = World(known=15, new=10, examples=40, missing=missing)
+        process = world.fit()
+        draws = process.sample(world.new, 40_000, np.random.default_rng(0))
+        mean, deviation = np.concatenate([process.mean, process.predict(world.new)]), draws.std(axis=0)
+        assert draws.shape == (40_000, 25)
+        assert (np.abs(draws.mean(axis=0) - mean) < 6 * deviation / 200).all()
+        _, covariance = conditioned(world, variances_of(process))
+        noise = deviation**2 / np.diag(covariance)
+        assert noise.mean() == pytest.approx(1.0, abs=0.2)
+        scale = np.sqrt(np.outer(np.diag(covariance), np.diag(covariance)))
+        np.testing.assert_allclose(np.cov(draws.T) / noise.mean() / scale, covariance / scale, atol=0.04)
+        alone = process.sample([f[:0] for f in world.new], 5, np.random.default_rng(0))
+        assert alone.shape == (5, 15)
+
+    @pytest.mark.parametrize("num_examples", [2, 6])
+    def test_what_is_no_ordering_is_shrunk_by_its_own_variance_alone(self, num_examples):
+        """That is 1, whatever the orderings' is: n scores above the others' count n / (n + 1)."""
+        world = World(known=40, examples=num_examples)
+        for family in world.known:
+            family[0] = 0.0
+        scores = np.random.default_rng(0).normal(size=(40, num_examples))
+        scores -= scores.mean(axis=1, keepdims=True)
+        scores[0] += 3.0
+        gains, _ = world.fit(scores, apart=np.arange(40) == 0).gains(1).summary()
+        assert gains[0] == pytest.approx(3.0 * num_examples / (num_examples + 1), rel=0.02)
+
+
+class TestLearning:
+    @pytest.mark.parametrize("family", FEATURES.names)
+    def test_finds_the_family_that_matters_and_predicts_new_orders(self, family):
+        world = World(family, known=120, missing=0.3)
+        process = world.fit(earlier=world.fit().state)
+        assert FEATURES.names[int(np.argmax(variances_of(process)[:-1]))] == family
+        assert correlation(process.predict(world.new), world.new_truth) > 0.7
+        assert correlation(process.mean, world.truth) > 0.8
+
+    def test_predicts_better_than_the_mean_score_says(self):
+        world = World(known=100, examples=4)
+        assert (
+            correlation(world.fit().mean, world.truth)
+            > correlation(adjusted(world.scores), world.truth) + 0.1
+        )
+
+    @pytest.mark.parametrize("world", [World(), LeaningWorld(gain=0.5)], ids=["features", "leaning"])
+    def test_the_next_fit_goes_on_from_the_variances(self, world):
+        """As they come back from JSON; they settle."""
+        process, steps = world.fit(), []
+        for _ in range(12):
+            state = json.loads(json.dumps(process.state))
+            before, process = process, world.fit(earlier=state)
+            steps.append(np.abs(variances_of(process) - variances_of(before)).max())
+        assert steps[-1] < 0.3 * steps[0]
+        other = world.fit(earlier={"variances": [0.1], "leaning": [0.1]})  # of other components
+        np.testing.assert_array_equal(other.mean, world.fit().mean)
+
+    @settings(deadline=None, max_examples=15)
+    @given(
+        st.sampled_from([World(missing=0.3), LeaningWorld(gain=0.5)]),
+        st.floats(-100, 100),
+        st.floats(0.01, 100),
+    )
+    def test_scores_may_have_any_scale(self, world, shift, scale):
+        first, second = world.fit(), world.fit(scores=world.scores * scale + shift)
+        np.testing.assert_allclose(second.mean, first.mean * scale + shift, rtol=1e-5, atol=1e-5 * scale)
+        np.testing.assert_allclose(variances_of(second), variances_of(first), rtol=1e-4, atol=1e-8)
+        draws = [process.sample(world.new, 3, np.random.default_rng(0)) for process in (first, second)]
+        np.testing.assert_allclose(draws[1], draws[0] * scale + shift, rtol=1e-4, atol=1e-4 * scale)
+
+    @pytest.mark.parametrize(
+        "world", [World(), LeaningWorld(), World(known=1)], ids=["features", "leaning", "one"]
+    )
+    @pytest.mark.parametrize("score", [0.0, -3.5])
+    def test_scores_that_are_all_equal(self, world, score):
+        process = world.fit(scores=np.full_like(world.scores, score))
+        np.testing.assert_allclose(process.mean, score, atol=1e-9)
+        assert np.isfinite(process.sample(world.new, 5, np.random.default_rng(0))).all()
+
+    @pytest.mark.parametrize("level", [0.0, 0.6, 100.0])
+    def test_scores_without_any_noise_are_learnt(self, level):
+        orders = SPACE.draw(60, np.random.default_rng(0))
+        truth = np.array([order[0].index(3) for order in orders]) * 0.02
+        scores = ScoreTable(np.repeat(truth[:, None] + level, 8, axis=1))
+        mean = AdditiveProcess(Features(SPACE)(orders), scores).mean
+        assert np.polyfit(truth, mean, 1)[0] == pytest.approx(1.0, abs=0.05)
+
+
+def test_families_of_orders():
+    assert FEATURES.names == list(FAMILIES[2:])
