@@ -111,8 +111,8 @@ class PDO(LabelReorderer):
     setting: Setting = "few-shot"
     prior: Mapping[Any, Number] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_together(self) -> None:
+        """Raise a ValueError where arguments do not go together."""
         if self.prior is not None and self.setting != "prior":
             raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
 

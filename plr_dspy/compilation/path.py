@@ -276,10 +276,10 @@ class Compilation:
         """Score the finalists on the selection split, and choose by what all scores let one expect."""
         scorer = self.scorer
         if len(entries) < 2:
-            return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
+            return self._nothing_compared()
         rows, examples = self._compare([entry.ordering for entry in entries], share)
         if len(rows) < 2:
-            return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
+            return self._nothing_compared()
         if len(rows) == len(entries):
             scorer.ledger.settle()
         entries = entries[: len(rows)]
@@ -320,6 +320,17 @@ class Compilation:
             calibration=effect and effect.model_copy(update={"applied": fitted.calibrating and best > 0}),
             fitted=fitted,
         )
+
+    def _nothing_compared(self) -> Outcome:
+        """The outcome where no calls are left for a comparison; a warning where a `log_dir` holds them."""
+        if self.stopped == BUDGET and (made := self.scorer.ledger.num_resumed):
+            logger.warning(
+                "the %d calls that log_dir holds count towards max_metric_calls=%d, and leave too few to compare any "
+                "orders: raise it, or pass another log_dir",
+                made,
+                self.scorer.budget.limit,
+            )
+        return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
 
     def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
         """Scores of the finalists on as many selection examples as the budget pays for, and these.
@@ -393,16 +404,13 @@ def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> 
     """
     counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
     counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
-    own = scorer.known_cells({original: selection})[original] if scorer.phase == "final" else {}
+    name = scorer.fingerprint(original)
+    own = [e for prompt, e in scorer.cells_asked() if prompt == name and e in selection]
+    counts |= {"final": scorer.calls("final") - len(own), "original": len(own)}
     total = scorer.budget.calls
-    final = total - sum(counts.values()) - len(own)
-    return {
-        **counts,
-        "final": final,
-        "original": len(own),
-        "total": total,
-        "resumed": scorer.ledger.num_resumed,
-    }
+    if unused := total - sum(counts.values()):
+        counts["unused"] = unused
+    return {**counts, "total": total, "resumed": scorer.ledger.num_resumed}
 
 
 def race(

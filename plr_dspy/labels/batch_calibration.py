@@ -116,9 +116,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     display_progress: Flag = True
 
     def __post_init__(self) -> None:
+        self.accuracies: dict[str, float] = {}
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Raise a ValueError where arguments do not go together."""
         if self.prior is not None and self.method == "linear":
             raise ValueError("prior must be None with method='linear', which learns it: leave it out")
-        self.accuracies: dict[str, float] = {}
 
     def compile(
         self,
@@ -147,6 +151,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             Exception: of the program, see `max_errors`.
         """
         seed = self._seed(seed)
+        self.check_together()
         predictor = self.predictor
         if isinstance(student, CalibratedProgram):
             student, predictor = student.program, predictor or student.predictor

@@ -127,6 +127,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     def __post_init__(self) -> None:
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
+        self.check_together()
         self._share_before = 0.0  # of the money, for what is called before the search
         self._spent = 0  # calls that are made, or may be made, before it
 

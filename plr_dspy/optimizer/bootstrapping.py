@@ -28,7 +28,7 @@ from plr_dspy.programs.evaluator import Failures, token_counts
 from plr_dspy.programs.splits import shown_by
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.scoring.budget import COST_LIMIT, Budget
+from plr_dspy.scoring.budget import COST_LIMIT, TIME_LIMIT, Budget
 from plr_dspy.scoring.cells import FAILED, Cell, error_counts
 from plr_dspy.scoring.ledger import Ledger
 
@@ -186,7 +186,7 @@ def bootstrapped(
         num_wanted: Successes.
         max_attempts: Program calls, at most.
         ledger: Keeps them; what it holds is not done again.
-        budget: Pays for them. When they end for want of money, those made are all there will be.
+        budget: Pays for them. When they end for want of money or calls, those made are all there will be.
         on_call: Called after each call.
 
     Raises:
@@ -200,10 +200,9 @@ def bootstrapped(
         key = keys[number]
         if key not in ledger.earlier:
             if not budget.begin():
-                if budget.refused == COST_LIMIT:
-                    logger.warning(
-                        "bootstrapping ended with its share of max_cost, after %d examples", len(attempts)
-                    )
+                if budget.refused != TIME_LIMIT:
+                    what = "its share of max_cost" if budget.refused == COST_LIMIT else "max_metric_calls"
+                    logger.warning("bootstrapping ended with %s, after %d examples", what, len(attempts))
                     break
                 raise RuntimeError(
                     f"max_seconds={budget.max_seconds:g} were over when {found} demos had been bootstrapped: raise it; "

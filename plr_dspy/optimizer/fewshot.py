@@ -19,7 +19,7 @@ from plr_dspy.optimizer.choices import Choice, best_choices, with_choices
 from plr_dspy.optimizer.job import Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.pool import Draft, check_candidates, check_teacher, make_draft, pools_of
-from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
+from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, shown
 from plr_dspy.programs.calls import Work
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory
@@ -88,10 +88,20 @@ class PLFewShot(PLReorder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_demos > self.max_demos:
-            raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         self._draft: Draft | None = None
         self._found: tuple[Job, Work, dict[int, Choice]] | None = None
+
+    def check_together(self) -> None:
+        """Raise a ValueError where arguments do not go together."""
+        super().check_together()
+        if self.min_demos > self.max_demos:
+            raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
+        if not isinstance(getattr(self.update, "smoothing", None), float) and not isinstance(
+            self.update, str
+        ):
+            raise ValueError(
+                f"update must have a smoothing, a number in (0, 1], to choose demos; got {shown(self.update)}"
+            )
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out what follows the calls that make demos."""
@@ -126,7 +136,7 @@ class PLFewShot(PLReorder):
         if self._found is None:
             raise ValueError("program_with needs a compile: call compile first")
         job, work, choices = self._found
-        if isinstance(num_demos, bool) or num_demos not in choices:
+        if type(num_demos) is not int or num_demos not in choices:
             raise ValueError(
                 f"num_demos must be one of {list(choices)}, which were scored; got {num_demos!r}"
             )
@@ -184,6 +194,8 @@ class PLFewShot(PLReorder):
             max_errors=self.max_errors,
         )
         opened.budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
+        if opened.budget.max_calls is not None:
+            opened.budget.max_calls += most  # The plan is one for what follows.
         name = f"bootstrapped by {digest([teacher, self.metric_threshold, self.max_demos, draft.seed])}"
         attempts = bootstrapped(
             bootstrapper,

@@ -146,6 +146,7 @@ def checked_copy(
             raise TypeError(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
             )
+    optimizer.check_together()  # They may have been set since.
     student = optimizer.bare(student)
     check_student(student, optimizer.student_name)
     check_examples(optimizer.trainset_name, trainset, student)

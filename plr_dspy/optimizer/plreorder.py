@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from numbers import Real
 from typing import Annotated, Any, Literal
 
 import dspy
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 
 from plr_dspy.compilation.plan import MIN_FIRST, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
@@ -24,6 +26,7 @@ from plr_dspy.programs.arguments import (
     Probability,
     WholeNumber,
     arguments,
+    shown,
 )
 from plr_dspy.programs.calls import Work
 from plr_dspy.programs.identity import digest
@@ -38,10 +41,19 @@ logger = logging.getLogger(__name__)
 
 
 def _flag_or_shares(value: Any) -> Any:
-    """The value, if it is a bool or a dict that is not empty."""
-    if not isinstance(value, bool) and not (isinstance(value, Mapping) and value):
-        raise ValueError(f"calibrate must be True, False, or a dict from labels to shares; got {value!r}")
-    return value
+    """The value, if it is a bool or a dict of numbers that is not empty."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(
+            f"calibrate must be True, False, or a dict from labels to shares; got {shown(value)}"
+        )
+    for label, share in value.items():
+        if isinstance(share, bool) or not isinstance(share, Real) or not math.isfinite(share):
+            raise ValueError(
+                f"calibrate must have a number for each label; got {shown(share)} for {shown(label)}"
+            )
+    return dict(value)
 
 
 @arguments
@@ -111,7 +123,7 @@ class PLReorder(Reorderer):
     name = "PLReorder"
 
     signal: Literal["auto", "score", "logprobs"] = "auto"
-    calibrate: Annotated[bool | Mapping[Any, float], BeforeValidator(_flag_or_shares)] = False
+    calibrate: Annotated[SkipValidation[bool | Mapping[Any, float]], BeforeValidator(_flag_or_shares)] = False
     update: Annotated[Any, AfterValidator(update_rule)] = "mle"
     auto: Literal["light", "medium", "heavy", "paper"] | None = "light"
     stop_at_score: Number | None = None
@@ -126,6 +138,9 @@ class PLReorder(Reorderer):
         super().__post_init__()
         self._own: CalibratedProgram | None = None
         self.update = update_rule(self.update)
+
+    def check_together(self) -> None:
+        """Raise a ValueError where arguments do not go together."""
         if self.auto is None and self.max_metric_calls is None:
             raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
         if self.calibrate is not False and self.signal == "score":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import numbers
-import operator
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -28,25 +28,33 @@ from typing_extensions import dataclass_transform
 
 from plr_dspy.programs.calls import Metric, metric_caller
 
-LARGEST_SEED = 2**63 - 1
+LARGEST = 2**63 - 1
+"""What a file of JSON can hold."""
+
+LONGEST = 150
+"""Characters of a value in a message."""
 
 
-def _as_int(value: Any) -> Any:
-    """A whole number of any library as Python's own; everything else as it is."""
-    is_number = hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_))
-    return operator.index(value) if is_number else value
+def _as_python(value: Any) -> Any:
+    """A number or a bool of numpy as Python's own; everything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _as_float(value: Any) -> Any:
-    """A real number of any library as Python's own; everything else as it is."""
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+    """A number that a float can hold as one; everything else as it is."""
+    value = _as_python(value)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else value
 
 
 def _as_folder(value: Any) -> Path:
     """The absolute path of a folder."""
-    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise ValueError(f"log_dir must be the path of a folder, or None; got {value!r}")
-    return Path(value).expanduser().absolute()
+    try:
+        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+            raise TypeError
+        return Path(value).expanduser().absolute()
+    except (TypeError, RuntimeError) as error:  # RuntimeError: of a home that is not known
+        raise ValueError(f"log_dir must be the path of a folder, or None; got {shown(value)}") from error
 
 
 def _as_metric(metric: Any) -> Any:
@@ -55,10 +63,10 @@ def _as_metric(metric: Any) -> Any:
     return metric
 
 
-Flag = StrictBool
-WholeNumber = Annotated[int, BeforeValidator(_as_int), Field(strict=True)]
+Flag = Annotated[StrictBool, BeforeValidator(_as_python)]
+WholeNumber = Annotated[int, BeforeValidator(_as_python), Field(strict=True, le=LARGEST)]
 Count = Annotated[WholeNumber, Field(ge=1)]
-Seed = Annotated[WholeNumber, Field(ge=0, le=LARGEST_SEED)]
+Seed = Annotated[WholeNumber, Field(ge=0)]
 Number = Annotated[float, BeforeValidator(_as_float), Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0.0)]
 Fraction = Annotated[Number, Field(gt=0.0, le=1.0)]
@@ -91,6 +99,9 @@ class Checked:
 
     seed: Seed
 
+    def check_together(self) -> None:
+        """Raise a ValueError where arguments do not go together."""
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
             super().__setattr__(name, value)
@@ -121,11 +132,23 @@ def _in_a_line(positional: Sequence[str] = ()) -> Iterator[None]:
         raise ValueError("; ".join(_sentence(error, positional) for error in errors)) from None
 
 
+def shown(value: Any) -> str:
+    """A value in a line that is not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
 def _sentence(error: Any, positional: Sequence[str]) -> str:
     """What pydantic found wrong with an argument, as "seed must be a valid integer; got 1.5"."""
     place = error["loc"][0] if error["loc"] else ""
     name = positional[place] if isinstance(place, int) and place < len(positional) else str(place)
     message = error["msg"].removeprefix("Value error, ")
     if (rest := message.removeprefix("Input should ")) != message:
-        return f"{name} must {rest}; got {error['input']!r}"
+        return f"{name} must {rest}; got {shown(error['input'])}"
+    if error["type"] == "unexpected_positional_argument":
+        return f"only {', '.join(positional)} may come without a name; got {shown(error['input'])}"
+    if error["type"] in ("missing", "missing_argument"):
+        return f"{name} is missing: pass it"
+    if error["type"] == "unexpected_keyword_argument":
+        return f"{name} is no argument; got {shown(error['input'])} for it: help() lists those that there are"
     return message if name in message else f"{name}: {message}"

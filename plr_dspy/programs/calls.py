@@ -37,7 +37,7 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
         TypeError: when it is not callable, is async, or cannot take an example and a prediction.
     """
     if not callable(metric):
-        raise TypeError(f"metric must be callable as metric(example, prediction); got {metric!r}")
+        raise TypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
     if inspect.isclass(metric):
         raise TypeError(
             f"metric must be called with an example and a prediction; {metric.__name__} is a class: "

@@ -292,7 +292,8 @@ class Report(Part):
             log-probabilities. With ``calibrate`` in the settings, all scores but those of the history are calibrated.
         history: Rounds of the search.
         program_calls: Program calls by what they were made for: "bootstrap" (of demos), "search", "race" of the best
-            orders, "final" comparison, the "original" order there, in "total", and "resumed": before, from `log_dir`.
+            orders, "final" comparison, the "original" order there, "unused" (of a `log_dir`: failed, lost, or made for
+            another course), in "total", and "resumed": before, from `log_dir`.
         tokens, cost: Billed tokens by model, as the provider reports them, and US dollars for them by litellm's list
             prices; None where no price is known for a model.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.

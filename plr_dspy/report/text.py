@@ -37,6 +37,7 @@ PHASES = {
     "race": "race of the best",
     "final": "final comparison",
     "original": "original one there",
+    "unused": "not used",
 }
 """The names that texts give to what program calls are spent on, by their names in a report."""
 

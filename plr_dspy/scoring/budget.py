@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.ledger import Ledger, Tokens
 
-TIME_LIMIT, COST_LIMIT = "time limit", "cost limit"
-"""The reasons for its end that a phase gives when time or money are kept for what follows it."""
+CALL_LIMIT, TIME_LIMIT, COST_LIMIT = BUDGET, "time limit", "cost limit"
+"""The reasons for its end that a phase gives when calls, time or money are up, or kept for what follows it."""
 
 MARGIN = 1.15
 """Calls to come are taken for so much dearer and slower than those made: they are of other examples."""
@@ -19,9 +20,10 @@ MARGIN = 1.15
 class Budget:
     """What a compile may spend. Threads may share it.
 
-    No call begins past a limit: neither when its time is up, nor when what is spent, and what the calls under way and
-    this one may cost, would pass the money. A call may cost what the dearest one so far did; as long as none is known,
-    calls begin. Each phase of a compile may use the calls, the money and the time up to a share of all (`allow`).
+    No call begins past a limit: neither when all calls are made, nor when the time is up, nor when what is spent, and
+    what the calls under way and this one may cost, would pass the money. A call may cost what the dearest one so far
+    did; as long as none is known, calls begin. Each phase of a compile may use the calls, the money and the time up
+    to a share of all (`allow`).
 
     Args:
         ledger: Counts the calls, those of an earlier part included.
@@ -33,7 +35,7 @@ class Budget:
     Attributes:
         max_calls, max_cost, max_seconds: The same.
         cost: Dollars spent, those of the earlier parts included.
-        refused: The limit that the phase under way has met (`TIME_LIMIT` or `COST_LIMIT`); empty if none.
+        refused: The limit that the phase under way has met (`CALL_LIMIT`, `TIME_LIMIT` or `COST_LIMIT`); empty if none.
     """
 
     def __init__(
@@ -77,14 +79,15 @@ class Budget:
         self._shares, self.refused = (share, share if seconds is None else seconds), ""
 
     def begin(self) -> bool:
-        """Set time and money for a call aside, or say that there is too little; `end` or `cancel` ends the call."""
+        """Set a call, and its time and money, aside, or say that there is none; `end` or `cancel` ends the call."""
         with self._lock:
             limits = self.max_seconds, self.max_cost
             late = limits[0] is not None and self._elapsed >= self._shares[1] * limits[0]
             may_cost = self.cost + (self._under_way + 1) * (self.dearest or 0.0)
             dear = limits[1] is not None and (bool(self._unpriced) or may_cost > self._shares[0] * limits[1])
-            if late or dear:
-                self.refused = COST_LIMIT if dear else TIME_LIMIT
+            many = self.calls + self._under_way >= self.limit
+            if late or dear or many:
+                self.refused = COST_LIMIT if dear else TIME_LIMIT if late else CALL_LIMIT
                 return False
             self._under_way += 1
             return True

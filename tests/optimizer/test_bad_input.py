@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fakes import exact_match, fake_lm, questions, student
 
-from plr_dspy import BatchCalibration, PLFewShot, PLReorder, order_sensitivity
+from plr_dspy import BatchCalibration, MaximumLikelihood, PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
 from plr_dspy.programs.calls import as_score
 
@@ -85,6 +85,18 @@ def without_demos(value):
 
 async def async_metric(example, prediction):
     return 1.0
+
+
+class Unsmoothed:
+    """An update rule that can order demos, but not choose them."""
+
+    name, weighted = "mine", False
+
+    def initial(self, num_items):
+        return MaximumLikelihood().initial(num_items)
+
+    def update(self, distribution, elites, weights=None):
+        return distribution
 
 
 CONSTRUCTOR = {
@@ -206,6 +218,38 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         else:
             kind(*arguments, **{name: wrong})
     assert engine.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "later", "said"),
+    [
+        (PLFewShot, {}, {"min_demos": 20}, "min_demos must be at most max_demos=8"),
+        (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
+        (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
+        (
+            PDO,
+            {"setting": "prior", "prior": {"a": 1}},
+            {"setting": "few-shot"},
+            "prior needs setting='prior'",
+        ),
+        (PLFewShot, {}, {"update": Unsmoothed()}, "update must have a smoothing"),
+        (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
+        (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
+        (PLReorder, {}, {"log_dir": "~no-such-user/x"}, "log_dir must be the path of a folder"),
+        (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must have a number for each label"),
+    ],
+)
+def test_what_is_set_later_is_checked_in_a_line_before_any_call(engine, kind, options, later, said):
+    optimizer = kind(exact_match, **options)
+    with pytest.raises(ValueError, match=said) as caught:
+        for name, value in later.items():
+            setattr(optimizer, name, value)
+        optimizer.compile(student(), trainset=EXAMPLES)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert engine.num_calls == 0
+    with pytest.raises(ValueError, match=said):
+        kind(exact_match, **{**options, **later})
 
 
 def test_all_flags_and_numbers_are_met():

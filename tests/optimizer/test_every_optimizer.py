@@ -69,6 +69,18 @@ class TestLimits:
         planned = optimizer.report.settings["num_selection_examples"]
         assert optimizer.report.comparison.num_examples == planned == estimate.num_selection_examples
 
+    def test_calls_of_another_course_in_the_folder_count(self, kind, tmp_path, caplog):
+        """With another seed nothing may be left to compare; that is said, and no call passes the limit."""
+        engine, budget = Engine(), BUDGET.get(kind, 100)
+        for seed in (0, 1, 2):
+            _, optimizer = compiled(kind, engine, log_dir=tmp_path, seed=seed)
+            calls = optimizer.report.program_calls
+            assert len(engine.prompts) == calls["total"] <= budget
+            assert sum(n for name, n in calls.items() if name not in ("total", "resumed")) == calls["total"]
+            if calls["final"] == 0:
+                assert optimizer.report.comparison is None
+                assert "raise it, or pass another log_dir" in caplog.text
+
     @pytest.mark.parametrize("limit", ["max_seconds", "max_cost"])
     def test_time_and_money_are_not_passed_and_leave_a_comparison(self, kind, limit, monkeypatch):
         """Each call takes a second of a clock that stands still between calls, and as many dollars as any other."""
