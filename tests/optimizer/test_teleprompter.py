@@ -214,7 +214,8 @@ class TestInterrupts:
         report = reorder.report
         assert report.stopped.startswith(stopped)
         assert report.comparison is None
-        assert calls - num_threads <= report.program_calls["total"] < calls + 20
+        # The fake model answers thousands of calls a second: some end before the signal is heard.
+        assert calls - num_threads <= report.program_calls["total"] < calls + 100
         assert len(reorder.best_program.demos) == 6
         if calls > 300:
             assert report.history[-1].best_score_so_far > report.history[0].mean_score
