@@ -19,7 +19,8 @@ from plr_dspy.optimizer.choices import Choice, best_choices, with_choices
 from plr_dspy.optimizer.job import Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.pool import Draft, check_candidates, check_teacher, make_draft, pools_of
-from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, shown
+from plr_dspy.plackett_luce.updates import smoothing_of
+from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.calls import Work
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory
@@ -92,16 +93,11 @@ class PLFewShot(PLReorder):
         self._found: tuple[Job, Work, dict[int, Choice]] | None = None
 
     def check_together(self) -> None:
-        """Raise a ValueError where arguments do not go together."""
+        """Raise a ValueError where arguments do not go together, or a TypeError for an update that cannot choose."""
         super().check_together()
         if self.min_demos > self.max_demos:
             raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
-        if not isinstance(getattr(self.update, "smoothing", None), float) and not isinstance(
-            self.update, str
-        ):
-            raise ValueError(
-                f"update must have a smoothing, a number in (0, 1], to choose demos; got {shown(self.update)}"
-            )
+        smoothing_of(self.update)
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out what follows the calls that make demos."""

@@ -124,7 +124,7 @@ class PLReorder(Reorderer):
 
     signal: Literal["auto", "score", "logprobs"] = "auto"
     calibrate: Annotated[SkipValidation[bool | Mapping[Any, float]], BeforeValidator(_flag_or_shares)] = False
-    update: Annotated[Any, AfterValidator(update_rule)] = "mle"
+    update: Annotated[Any, AfterValidator(update_rule)] = Field("mle", validate_default=True)
     auto: Literal["light", "medium", "heavy", "paper"] | None = "light"
     stop_at_score: Number | None = None
     patience: Count | None = None
@@ -137,7 +137,6 @@ class PLReorder(Reorderer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._own: CalibratedProgram | None = None
-        self.update = update_rule(self.update)
 
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together."""

@@ -333,6 +333,21 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
     return update
 
 
+def smoothing_of(update: UpdateRule) -> float:
+    """The share of what is new in each update of the numbers of items, which draws that are cut off need.
+
+    Raises:
+        TypeError: when the rule has none.
+    """
+    smoothing = getattr(update, "smoothing", None)
+    if not isinstance(smoothing, float):
+        raise TypeError(
+            f"update must have a smoothing, a number in (0, 1], to arrange demos; got {update!r}: pass update='mle', "
+            "or give yours that attribute"
+        )
+    return smoothing
+
+
 def _projected(values: Array, clip: float) -> Array:
     centred: Array = values - values.mean(axis=-1, keepdims=True)
     return np.minimum(np.maximum(centred, -clip), clip)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
-from plr_dspy.plackett_luce.updates import UpdateRule, update_rule, updated_lengths
+from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule, updated_lengths
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
 
@@ -35,12 +35,7 @@ class Proposal:
 
     def __init__(self, space: OrderingSpace, *, update: str | UpdateRule, seed: int) -> None:
         self._rule, self._space = update_rule(update), space
-        self._smoothing = getattr(self._rule, "smoothing", None)
-        if space.from_end and not isinstance(self._smoothing, float):
-            raise TypeError(
-                f"update must have a smoothing, a number in (0, 1], to arrange demos; got {self._rule!r}: pass "
-                "update='mle', or give yours that attribute"
-            )
+        self._smoothing = smoothing_of(self._rule) if space.from_end else None
         self._generator = torch.Generator().manual_seed(seed)
         self.distributions: list[PlackettLuce] = []
         self.reset()
