@@ -12,10 +12,15 @@ from plr_dspy.baselines.per_input import PerInputOrder
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.retrieval.predict import loaded, with_retrieval
 
 
 def load_program(
-    student: dspy.Module, path: str | Path, *, allow_unsafe_lm_state: bool = False
+    student: dspy.Module,
+    path: str | Path,
+    *,
+    allow_unsafe_lm_state: bool = False,
+    embedder: dspy.Embedder | None = None,
 ) -> dspy.Module:
     """Load a program that an optimizer returned, from the JSON that its ``save`` wrote.
 
@@ -27,10 +32,11 @@ def load_program(
         path: The file.
         allow_unsafe_lm_state: As in ``dspy.Module.load``: keep the addresses of language models that are saved with the
             program. Only for files that you trust.
+        embedder: For a program whose demos are found by embeddings: what made these. It is not called to load.
 
     Returns:
         A copy of the student with the demos and instructions of the file. What was calibrated is a `CalibratedProgram`
-        again, and what orders demos for each input is a `PerInputOrder`.
+        again, what orders demos for each input is a `PerInputOrder`, and predictors that found demos for each input do so.
 
     Raises:
         OSError: when the file cannot be read.
@@ -57,6 +63,13 @@ def load_program(
                 set_attribute_by_name(program, place, part)
             else:
                 program = part
+        retrievals = {
+            name: loaded(predictor, state[name]["retrieval"], embedder)
+            for name, predictor in named_predictors(program)
+            if "retrieval" in state.get(name, {})
+        }
+        if retrievals:
+            program = with_retrieval(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(

@@ -1,0 +1,174 @@
+"""Predictors that show demos found for each input, and how they are saved and loaded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import dspy
+import numpy as np
+from dspy.predict.predict import serialize_object
+
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.splits import value_key
+from plr_dspy.retrieval.rule import RULES, Pool, Rule
+from plr_dspy.retrieval.similarity import Embeddings, SharedWords, Similarity, text_of
+
+LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
+"""What DSPy's error names where the student itself loads the file, in place of a field that it does not know."""
+
+NOT_SCORING = object()
+
+_scored: ContextVar[Any] = ContextVar("the inputs of the example that is scored", default=NOT_SCORING)
+
+
+@contextmanager
+def leaving_out(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Show no demo that is made of an example with these inputs of the program, while it is scored with them."""
+    token = _scored.set(source_of(inputs))
+    try:
+        yield
+    finally:
+        _scored.reset(token)
+
+
+def source_of(inputs: Mapping[str, Any]) -> str:
+    """What identifies the inputs of an example, whatever the case and the white space of their texts."""
+    folded = {n: " ".join(v.split()).casefold() if isinstance(v, str) else v for n, v in inputs.items()}
+    return value_key(folded).decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Where a predictor finds its demos, and how.
+
+    Attributes:
+        pool: The demos.
+        rule: Which of them are shown.
+        guarded: Whether a call must say which example it scores: then one from a thread that does not know it is an
+            error, and no leak.
+    """
+
+    pool: Pool
+    rule: Rule
+    guarded: bool = False
+
+    def demos(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """The demos for the inputs of a call, in the order of the prompt."""
+        scored = _scored.get()
+        if self.guarded and scored is NOT_SCORING:
+            raise RuntimeError(
+                "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
+                "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context"
+            )
+        without = None if scored is NOT_SCORING else scored
+        return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=without)]
+
+
+class RetrievingPredict(dspy.Predict):
+    """A predictor that shows, after the demos that it has, others that it finds for the inputs of the call.
+
+    `with_retrieval` makes a predictor one. It makes the one LM call that it made before.
+
+    Attributes:
+        retrieval: Where it finds them.
+    """
+
+    retrieval: Retrieval
+
+    def forward(self, **inputs: Any) -> Any:
+        """What the predictor answers with these demos."""
+        return super().forward(**self._with_demos(inputs))
+
+    async def aforward(self, **inputs: Any) -> Any:
+        """What `forward` does, with an async call."""
+        return await super().aforward(**self._with_demos(inputs))
+
+    def _with_demos(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call, with its demos, unless the caller brings some."""
+        return {"demos": [*self.demos, *self.retrieval.demos(inputs)], **inputs}
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        """That of the predictor, the pool with all its examples, and the rule."""
+        pool = self.retrieval.pool
+        rows = [dict(demo.items()) for demo in pool.demos]
+        vectors = pool.similarity.vectors if isinstance(pool.similarity, Embeddings) else None
+        found = {
+            "rule": asdict(self.retrieval.rule),
+            "demos": [{name: serialize_object(value) for name, value in row.items()} for row in rows],
+            "sources": pool.sources,
+            "difficulties": None if pool.difficulties is None else list(pool.difficulties),
+            "vectors": None if vectors is None else np.round(vectors, 6).tolist(),
+        }
+        state = super().dump_state(json_mode)
+        return {**state, "retrieval": found, "fields": {**state.get("fields", {}), LOADER: {}}}
+
+    def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
+        """Become what `dump_state` was taken of; the retrieval is set by `load_program`, which knows the embedder."""
+        fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
+        rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
+        super().load_state({**rest, "fields": fields}, **options)
+        return self
+
+
+def with_retrieval(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
+    """Return a copy of a program whose named predictors find demos for each input.
+
+    Args:
+        program: It is not changed. Demos that predictors have are shown before those that are found.
+        retrievals: Of some predictors, by their names.
+    """
+    copied = ProgramFactory(program).build({})
+    predictors = dict(named_predictors(copied))
+    for name, retrieval in retrievals.items():
+        predictor = predictors[name]
+        if not isinstance(predictor, RetrievingPredict):
+            predictor.__class__ = _retrieving(type(predictor))
+        predictor.retrieval = retrieval
+    return copied
+
+
+@functools.cache
+def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
+    """The class of predictors of a kind, such as a user's own, that find their demos."""
+    if kind is dspy.Predict:
+        return RetrievingPredict
+    return type(f"Retrieving{kind.__name__}", (RetrievingPredict, kind), {})
+
+
+def make_pool(
+    predictor: dspy.Predict,
+    demos: Sequence[Any],
+    sources: Sequence[str],
+    *,
+    embedder: dspy.Embedder | None = None,
+    vectors: Any = None,
+    difficulties: Sequence[float] | None = None,
+) -> Pool:
+    """Make the pool of a predictor; arguments are those of `Pool` and of `Embeddings`."""
+    names, outputs = list(predictor.signature.input_fields), list(predictor.signature.output_fields)
+    texts = [text_of(dict(demo.items()), names) for demo in demos]
+    similarity: Similarity = SharedWords(texts) if embedder is None else Embeddings(texts, embedder, vectors)
+    return Pool(
+        demos, names=names, outputs=outputs, similarity=similarity, sources=sources, difficulties=difficulties
+    )
+
+
+def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
+    """The retrieval of a saved predictor.
+
+    Raises:
+        ValueError: when it was saved with embeddings and there is no embedder, or the rule is of a later version.
+    """
+    if state["vectors"] is not None and embedder is None:
+        raise ValueError(
+            "its demos are found by embeddings: pass the embedder that they were made with as embedder"
+        )
+    examples = [dspy.Example(**demo) for demo in state["demos"]]
+    known = {name: state[name] for name in ("vectors", "difficulties")}
+    pool = make_pool(predictor, examples, state["sources"], embedder=embedder, **known)
+    return Retrieval(pool, RULES.validate_python(state["rule"]))

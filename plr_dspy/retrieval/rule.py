@@ -1,0 +1,155 @@
+"""Which demos of its pool a predictor shows for an input, and in what order: features of demos, and a rule over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter
+
+from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce, Features
+from plr_dspy.programs.splits import answer_classes
+from plr_dspy.retrieval.similarity import Similarity, text_of
+from plr_dspy.statistics.calibration import Array
+
+FEATURES = ("similarity", "rank", "label_share", "length", "difficulty", "repeated_label", "likeness")
+"""What the logit of a demo is made of, as `Pool.features` gives it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Shows the demos of the largest logits, which their features give.
+
+    The default shows the demos whose inputs are most like the input, the nearest last. Source: J. Liu et al., "What
+    makes good in-context examples for GPT-3?", DeeLIO 2022.
+
+    Attributes:
+        num_demos: How many are shown, where the pool has so many.
+        coefficients: Of the features, by their names; others are 0. Among equals the demo that comes first in the pool
+            has the larger logit.
+        nearest_last: Whether the demo of the largest logit stands last, next to the question, or first.
+        num_candidates: The features are those among so many demos that are most like the input.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # Of files from later versions.
+
+    num_demos: int = 8
+    coefficients: Mapping[str, float] = field(default_factory=lambda: {"similarity": 1.0})
+    nearest_last: bool = True
+    num_candidates: int = 32
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.coefficients.keys() - set(FEATURES)):
+            raise ValueError(f"coefficients must be of features among {list(FEATURES)}; got {unknown}")
+        if not 0 < self.num_demos <= self.num_candidates:
+            raise ValueError(
+                f"num_demos must be from 1 to num_candidates={self.num_candidates}; got {self.num_demos}"
+            )
+
+    @property
+    def logits(self) -> CovariatePlackettLuce:
+        """The distribution over choices of demos whose mode is shown."""
+        return CovariatePlackettLuce([self.coefficients.get(name, 0.0) for name in FEATURES])
+
+
+class Pool:
+    """The demos that a predictor may show.
+
+    Args:
+        demos: Examples or dicts.
+        names: Of the input fields, by which demos and inputs are compared.
+        outputs: Of the output fields, by which demos are of one class or not.
+        similarity: Of inputs to those of the demos.
+        sources: What identifies the inputs of the program that each demo is made of ``[n]``.
+        difficulties: Of the demos: the share of wrong answers to them where they were asked as questions, ``[n]``;
+            None where that is not known.
+    """
+
+    def __init__(
+        self,
+        demos: Sequence[Any],
+        *,
+        names: Sequence[str],
+        outputs: Sequence[str],
+        similarity: Similarity,
+        sources: Sequence[str],
+        difficulties: Sequence[float] | None = None,
+    ) -> None:
+        self.demos, self.names, self.similarity, self.sources = (
+            list(demos),
+            list(names),
+            similarity,
+            list(sources),
+        )
+        rows = [dict(demo.items()) for demo in demos]
+        self.classes = np.array(answer_classes(rows, list(outputs)), dtype=int)
+        self.difficulties = difficulties
+        sizes = np.log1p([len(text_of(row, [*names, *outputs])) for row in rows])
+        self._lengths: Array = sizes - sizes.mean() if len(sizes) else sizes
+
+    def __len__(self) -> int:
+        return len(self.demos)
+
+    def nearest(self, inputs: Mapping[str, Any], number: int, *, without: str | None = None) -> list[int]:
+        """The demos whose inputs are most like some inputs, the likest first; of equals the first.
+
+        Args:
+            inputs: Of a call.
+            number: How many.
+            without: Demos of this source are left out.
+        """
+        like, _ = self._ranked(inputs, number, without)
+        return like
+
+    def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: str | None = None) -> list[int]:
+        """The demos that a rule shows, in the order of the prompt; arguments are those of `nearest`."""
+        candidates, features = self.features(inputs, rule.num_candidates, without=without)
+        length = min(rule.num_demos, len(candidates))
+        chosen = [candidates[i] for i in rule.logits.mode(features, length)]
+        return chosen[::-1] if rule.nearest_last else chosen
+
+    def features(
+        self, inputs: Mapping[str, Any], number: int, *, without: str | None = None
+    ) -> tuple[list[int], Features]:
+        """The demos that are most like some inputs, and their features, ``[c, f]`` of `FEATURES`.
+
+        These are: the cosine of the vectors; less the logarithm of the place among the likest; the share of the
+        candidates that have the demo's label; the logarithm of its length less the mean of the pool; its difficulty;
+        and of what is shown already, the share that has its label, and the largest cosine to it.
+
+        Args:
+            inputs, number, without: As in `nearest`.
+        """
+        candidates, like = self._ranked(inputs, number, without)
+        classes = self.classes[candidates]
+        same = classes[:, None] == classes[None, :]
+        known = np.zeros(len(candidates))
+        if self.difficulties is not None:
+            known = np.array([self.difficulties[i] for i in candidates])
+        fixed = [like, -np.log1p(np.arange(len(candidates))), same.mean(axis=1) if candidates else like]
+        fixed += [self._lengths[candidates], known]
+        cosines: list[Array] = []  # Computed where something needs them, and once.
+
+        def features(chosen: Sequence[int]) -> Array:
+            repeated = likeness = np.zeros(len(candidates))
+            if len(chosen):
+                cosines.extend([] if cosines else [self.similarity.among(candidates)])
+                repeated, likeness = same[:, chosen].mean(axis=1), cosines[0][:, chosen].max(axis=1)
+            return np.stack([*fixed, repeated, likeness], axis=1)
+
+        return candidates, features
+
+    def _ranked(self, inputs: Mapping[str, Any], number: int, without: str | None) -> tuple[list[int], Array]:
+        """The likest demos and how like they are."""
+        like = self.similarity.to(text_of(inputs, self.names))
+        left = [i for i in np.argsort(-like, kind="stable")[: number + 64] if self.sources[i] != without]
+        if len(left) < number:  # Many copies of one example lie in the pool.
+            left = [i for i in np.argsort(-like, kind="stable") if self.sources[i] != without]
+        found = [int(i) for i in left[:number]]
+        return found, like[found]
+
+
+RULES = TypeAdapter(Rule)
+"""Reads rules from files."""

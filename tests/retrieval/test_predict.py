@@ -1,0 +1,178 @@
+"""Programs that find demos for each input: calls, threads, saving, and no answer shown to its own question."""
+
+import asyncio
+import copy
+import threading
+
+import dspy
+import numpy as np
+import pytest
+from dspy.utils import DummyLM
+
+from plr_dspy import CalibratedProgram, load_program
+from plr_dspy.retrieval.predict import (
+    Retrieval,
+    RetrievingPredict,
+    leaving_out,
+    make_pool,
+    source_of,
+    with_retrieval,
+)
+from plr_dspy.retrieval.rule import Rule
+
+TEXTS = ["the cat sat", "a dog ran", "the cat ran", "birds fly south", "the cat"]
+
+
+def letters(texts):
+    return (
+        np.array([[text.count(letter) for letter in "abcdefghijklmnopqrst"] for text in texts], float) + 0.01
+    )
+
+
+def compiled(student, name="predict", *, rule=None, guarded=False, embedder=None, texts=TEXTS):
+    predictor = dict(student.named_predictors())[name]
+    (field,) = predictor.signature.input_fields
+    outputs = list(predictor.signature.output_fields)
+    demos = [
+        dspy.Example(**{field: t, **dict.fromkeys(outputs, f"answer to {t}")}).with_inputs(field)
+        for t in texts
+    ]
+    pool = make_pool(predictor, demos, [source_of(demo.inputs()) for demo in demos], embedder=embedder)
+    return with_retrieval(student, {name: Retrieval(pool, rule or Rule(num_demos=2), guarded)})
+
+
+def asked(lm, number=-1):
+    """The demos' questions in a prompt, then its own."""
+    users = [m["content"] for m in lm.history[number]["messages"] if m["role"] == "user"]
+    return [next(text for text in sorted(TEXTS, key=len, reverse=True) if text in user) for user in users]
+
+
+@pytest.fixture
+def lm():
+    model = DummyLM([{"reasoning": "so", "label": "x"}] * 200)
+    with dspy.context(lm=model, adapter=dspy.ChatAdapter()):
+        yield model
+
+
+class Own(dspy.Predict):
+    """A predictor of a user's own."""
+
+    def forward(self, **inputs):
+        self.seen = inputs
+        return super().forward(**inputs)
+
+
+class Twice(dspy.Module):
+    """Answers in two steps, and holds its first predictor twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = dspy.Predict("text -> label"), dspy.Predict("label -> reasoning")
+        self.again = [self.first]
+
+    def forward(self, text):
+        return self.second(label=self.first(text=text).label)
+
+
+@pytest.mark.parametrize("make", [lambda: dspy.ChainOfThought("text -> label"), lambda: Own("text -> label")])
+def test_each_call_shows_the_demos_nearest_to_its_input_and_is_one_call(lm, make):
+    student = make()
+    program = compiled(student, dict(student.named_predictors()).popitem()[0])
+    assert program(text="the cat").label == "x"
+    assert asyncio.run(program.acall(text="a dog ran")).label == "x"
+    assert asked(lm, 0)[-2:] == ["the cat", "the cat"] and asked(lm, 1)[-2:] == ["a dog ran"] * 2
+    assert len(lm.history) == 2 and len(asked(lm)) == 3
+    assert not isinstance(
+        dict(student.named_predictors()).popitem()[1], RetrievingPredict
+    )  # it is not changed
+    assert type(program) in (type(student), RetrievingPredict) or isinstance(program, Own)
+
+
+def test_fixed_demos_come_first_and_a_callers_own_demos_win(lm):
+    student = dspy.ChainOfThought("text -> label")
+    student.predict.demos = [dspy.Example(text="birds fly south", label="y")]
+    program = compiled(student, rule=Rule(num_demos=1))
+    program(text="the cat")
+    assert asked(lm) == ["birds fly south", "the cat", "the cat"]
+    program.predict(text="the cat", demos=[])
+    assert asked(lm) == ["the cat"]
+
+
+def test_an_example_is_not_shown_to_itself_while_it_is_scored_in_threads_too(lm):
+    program = compiled(dspy.ChainOfThought("text -> label"), guarded=True)
+
+    def score(text):
+        with leaving_out({"text": text}):
+            return program(text=text)
+
+    for result in dspy.Parallel(num_threads=4, disable_progress_bar=True)(
+        [(score, {"text": t}) for t in TEXTS]
+    ):
+        assert result.label == "x"
+    for call in range(len(TEXTS)):
+        *demos, question = asked(lm, call)
+        assert len(demos) == 2 and question not in demos
+
+
+def test_a_guarded_call_from_a_bare_thread_is_an_error_and_no_leak(lm):
+    program, errors = compiled(dspy.ChainOfThought("text -> label"), guarded=True), []
+
+    def run():
+        try:
+            with dspy.context(lm=lm):
+                program(text="the cat")
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    with leaving_out({"text": "the cat"}):
+        (thread := threading.Thread(target=run)).start()
+        thread.join()
+    assert len(errors) == 1 and "dspy.Parallel" in errors[0] and not lm.history
+
+
+def test_predictors_find_demos_for_their_own_inputs(lm):
+    program = compiled(compiled(Twice(), "first"), "second", texts=["x", "y"], rule=Rule(num_demos=1))
+    program(text="the cat")
+    prompts = [[m["content"] for m in entry["messages"] if m["role"] == "user"] for entry in lm.history]
+    assert len(prompts) == 2 and "the cat" in prompts[0][-2] and "\nx" in prompts[1][-2]
+    assert program.again[0] is program.first
+
+
+@pytest.mark.parametrize("how", ["words", "embeddings"])
+def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, how):
+    vectorizer = dspy.Embedder(letters) if how == "embeddings" else None
+    program = compiled(Twice(), "first", embedder=vectorizer, rule=Rule(num_demos=2, nearest_last=False))
+    program.save(tmp_path / "p.json")
+    again = load_program(Twice(), tmp_path / "p.json", embedder=vectorizer)
+    program(text="the cat"), again(text="the cat")
+    assert lm.history[0]["messages"] == lm.history[2]["messages"]
+    again.save(tmp_path / "q.json")
+    assert (tmp_path / "q.json").read_bytes() == (tmp_path / "p.json").read_bytes()
+    if how == "embeddings":
+        with pytest.raises(ValueError, match="embedder"):
+            load_program(Twice(), tmp_path / "p.json")
+
+
+def test_the_student_itself_does_not_load_it_silently(lm, tmp_path):
+    compiled(Twice(), "first").save(tmp_path / "p.json")
+    with pytest.raises(ValueError, match="plr_dspy.load_program"):
+        Twice().load(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    "make", [copy.deepcopy, lambda program: program.deepcopy(), lambda p: p.reset_copy()]
+)
+def test_copies_find_demos_as_well_and_share_the_pool(lm, make):
+    program = compiled(dspy.ChainOfThought("text -> label"))
+    copied = make(program)
+    copied(text="the cat")
+    assert asked(lm)[-2:] == ["the cat", "the cat"]
+
+
+def test_it_can_be_evaluated_and_be_a_part_of_a_calibrated_program(lm):
+    program = compiled(dspy.ChainOfThought("text -> label"))
+    examples = [dspy.Example(text=text, label="x").with_inputs("text") for text in TEXTS]
+    evaluate = dspy.Evaluate(devset=examples, metric=lambda e, p: e.label == p.label, num_threads=2)
+    assert evaluate(program).score == 100.0
+    student = dspy.Predict(dspy.Signature("text -> label: Literal['x', 'y']"))
+    assert CalibratedProgram(compiled(student, "self")).predictor == "self"
