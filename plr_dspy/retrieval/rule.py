@@ -1,4 +1,4 @@
-"""Which demos of its pool a predictor shows for an input, and in what order: features of demos, and a rule over them."""
+"""Which demos of its pool a predictor shows for an input, and in what order: features of demos, and a rule on them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ class Embeddings(Similarity):
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, vectors: Any = None) -> None:
         self._embedder = embedder
-        found = normalize(np.asarray(embedder(list(texts)))) if vectors is None else np.asarray(vectors)
+        found = (
+            normalize(np.asarray(embedder(list(texts)), float)) if vectors is None else np.asarray(vectors)
+        )
         self.vectors: Array = found
 
     def to(self, text: str) -> Array:

@@ -155,7 +155,7 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
 
 def test_the_student_itself_does_not_load_it_silently(lm, tmp_path):
     compiled(Twice(), "first").save(tmp_path / "p.json")
-    with pytest.raises(ValueError, match="plr_dspy.load_program"):
+    with pytest.raises(ValueError, match=r"plr_dspy\.load_program"):
         Twice().load(tmp_path / "p.json")
 
 
