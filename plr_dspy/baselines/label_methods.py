@@ -16,9 +16,6 @@ from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Number, Positive, arguments
 from plr_dspy.statistics.calibration import Array
 
-Variant = Literal["lu", "plr"]
-Setting = Literal["few-shot", "unlabelled", "prior"]
-
 
 @arguments
 class LocalE(LabelReorderer):
@@ -47,7 +44,7 @@ class LocalE(LabelReorderer):
         "plr": criteria.mean_confidence,
     }
 
-    variant: Variant = "lu"
+    variant: Literal["lu", "plr"] = "lu"
     temperature: Positive = 2.0  # type: ignore[misc]
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
@@ -108,7 +105,7 @@ class PDO(LabelReorderer):
 
     name = "PDO"
 
-    setting: Setting = "few-shot"
+    setting: Literal["few-shot", "unlabelled", "prior"] = "few-shot"
     prior: Mapping[Any, Number] | None = None
 
     def check_together(self) -> None:
@@ -122,7 +119,7 @@ class PDO(LabelReorderer):
         return "PDO(setting='few-shot')" if self.setting == "few-shot" else ""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the null input can be made, or the prior is one."""
+        """Raise also where the prior is none."""
         super().check(program, trainset)
         self._prior(program, trainset)
 

@@ -82,16 +82,3 @@ class TestWinners:
         assert influence([0.5, 0.5], [0.1, 0.9]) == pytest.approx(0.4)  # a tie: the first label
 
 
-class TestBadTables:
-    @pytest.mark.parametrize(
-        "table", [[], [[]], [0.5, 0.5], [[0.5, 0.6]], [[1.5, -0.5]], [[math.nan, 1.0]], np.zeros((2, 3))]
-    )
-    @pytest.mark.parametrize("criterion", [local_entropy, global_entropy, fairness])
-    def test_are_refused(self, criterion, table):
-        with pytest.raises(ValueError, match="distribution over labels"):
-            criterion(table)
-
-    @pytest.mark.parametrize("prior", [[1.0], [0.5, 0.6], [1.0, 0.0], [math.nan, 0.5], [0.2, 0.3, 0.5]])
-    def test_bad_priors_are_refused(self, prior):
-        with pytest.raises(ValueError, match="prior must be a distribution over 2 labels"):
-            closeness([TORN], prior)
