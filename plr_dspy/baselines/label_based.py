@@ -43,7 +43,7 @@ from plr_dspy.statistics.comparisons import paired_interval
 logger = logging.getLogger(__name__)
 
 Criterion = Callable[[Array], float]
-"""Of a table ``[E, L]`` of label probabilities; larger is better (`plr_dspy.baselines.criteria`)."""
+"""Of a table ``[E, L]`` of label probabilities; larger is better."""
 
 COMPARED_SHARE = 0.2
 """Of a budget for the comparison with the original order, at most."""

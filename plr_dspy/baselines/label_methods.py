@@ -1,4 +1,8 @@
-"""LocalE, GlobalE and PDO: the order with the best criterion of its label probabilities."""
+"""LocalE, GlobalE and PDO: the order with the best criterion of its label probabilities.
+
+Criteria are functions of tables ``[E, L]``, a probability distribution over L labels for each of E inputs; larger is
+better. Entropies are in nats.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,53 @@ from typing import Any, ClassVar, Literal
 
 import dspy
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import entr
 
-from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import Criterion, LabelReorderer
 from plr_dspy.labels.outputs import prior_shares
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Number, Positive, arguments
 from plr_dspy.statistics.calibration import Array
+
+
+def entropy(distribution: ArrayLike) -> Array:
+    """Entropy of distributions ``[..., L]``."""
+    entropies: Array = entr(np.asarray(distribution, dtype=np.float64)).sum(axis=-1)
+    return entropies
+
+
+def local_entropy(table: ArrayLike) -> float:
+    """Mean entropy over the inputs (LocalE; Lu et al., ACL 2022, Eq. 5): high where no answer is over-confident."""
+    return float(entropy(table).mean())
+
+
+def global_entropy(table: ArrayLike) -> float:
+    """Entropy of the shares of the predicted labels (GlobalE; Lu et al., ACL 2022, Eq. 3): high where all occur.
+
+    Of equally probable labels the first is predicted.
+    """
+    table = np.asarray(table)
+    return float(entropy(np.bincount(table.argmax(axis=1), minlength=table.shape[1]) / len(table)))
+
+
+def mean_confidence(table: ArrayLike) -> float:
+    """Minus the mean entropy over the inputs: LocalE as arXiv:2603.21373 words it, which prefers confidence."""
+    return -local_entropy(table)
+
+
+def best_confidence(table: ArrayLike) -> float:
+    """Minus the least entropy of any input: GlobalE as arXiv:2603.21373 words it."""
+    return -float(entropy(table).min())
+
+
+def closeness(table: ArrayLike, prior: ArrayLike) -> float:
+    """Minus KL(mean distribution || prior) (PDO; Xu et al., NAACL Findings 2024); 0 at best.
+
+    No label has a share of 0 in `prior`, ``[L]``.
+    """
+    mean = np.asarray(table).mean(axis=0)
+    return float(entropy(mean) + mean @ np.log(prior))
 
 
 @arguments
@@ -40,8 +84,8 @@ class LocalE(LabelReorderer):
     name = makes_inputs = "LocalE"
     least_calls = 2
     entropies: ClassVar[dict[str, Criterion]] = {
-        "lu": criteria.local_entropy,
-        "plr": criteria.mean_confidence,
+        "lu": local_entropy,
+        "plr": mean_confidence,
     }
 
     variant: Literal["lu", "plr"] = "lu"
@@ -80,8 +124,8 @@ class GlobalE(LocalE):
 
     name = makes_inputs = "GlobalE"
     entropies: ClassVar[dict[str, Criterion]] = {
-        "lu": criteria.global_entropy,
-        "plr": criteria.best_confidence,
+        "lu": global_entropy,
+        "plr": best_confidence,
     }
 
 
@@ -125,7 +169,7 @@ class PDO(LabelReorderer):
 
     def criterion(self, job: Job) -> Criterion:
         """Closeness to the prior, or to the uniform distribution."""
-        return partial(criteria.closeness, prior=self._prior(job.program, job.splits.train))
+        return partial(closeness, prior=self._prior(job.program, job.splits.train))
 
     def most_calls(self, *, num_train: int, num_orders: int) -> int:
         """One with the null input, or one for each train example."""

@@ -9,16 +9,34 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import dspy
+import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field
 
-from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import OTHERS, Criterion, LabelReorderer, distribution, likely_labels
+from plr_dspy.baselines.label_methods import entropy
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
 from plr_dspy.labels.reader import LogprobRequests
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.copies import ProgramFactory
+
+
+def fairness(table: ArrayLike) -> float:
+    """Entropy of the mean distribution over content-free inputs (DEmO's filter; Guo et al., ACL Findings 2024)."""
+    return float(entropy(np.asarray(table).mean(axis=0)))
+
+
+def influence(distribution: ArrayLike, content_free: ArrayLike) -> float:
+    """How much an input adds to the probability of the label predicted for it (DEmO's choice; Guo et al. 2024).
+
+    Args:
+        distribution: Of the input, ``[L]``.
+        content_free: Mean one of content-free inputs, ``[L]``.
+    """
+    p, label = np.asarray(distribution), int(np.argmax(distribution))
+    return float(p[label] - np.asarray(content_free)[label])
 
 
 class PerInputOrder(dspy.Module):
@@ -54,7 +72,7 @@ class PerInputOrder(dspy.Module):
             output = needed_output(self.program, "DEmO", cure=OTHERS)
             found, answer = likely_labels(program, example, output, requests)
             if found is not None and answer is not None:  # Else no label is likely in this order.
-                answers.append((criteria.influence(distribution(found), order["content_free"]), answer))
+                answers.append((influence(distribution(found), order["content_free"]), answer))
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
@@ -115,7 +133,7 @@ class DEmO(LabelReorderer):
 
     def criterion(self, job: Job) -> Criterion:
         """Entropy of the mean."""
-        return criteria.fairness
+        return fairness
 
     def most_calls(self, *, num_train: int, num_orders: int) -> int:
         """One for each content-free input."""
@@ -128,7 +146,7 @@ class DEmO(LabelReorderer):
 
     def _finished(self, job: Job, work: Any, outcome: Any, compilation: Any, shares: Any) -> dspy.Module:
         """The program that orders its demos for each input."""
-        means = sorted(compilation.means.items(), key=lambda known: -float(criteria.entropy(known[1])))
+        means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
         kept = []
         for ordering, mean in means[: self.num_kept]:
             permutations = {name: list(order) for name, order in job.slots.permutations(ordering).items()}

@@ -9,8 +9,6 @@ from typing import Any
 
 import dspy
 import numpy as np
-from dspy.adapters.decision import evidence_type
-from dspy.adapters.decision_state import DecisionState
 from dspy.adapters.types.decision import Choice, Noul, Score
 from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
@@ -48,18 +46,6 @@ class StatedProbabilities:
 
     kind: type[Choice] | type[Noul]
     weights: tuple[float, ...]
-
-    @classmethod
-    def of(cls, state: DecisionState, name: str) -> StatedProbabilities:
-        """Return those of an output by what DSPy knows of a predictor's outputs."""
-        kind, settings = state.types[name], state.fields[name]
-        if issubclass(kind, Noul):
-            return cls(kind, (1.0 - settings["threshold"], settings["threshold"]))
-        return cls(kind, tuple(settings["weights"].get(label, 1.0) for label in kind.criteria()))
-
-    def are_asked_of(self, field: Any) -> bool:
-        """Tell whether a reply with this output field states them."""
-        return bool(field.annotation is evidence_type(self.kind))
 
     def weighted(self, evidence: Any) -> Array:
         """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
@@ -116,28 +102,29 @@ class LabelOutput:
         )
 
 
-def label_outputs(name: str, predictor: dspy.Predict) -> list[LabelOutput]:
+def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:
     """Find all outputs of a predictor that have few possible values."""
     decisions, found = decision_adapter(predictor), []
-    state = None if decisions is None else decisions.state
-    for field_name, field in predictor.signature.output_fields.items():
-        kind = None if state is None else state.types.get(field_name)
+    for name, field in predictor.signature.output_fields.items():
+        kind = None if decisions is None else decisions.state.types.get(name)
         annotation = without_none(field.annotation) if kind is None else kind.model_fields["value"].annotation
         if (labels := labels_of(annotation)) is None:
             continue
-        stated = None if state is None or kind is None else StatedProbabilities.of(state, field_name)
-        of_decision = kind if field.annotation is kind else None
-        found.append(LabelOutput(name, field_name, labels, stated, of_decision))
+        if decisions is None or kind is None:
+            found.append(LabelOutput(predictor_name, name, labels))
+            continue
+        settings = decisions.state.fields[name]
+        if issubclass(kind, Noul):
+            weights = (1.0 - settings["threshold"], settings["threshold"])
+        else:
+            weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
+        held = kind if field.annotation is kind else None
+        found.append(LabelOutput(predictor_name, name, labels, StatedProbabilities(kind, weights), held))
     return found
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Find the only output with few possible values; a text is the reason why there is none.
-
-    Args:
-        program: Its predictors have the output.
-        only: Name of the predictor that is looked at; None for all.
-    """
+    """Find the only output with few possible values, of the predictor `only` or all; a text says why there is none."""
     predictors = {name: each for name, each in named_predictors(program) if only in (None, name)}
     found = [output for name, predictor in predictors.items() for output in label_outputs(name, predictor)]
     if not found:
@@ -167,16 +154,7 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
 
 
 def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str) -> LabelOutput:
-    """Find the only output with few possible values, which something needs.
-
-    Args:
-        program, only: As in `label_output`.
-        purpose: What needs it.
-        cure: What else can be done, for the message; it begins where a sentence may go on.
-
-    Raises:
-        ValueError: when there is none, or more than one.
-    """
+    """Find what `label_output` does, or raise a ValueError that says what needs it, and what else can be done."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
@@ -197,15 +175,10 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
 def prior_shares(
     prior: Mapping[Any, float | None], labels: Mapping[str, Any], *, name: str = "prior"
 ) -> Array:
-    """Return the shares ``[L]`` of labels, which sum to 1; shares that were rounded are taken.
-
-    Args:
-        prior: Shares by label, either its value or what demos call it.
-        labels: Values ``[L]`` of the labels by what demos call them.
-        name: What users call the shares.
+    """Return the shares ``[L]`` of labels from those by label, either its value or what demos call it.
 
     Raises:
-        ValueError: unless each label has a share above 0, and they sum to 1.
+        ValueError: unless each label has a share above 0, and they sum to 1, but for rounding.
     """
     texts = {text: prior.get(value, prior.get(text)) for text, value in labels.items()}
     if None in texts.values() or len(prior) != len(texts):
@@ -223,13 +196,7 @@ def prior_shares(
 
 
 def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> None:
-    """Warn where demos are all of one label, or the labels of the examples are far from equally frequent.
-
-    Args:
-        program: Has the demos.
-        output: Its labels.
-        counts: Examples that each label is right for, ``[L]``.
-    """
+    """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
     texts, most = list(output.labels), int(counts.argmax())
     demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
     if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
+from dspy.adapters.decision import evidence_type
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
@@ -47,25 +48,17 @@ class LogprobRequests:
     One is shared by all calls of a compile; threads may share it. Until a first reply has come, calls that ask
     follow one another, so that an endpoint refuses one request at most.
 
-    Args:
-        purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
-        cure: What can be used in place of it.
-
     Attributes:
-        purpose: The same.
+        purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
         wanted: Whether calls ask; it can be switched off.
         given: Whether any reply had them.
         reason: Why they are no longer asked for; empty otherwise.
     """
 
     def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
-        self.purpose = purpose
-        self.wanted = True
-        self.given = False
-        self.reason = ""
-        self._cure = cure
-        self._model = ""
-        self._accepted = False
+        self.purpose, self._cure = purpose, cure
+        self.wanted, self.given, self._accepted = True, False, False
+        self.reason = self._model = ""
         self._lock = threading.RLock()  # Coroutines of one thread pass together.
 
     @contextmanager
@@ -92,7 +85,13 @@ class LogprobRequests:
         with self._lock:
             if isinstance(error, AdapterParseError):  # of a reply
                 self._accepted = True
-            if self.given or not _is_refusal(lm, error):
+            # An error that cannot parse repeats the reply, which may hold any word; and one of another LM, such as the
+            # one that reads replies for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
+            others = isinstance(error, AdapterParseError)
+            others |= not str(lm.model).endswith(getattr(error, "model", None) or "")
+            # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments.
+            refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+            if self.given or others or not refuses:
                 return False
             self._stop(lm, "refuses requests for log-probabilities")
             return not self.purpose
@@ -109,20 +108,6 @@ class LogprobRequests:
         """Note that no more are asked for, and why."""
         self.wanted, self._model = False, str(lm.model)
         self.reason = self.reason or f"{self._model} {why}"
-
-
-def _is_refusal(lm: Any, error: Exception) -> bool:
-    """Tell whether an LM that was asked for log-probabilities refuses to give them.
-
-    Errors of another LM, such as the one that reads replies for `dspy.TwoStepAdapter`, say nothing of this. Providers
-    say so by errors of many types, and LMs of the user's own may not take the arguments; all name them.
-    """
-    if isinstance(error, AdapterParseError):  # It repeats the reply, which may hold any word.
-        return False
-    # Errors may name the model without the provider.
-    if not str(lm.model).endswith(getattr(error, "model", None) or ""):
-        return False
-    return isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
 
 
 def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,15 +137,15 @@ def _light_memory() -> Iterator[None]:
     finally:
         for entry in record.history:
             entry["response"] = None
-            entry["outputs"] = [_without_logprobs(output) for output in entry["outputs"]]
-
-
-def _without_logprobs(output: Any) -> Any:
-    """Return what a history holds of a reply as it would be without log-probabilities."""
-    if not isinstance(output, dict):
-        return output
-    rest = {name: value for name, value in output.items() if name != "logprobs"}
-    return rest["text"] if rest.keys() == {"text"} else rest
+            outputs = [
+                {name: value for name, value in each.items() if name != "logprobs"}
+                if isinstance(each, dict)
+                else each
+                for each in entry["outputs"]
+            ]
+            entry["outputs"] = [
+                each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each for each in outputs
+            ]
 
 
 class _DiskOnly(BaseCallback):  # type: ignore[misc]
@@ -170,13 +155,11 @@ class _DiskOnly(BaseCallback):  # type: ignore[misc]
         self._calls: dict[str, tuple[dspy.LM, dict[str, Any]]] = {}
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        """Keep what was called."""
         self._calls[call_id] = (instance, inputs)
 
     def on_lm_end(
         self, call_id: str, outputs: dict[str, Any] | None, exception: Exception | None = None
     ) -> None:
-        """Take the reply out of the memory. DSPy logs an error here, and goes on."""
         # DSPy has no public name for the key of a call. Imported here, another DSPy costs memory and no more.
         from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 
@@ -196,9 +179,8 @@ class Reading(NamedTuple):
 
     Attributes:
         label: The label that was answered, as demos call it; None where the adapter could not read one.
-        log_probabilities: Of all labels ``[L]``, normalised over them. One that is not among the likeliest tokens
-            has the smallest of these, which is an upper bound.
-        unseen: Numbers of the labels that were not among the likeliest tokens.
+        log_probabilities: Of all labels ``[L]``, normalised over them. One that is not among the likeliest tokens has
+            the smallest of these, which is an upper bound, and its number in `unseen`.
     """
 
     label: str | None
@@ -280,7 +262,7 @@ class LabelReader:
         if not self._is_read((dspy.settings.caller_modules or [None])[-1]):
             return False
         if ours.stated is not None:
-            return ours.stated.are_asked_of(outputs[ours.name])
+            return bool(outputs[ours.name].annotation is evidence_type(ours.stated.kind))
         return labels_of(without_none(outputs[ours.name].annotation)) == ours.labels
 
     def _call_postprocess(
@@ -344,9 +326,8 @@ class LabelReader:
     def behind(self, answer: Any) -> Reading | None:
         """Return what the reply behind a program's answer said of labels; None where that is nothing.
 
-        Args:
-            answer: What the program returned. Where it made several calls, the last of those that gave the same label
-                counts; the last of all where it holds no label, and none where no call gave its label.
+        Where the program made several calls, the last of those that gave the same label counts; the last of all where
+        the answer holds no label, and none where no call gave its label.
         """
         label = self._output.answered(answer)
         if label is None:
@@ -369,8 +350,8 @@ def labels_read(
         program: Its calls of the predictor are read, those of copies that it makes on the way (`dspy.BestOfN`) too.
         output: The output that is read.
         requests: Decides whether log-probabilities are asked for; where replies state probabilities, nothing is.
-        decision: Gives the answer, whatever label the reply says; it is asked where the adapter could not read the
-            reply, too, if the output is the only one. None leaves the answer as it is.
+        decision: Gives the answer, whatever label the reply says, and where the adapter could not read the reply, too,
+            if the output is the only one. None leaves the answer as it is.
 
     Raises:
         NoProbabilities: where something cannot do without log-probabilities, and the LM gives none.

@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from plr_dspy.baselines.criteria import (
+from plr_dspy.baselines.label_methods import (
     best_confidence,
     closeness,
     entropy,
-    fairness,
     global_entropy,
-    influence,
     local_entropy,
     mean_confidence,
 )
+from plr_dspy.baselines.per_input import fairness, influence
 
 SURE, TORN = [0.9, 0.1], [0.5, 0.5]
 
@@ -80,5 +79,3 @@ class TestWinners:
         assert influence([0.8, 0.2], [0.9, 0.1]) == pytest.approx(-0.1)
         assert influence([0.2, 0.8], [0.9, 0.1]) == pytest.approx(0.7)
         assert influence([0.5, 0.5], [0.1, 0.9]) == pytest.approx(0.4)  # a tie: the first label
-
-

@@ -74,23 +74,20 @@ class TestAnswers:
         assert prediction.probabilities["negative"] > 0.9
         assert prediction.logprobs.content[1].token == "positive"
 
-    @pytest.mark.parametrize(
-        "answer", [lambda label: dspy.Prediction(label=label.upper()), lambda label: label]
-    )
-    def test_what_the_program_makes_of_the_label(self, answer):
+    def test_what_the_program_makes_of_the_label(self):
         class Other(dspy.Module):
             def __init__(self):
                 self.classify = student()
 
             def forward(self, text):
-                return answer(self.classify(text=text).label)
+                label = self.classify(text=text).label
+                return label if text == "bare" else dspy.Prediction(label=label.upper())
 
-        prediction = ask(positive(), CalibratedProgram(Other(), TOWARDS_NEGATIVE))
-        if isinstance(prediction, str):
-            assert prediction == "negative"
-        else:
-            assert prediction.label == "NEGATIVE"
-            assert prediction.probabilities["negative"] > 0.9
+        program = CalibratedProgram(Other(), TOWARDS_NEGATIVE)
+        assert ask(positive(), program, text="bare") == "negative"
+        prediction = ask(positive(), program)
+        assert prediction.label == "NEGATIVE"
+        assert prediction.probabilities["negative"] > 0.9
 
     def test_the_probabilities_are_those_of_the_call_whose_label_was_taken(self):
         class First(dspy.Module):
@@ -148,16 +145,8 @@ class TestConstruction:
                 ValueError,
                 "the calibration is of the labels",
             ),
-            (
-                lambda: Calibration("batch", tuple(LABELS), (1.0,), (1.0, 1.0), 2),
-                ValueError,
-                "a finite offset and scale for each label",
-            ),
-            (
-                lambda: Calibration("batch", tuple(LABELS), (1.0, float("nan")), (1.0, 1.0), 2),
-                ValueError,
-                "a finite offset and scale for each label",
-            ),
+            (lambda: Calibration("batch", tuple(LABELS), (1.0,)), ValueError, "finite offset and scale"),
+            (lambda: Calibration("batch", tuple(LABELS), (1.0, float("nan"))), ValueError, "finite offset"),
         ],
     )
     def test_bad_input(self, make, error, match):
@@ -244,21 +233,15 @@ class TestSaving:
         program._compiled = True
         assert "program" in CalibratedProgram(program, TOWARDS_NEGATIVE).dump_state()
 
-    @pytest.mark.parametrize(
-        ("other", "match"),
-        [
-            (CalibratedProgram(student(Literal["a", "b"]), Calibration.none(["a", "b"])), "of the labels"),
-            (student(), "not calibrated: load it into the program itself"),
-        ],
-    )
-    def test_a_state_that_does_not_fit_changes_nothing(self, other, match):
+    def test_a_state_that_does_not_fit_changes_nothing(self):
         program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
         program.program.demos = [{"text": "a", "label": "positive"}]
         before = program.dump_state()
-        with pytest.raises(ValueError, match=match):
-            program.load_state(other.dump_state())
+        with pytest.raises(ValueError, match="of the labels"):
+            program.load_state(
+                CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")).dump_state()
+            )
         assert program.dump_state() == before
-        assert ask(positive(), program).label == "negative"
 
 
 class TestWithDspy:

@@ -1,19 +1,16 @@
 """Calibration among other optimizers: orders are searched under it and keep it, and it comes after any of them."""
 
 import math
-from typing import Literal
 
 import dspy
 import numpy as np
 import pytest
-from fakes import LabelEngine
+from fakes import LabelEngine, using
 from label_engines import LABELS, exact, normal
+from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
-
-EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(60)]
-DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
 
 
 def probabilities(demos, text):
@@ -25,19 +22,9 @@ def probabilities(demos, text):
     return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
 
 
-def student():
-    program = dspy.Predict(
-        dspy.Signature("text -> label").with_updated_fields("label", type_=Literal["negative", "positive"])
-    )
-    program.demos = list(DEMOS)
-    return program
-
-
 @pytest.fixture
 def engine():
-    engine = LabelEngine(LABELS, probabilities)
-    lm = dspy.LM("fake/x", engine=engine, cache=False, num_retries=0)
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+    with using(LabelEngine(LABELS, probabilities), "fake/x") as engine:
         yield engine
 
 
@@ -117,11 +104,3 @@ def test_better_together(engine):
     )
     assert isinstance(compiled, CalibratedProgram)
     assert compiled(text="text 7").probabilities
-
-
-def test_other_optimizers_pass_a_teacher_and_a_valset(engine):
-    found = BatchCalibration(display_progress=False).compile(
-        student(), trainset=EXAMPLES, teacher=[student()], valset=[], seed=3
-    )
-    assert found.calibration.num_inputs == 60
-    assert issubclass(BatchCalibration, dspy.teleprompt.Teleprompter)
