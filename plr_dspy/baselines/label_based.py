@@ -70,10 +70,8 @@ class LabelReorderer(Reorderer):
 
     scored_on = "probing inputs"
     judges = False
-    least_calls: ClassVar[int] = 1
-    """Program calls for each order, at least."""
-    makes_inputs = ""
-    """The name of a method that makes inputs of its own, which must be text; empty where none are made."""
+    fillers: ClassVar[tuple[str, ...]] = ()
+    """Texts that each make a probing input; without any, these are the inputs of the train split."""
     temperature: ClassVar[float | None] = None
     """At which the LM writes the probing inputs; None where it writes none."""
 
@@ -83,13 +81,12 @@ class LabelReorderer(Reorderer):
     def criterion(self, job: Job) -> Criterion:
         """Return what the order chosen has most of."""
 
-    @abstractmethod
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """Program calls for each order, at most."""
-
-    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
+    def inputs(self, job: Job) -> list[dict[str, Any]]:
         """The probing inputs, at most as many as the plan has examples; none where the LM writes them."""
-        return []
+        examples = [dict(example.inputs().items()) for example in job.splits.train]
+        if self.fillers:
+            return [dict.fromkeys(fields, text) for fields in examples[:1] for text in self.fillers]
+        return [] if self.temperature else examples[: job.plan.num_train_examples]
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
@@ -100,20 +97,19 @@ class LabelReorderer(Reorderer):
                 "student.program, and calibrate what comes of it"
             )
         if len(predictors) != 1:
-            raise ValueError(
-                f"{self.name} needs a program with one predictor; this one has {len(predictors)}: use PLReorder or "
-                "TopKOrder"
-            )
+            needs = f"{self.name} needs a program with one predictor"
+            raise ValueError(f"{needs}; this one has {len(predictors)}: use PLReorder or TopKOrder")
         if (decisions := decision_adapter(predictors[0])) is not None:
             client = type(predictors[0].lm or dspy.settings.lm).__name__
             cure = f"use an LM in place of {client}" if decisions.system_one else "declare a Literal alone"
             raise ValueError(
                 f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
-                f"place: {cure}, or use PLReorder or TopKOrder"
+                f"place: {cure}{OTHERS}"
             )
         self.output(program)
-        for example in trainset if self.makes_inputs else ():
-            check_text_inputs(self.makes_inputs, dict(example.inputs().items()))
+        for example in trainset if self.fillers or self.temperature else ():
+            cure = f"use PDO(setting='unlabelled'){OTHERS}"
+            check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
 
     def output(self, program: dspy.Module) -> LabelOutput:
         """The finite output."""
@@ -122,7 +118,9 @@ class LabelReorderer(Reorderer):
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Each order on as many probing inputs as the budget pays for; then the winner beside the original."""
         num_orders, budget = min(self.num_candidates, num_distinct), self.max_metric_calls
-        most = self.most_calls(num_train=num_train, num_orders=num_orders)
+        most, least = len(self.fillers) or num_train, len(self.fillers) or 1
+        if self.temperature:  # A call writes an input, and one each is for those that were written.
+            most, least = 1 + num_orders, 2
 
         def affordable(budget: int) -> tuple[int, int]:
             """Program calls for each order, and examples of the comparison."""
@@ -130,9 +128,9 @@ class LabelReorderer(Reorderer):
             return min(most, (budget - 2 * compared) // num_orders), compared
 
         num_calls, num_compared = (most, num_selection) if budget is None else affordable(budget)
-        if budget is not None and num_calls < self.least_calls:
-            enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= self.least_calls)
-            fewer = (budget - 2 * num_compared) // self.least_calls
+        if budget is not None and num_calls < least:
+            enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= least)
+            fewer = (budget - 2 * num_compared) // least
             lower = f", or lower num_candidates to {fewer}" if fewer > 1 else ""
             raise ValueError(
                 f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: raise it{lower}"
@@ -317,11 +315,7 @@ class ProbingWork(MetricWork):
         return range(self.first, self.first + len(self._inputs))
 
     def take(self, written: Sequence[Any]) -> None:
-        """Take the inputs that the LM has written, None for failures: those that differ and came first.
-
-        Raises:
-            RuntimeError: when none can be used.
-        """
+        """Take the inputs that the LM has written, None for failures: those that differ and came first."""
         distinct = {value_key(fields): fields for fields in reversed(written) if fields}
         kept = list(reversed(distinct.values()))[: self.num_probing - 1]
         self._inputs = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
@@ -333,13 +327,7 @@ class ProbingWork(MetricWork):
         logger.info("%d distinct probing inputs were written", len(kept))
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Return a cell with a distribution over labels, with the fields of an input, or with a score.
-
-        Raises:
-            NoProbabilities: when the LM gives none.
-            WrongAnswer: when no label is likely, or there is no answer.
-            Exception: of the program.
-        """
+        """Return a cell with a distribution over labels, with the fields of an input, or with a score."""
         if example >= self.num_probing:
             return super().__call__(program, example - self.num_probing, usage)
         if self._temperature is not None and example < self.first:
@@ -362,10 +350,6 @@ def likely_labels(
 
     Returns:
         What the reply says of labels, None for nothing; and the answer, None for one that could not be read.
-
-    Raises:
-        NoProbabilities: when the LM gives none.
-        Exception: of the program.
     """
     given, likeliest = None, Calibration.none(output.labels).applied
     with labels_read(program, output, requests, decision=likeliest) as reader, suppress(WrongAnswer):
@@ -386,11 +370,6 @@ def written_input(program: dspy.Module, *, temperature: float, requests: Logprob
 
     Plain completions go on after the last demo; other models are asked for one more example. As long as no call had
     log-probabilities, this one must have them.
-
-    Raises:
-        NoProbabilities: when the LM gives none.
-        WrongAnswer: when the reply cannot be read, or is empty.
-        Exception: of the LM.
     """
     predictor = program.predictors()[0]
     lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()

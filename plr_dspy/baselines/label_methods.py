@@ -81,8 +81,7 @@ class LocalE(LabelReorderer):
         all others: As in `PLReorder`; with max_metric_calls fewer probing inputs, so that it is never exceeded.
     """
 
-    name = makes_inputs = "LocalE"
-    least_calls = 2
+    name = "LocalE"
     entropies: ClassVar[dict[str, Criterion]] = {
         "lu": local_entropy,
         "plr": mean_confidence,
@@ -106,10 +105,6 @@ class LocalE(LabelReorderer):
         """Return the entropy of the method."""
         return self.entropies[self.variant]
 
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """One to write an input, and one for each that was written."""
-        return 1 + num_orders
-
 
 @arguments
 class GlobalE(LocalE):
@@ -122,7 +117,7 @@ class GlobalE(LocalE):
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
-    name = makes_inputs = "GlobalE"
+    name = "GlobalE"
     entropies: ClassVar[dict[str, Criterion]] = {
         "lu": global_entropy,
         "plr": best_confidence,
@@ -158,9 +153,9 @@ class PDO(LabelReorderer):
             raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
 
     @property
-    def makes_inputs(self) -> str:  # type: ignore[override]
-        """The name of the method where it makes an input of its own."""
-        return "PDO(setting='few-shot')" if self.setting == "few-shot" else ""
+    def fillers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The null input."""
+        return ("",) if self.setting == "few-shot" else ()
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise also where the prior is none."""
@@ -170,17 +165,6 @@ class PDO(LabelReorderer):
     def criterion(self, job: Job) -> Criterion:
         """Closeness to the prior, or to the uniform distribution."""
         return partial(closeness, prior=self._prior(job.program, job.splits.train))
-
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """One with the null input, or one for each train example."""
-        return 1 if self.setting == "few-shot" else num_train
-
-    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
-        """The null input, or those of the train split."""
-        examples = [dict(example.inputs().items()) for example in job.splits.train]
-        if self.setting == "few-shot":
-            return [dict.fromkeys(fields, "") for fields in examples[:1]]
-        return examples[: job.plan.num_train_examples]
 
     def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> Array:
         """The probability of each label, ``[L]``."""

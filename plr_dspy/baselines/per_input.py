@@ -121,8 +121,8 @@ class DEmO(LabelReorderer):
         report, best_program: As in `PLReorder`; the order in the report is the fairest one.
     """
 
-    name = makes_inputs = "DEmO"
-    least_calls = len(CONTENT_FREE)
+    name = "DEmO"
+    fillers = CONTENT_FREE
 
     num_candidates: Annotated[Count, Field(ge=2)] = 100
     num_kept: Count = 4
@@ -134,15 +134,6 @@ class DEmO(LabelReorderer):
     def criterion(self, job: Job) -> Criterion:
         """Entropy of the mean."""
         return fairness
-
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """One for each content-free input."""
-        return len(CONTENT_FREE)
-
-    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
-        """The content-free inputs."""
-        first = [example.inputs().keys() for example in job.splits.train[:1]]
-        return [dict.fromkeys(names, text) for names in first for text in CONTENT_FREE]
 
     def _finished(self, job: Job, work: Any, outcome: Any, compilation: Any, shares: Any) -> dspy.Module:
         """The program that orders its demos for each input."""

@@ -157,17 +157,10 @@ class CalibratedProgram(dspy.Module):
             raise ValueError(
                 "program must not be calibrated already: pass its attribute program, which it wraps"
             )
-        if not isinstance(calibration, (Calibration, type(None))):
-            raise TypeError(
-                f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
-            )
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = calibrated_output(program, predictor).predictor
-        if not isinstance(allow_uncalibrated, bool):
-            raise TypeError(f"allow_uncalibrated must be True or False; got {allow_uncalibrated!r}")
-        self.allow_uncalibrated = allow_uncalibrated
-        self.calibration = calibration
+        self.allow_uncalibrated, self.calibration = allow_uncalibrated, calibration
         self._check(calibration)
 
     def forward(self, **inputs: Any) -> Any:

@@ -215,9 +215,7 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> 
         )
 
 
-def check_text_inputs(
-    purpose: str, inputs: Mapping[str, Any], *, cure: str = "use PLReorder or TopKOrder"
-) -> None:
+def check_text_inputs(purpose: str, inputs: Mapping[str, Any], *, cure: str) -> None:
     """Raise a ValueError that names the first input that is no text, which something makes inputs in place of."""
     for name, value in inputs.items():
         if not isinstance(value, str):

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +20,7 @@ from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.labels.tokens import Position, masses_in_reply, positions_of
+from plr_dspy.labels.tokens import Position, from_alternatives, label_position, positions_of
 from plr_dspy.lm.engines import Hopeless
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
@@ -144,7 +145,8 @@ def _light_memory() -> Iterator[None]:
                 for each in entry["outputs"]
             ]
             entry["outputs"] = [
-                each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each for each in outputs
+                each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each
+                for each in outputs
             ]
 
 
@@ -405,10 +407,14 @@ def _reading_of(positions: Sequence[Position], output: LabelOutput, label: str |
     said = "".join(position.token for position in positions).casefold()
     if not positions or (label is not None and label.casefold() not in said):
         return None
-    masses, alternatives = masses_in_reply(positions, list(output.labels), label, name=output.name)
-    if len(alternatives) < 2 or not masses.any():
+    labels = list(output.labels)
+    positions = positions[label_position(positions, labels, label, name=output.name) :]
+    generated = accumulate((position.token for position in positions), initial="")
+    after = {text: position.alternatives for text, position in zip(generated, positions, strict=False)}
+    masses = from_alternatives(after[""], labels, after=after)
+    if len(after[""]) < 2 or not masses.any():
         return None
-    return _normalised(label, masses, min(alternatives.values()))
+    return _normalised(label, masses, min(after[""].values()))
 
 
 def _stated_reading(masses: Array, output: LabelOutput) -> Reading | None:

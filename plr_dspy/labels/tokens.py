@@ -49,16 +49,6 @@ def positions_of(logprobs: Any) -> list[Position]:
     ]
 
 
-def masses_in_reply(
-    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
-) -> tuple[Array, Alternatives]:
-    """Return the probabilities ``[L]`` of labels where a reply answers with one, and the likeliest tokens there."""
-    positions = positions[label_position(positions, labels, answered, name=name) :]
-    generated = accumulate((position.token for position in positions), initial="")
-    known = {text: position.alternatives for text, position in zip(generated, positions, strict=False)}
-    return from_alternatives(known[""], labels, after=known), known[""]
-
-
 def from_alternatives(
     alternatives: Alternatives,
     labels: Sequence[str],

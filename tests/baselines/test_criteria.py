@@ -19,8 +19,6 @@ from plr_dspy.baselines.label_methods import (
 )
 from plr_dspy.baselines.per_input import fairness, influence
 
-SURE, TORN = [0.9, 0.1], [0.5, 0.5]
-
 
 @st.composite
 def tables(draw):
@@ -57,16 +55,16 @@ class TestAgainstScipy:
 
 
 class TestWinners:
-    @pytest.mark.parametrize("num_labels", [2, 5, 6])
+    @pytest.mark.parametrize("num_labels", [2, 5])
     def test_global_entropy_prefers_orders_that_predict_every_label(self, num_labels):
-        every = sure_of(*range(num_labels), num_labels=num_labels)
-        one = sure_of(*[num_labels - 1] * num_labels, num_labels=num_labels)
-        assert global_entropy(every) == pytest.approx(math.log(num_labels))
-        assert global_entropy(one) == 0.0  # the other labels have a count of zero
-        half = sure_of(*[0, 1] * 15, num_labels=num_labels)
-        assert global_entropy(half) == pytest.approx(math.log(2))
+        def found(*labels):
+            return global_entropy(sure_of(*labels, num_labels=num_labels))
 
-    @pytest.mark.parametrize("num_labels", [2, 5, 6])
+        assert found(*range(num_labels)) == pytest.approx(math.log(num_labels))
+        assert found(*[num_labels - 1] * num_labels) == 0.0  # the other labels have a count of zero
+        assert found(*[0, 1] * 15) == pytest.approx(math.log(2))
+
+    @pytest.mark.parametrize("num_labels", [2, 5])
     def test_closeness_is_greatest_at_the_prior(self, num_labels):
         uniform = np.full(num_labels, 1 / num_labels)
         balanced = sure_of(*range(num_labels), num_labels=num_labels)

@@ -7,8 +7,7 @@ from typing import Literal, Optional
 import dspy
 import numpy as np
 import pytest
-from dspy import lm15
-from fakes import chat_response, digest, logprobs_of
+from fakes import digest
 from label_engines import (
     KIND,
     LABELS,
@@ -184,7 +183,7 @@ class TestLabelsDecide:
         assert abs(np.mean(missed)) < 0.02
         assert np.mean(np.abs(missed) < 2 * error) >= 0.9
 
-    def test_the_shares_are_told_and_kept(self, caplog, tmp_path):
+    def test_the_shares_are_told(self, caplog):
         trainset, probabilities, _ = world(0, 0.1, 3.0)
         program = calibrate(Classifier(probabilities), trainset=trainset)
         shares = program.calibration.shares
@@ -192,10 +191,6 @@ class TestLabelsDecide:
         assert shares in [(0.5, 0.5), tuple(np.round((counts + 1) / (counts + 1).sum(), 6).tolist())]
         assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
         assert "always 'positive'" in caplog.text
-        program.save(tmp_path / "program.json")
-        loaded = CalibratedProgram(student())
-        loaded.load(tmp_path / "program.json")
-        assert loaded.calibration == program.calibration
 
     @pytest.mark.parametrize("fallback", [True, False])
     def test_the_student_counts_with_its_failed_replies(self, fallback):
@@ -284,24 +279,6 @@ class TestRequests:
             calibrate(engine, num_threads=8, allow_uncalibrated=True)
         assert engine.asked == [20]
 
-    def test_a_failure_of_the_model_that_reads_the_replies_is_not_called_theirs(self):
-        class Writing:
-            def complete(self, request):
-                return chat_response(
-                    "It is yes", logprobs=logprobs_of([{"It is": 1.0}, {" yes": 0.6, " no": 0.4}])
-                )
-
-        class Failing:
-            def complete(self, request):
-                raise lm15.UnsupportedFeatureError("no system messages", feature="system")
-
-        lm, reader = (
-            dspy.LM(f"fake/{kind.__name__}", engine=kind(), cache=False, num_retries=0)
-            for kind in (Writing, Failing)
-        )
-        with pytest.raises(dspy.LMError, match=r"fake/Failing.*no system messages"):
-            calibrate(None, lm=lm, adapter=dspy.TwoStepAdapter(reader), max_errors=1)
-
     def test_replies_that_say_nothing_of_labels(self, caplog):
         def probabilities(text):
             return {"neither": 1.0} if text in ("text 3", "text 7") else leaning(LABELS, 1.0)(text)
@@ -355,15 +332,6 @@ class TestLabelSets:
         assert prediction.label is max(prediction.probabilities, key=prediction.probabilities.get)
         assert sum(prediction.probabilities.values()) == pytest.approx(1)
 
-    def test_a_label_that_the_model_never_says(self):
-        labels = ["negative", "positive", "mixed"]
-        engine = Classifier(lambda text: {**leaning(LABELS, 1.0)(text), "mixed": 0.0})
-        program = calibrate(engine, student(Literal[tuple(labels)]))
-        found = program.calibration.offsets
-        assert found[2] == min(found)
-        for i in range(20):
-            assert ask(engine, program, text=f"new {i}").label != "mixed"
-
     def test_none_stays_the_answer_where_the_type_allows_it(self):
         engine = Classifier(
             lambda text: (
@@ -381,6 +349,9 @@ class TestLabelSets:
 class Two(dspy.Module):
     def __init__(self):
         self.first, self.second = student(), student()
+
+    def forward(self, text):
+        return self.second(text=self.first(text=text).label)
 
 
 class TestBadInput:

@@ -11,6 +11,7 @@ from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
+from plr_dspy.labels.calibrated_program import _WARNED
 
 
 def probabilities(demos, text):
@@ -41,7 +42,7 @@ def numbers(program):
 
 @pytest.mark.parametrize("signal", ["score", "auto"])
 @pytest.mark.parametrize("optimizer", [PLReorder, TopKOrder])
-def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_path):
+def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_path, caplog):
     program = calibrated()
     before, state = engine.requests, program.dump_state()
     options = {"signal": signal} if optimizer is PLReorder else {"num_candidates": 10}
@@ -67,6 +68,11 @@ def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_
     loaded.load(tmp_path / "program.json")
     assert numbers(loaded) == numbers(compiled)
     assert loaded(text="text 7").probabilities == prediction.probabilities
+    _WARNED.clear()
+    assert "anew" not in caplog.text  # The calibration is of the order that was found under it.
+    loaded.program.demos.reverse()
+    loaded(text="text 7")
+    assert "calibrate the program anew" in caplog.text
 
 
 def test_what_is_scored_is_the_calibrated_answer(engine):

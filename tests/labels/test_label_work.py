@@ -69,7 +69,7 @@ class TestCells:
         engine, judge = Engine(), student()
 
         def metric(example, prediction):
-            right = prediction.label == judge(text=example.text).label
+            right = judge(text=example.text) is not None and exact(example, prediction)
             prediction.label = "changed"
             return right
 

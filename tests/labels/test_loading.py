@@ -6,7 +6,6 @@ from typing import Literal
 
 import dspy
 import pytest
-from fakes import LabelEngine
 from label_engines import Classifier, leaning
 
 from plr_dspy import (
@@ -14,10 +13,8 @@ from plr_dspy import (
     CalibratedProgram,
     Calibration,
     PlainTextAdapter,
-    PLReorder,
     load_program,
 )
-from plr_dspy.baselines import TopKOrder
 from plr_dspy.labels.calibrated_program import _WARNED
 
 LABELS = ("negative", "positive")
@@ -273,30 +270,3 @@ class TestACalibrationIsOfOnePromptAndOneModel:
         assert "openai/x" in text
         assert "secret" not in text
         assert "10.0.0.1" not in text
-
-    @pytest.mark.parametrize(
-        ("kind", "options"), [(PLReorder, {}), (PLReorder, {"calibrate": True}), (TopKOrder, {})]
-    )
-    def test_an_order_that_was_searched_under_it_is_its_own(self, tmp_path, caplog, kind, options):
-        def probabilities(demos, text):
-            share = 0.2 + 0.6 * (demos[0] == "demo 2")
-            return [share, 1 - share] if int(text.split()[-1]) % 2 == 0 else [1 - share, share]
-
-        lm = dspy.LM("fake/x", engine=LabelEngine(list(LABELS), probabilities), cache=False, num_retries=0)
-        reorder = kind(
-            lambda example, prediction, trace=None: example.label == prediction.label,
-            max_metric_calls=200,
-            num_threads=2,
-            display_progress=False,
-            **options,
-        )
-        with dspy.context(lm=lm, adapter=dspy.ChatAdapter()), caplog.at_level(logging.WARNING):
-            compiled = reorder.compile(calibrated(), trainset=examples())
-            assert compiled.program.demos[0]["text"] == "demo 2"
-            compiled.save(tmp_path / "program.json")
-            loaded = load_program(student(), tmp_path / "program.json")
-            loaded(text="text 1")
-            assert "anew" not in caplog.text
-            loaded.program.demos.reverse()
-            loaded(text="text 1")
-        assert "anew" in caplog.text

@@ -35,31 +35,23 @@ def completions(vllm):
     return completion_lm(f"hosted_vllm/{vllm.model}", api_base=vllm.api_base, cache=False)
 
 
+def chat_lm(vllm, **options):
+    address = {"api_base": vllm.api_base, "api_key": "none"}
+    return dspy.LM(
+        f"hosted_vllm/{vllm.model}", cache=False, max_tokens=16, temperature=0, **address, **options
+    )
+
+
 @pytest.fixture
 def chat(vllm):
     """DSPy's own client."""
-    return dspy.LM(
-        f"hosted_vllm/{vllm.model}",
-        api_base=vllm.api_base,
-        api_key="none",
-        cache=False,
-        max_tokens=16,
-        temperature=0,
-    )
+    return chat_lm(vllm)
 
 
 @pytest.fixture
 def chat_litellm(vllm):
     """A key that DSPy's client does not know takes the call through litellm."""
-    return dspy.LM(
-        f"hosted_vllm/{vllm.model}",
-        api_base=vllm.api_base,
-        api_key="none",
-        cache=False,
-        max_tokens=16,
-        temperature=0,
-        extra_body={"structured_outputs": {"choice": ["negative", "positive"]}},
-    )
+    return chat_lm(vllm, extra_body={"structured_outputs": {"choice": ["negative", "positive"]}})
 
 
 def probabilities(lm, demos, review):
@@ -80,13 +72,8 @@ def test_label_probabilities_are_right(vllm, completions):
     (message,) = PlainTextAdapter().format(Sentiment, demos, {"review": review})
     sums = []
     for label in ("negative", "positive"):
-        body = {
-            "model": vllm.model,
-            "prompt": f"{message['content']} {label}",
-            "max_tokens": 1,
-            "temperature": 0,
-            "prompt_logprobs": 0,
-        }
+        body = {"model": vllm.model, "prompt": f"{message['content']} {label}", "max_tokens": 1}
+        body |= {"temperature": 0, "prompt_logprobs": 0}
         request = urllib.request.Request(
             f"{vllm.api_base}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
