@@ -23,6 +23,17 @@ def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
     return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
 
 
+class Around(dspy.Module):
+    """A program that calls such a classifier in some way: `call(classify, text)` gives its answer."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.predict, self.call = classifier(), call
+
+    def forward(self, text: str) -> Any:
+        return self.call(self.predict, text)
+
+
 def exact(example, prediction, trace=None):
     return example.label == prediction.label
 

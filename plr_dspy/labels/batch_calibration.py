@@ -345,7 +345,7 @@ def read_replies(
     if len(told) < 2:
         needs = "replies with labels among the likeliest tokens"
         cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
-        if output.stated is not None:
+        if output.decision is not None:
             needs = f"replies that state the probabilities of {output.name!r} as JSON"
             cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
         raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(cells)} have any: {cure}")

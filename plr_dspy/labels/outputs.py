@@ -34,41 +34,6 @@ ONE_SIDED = 3
 """Demos that are all of one label, from which on that is told."""
 
 
-@dataclass(frozen=True)
-class StatedProbabilities:
-    """How the probabilities that a reply states of an output become its answer: DSPy's decision outputs ask for them.
-
-    Attributes:
-        kind: The output's type: a `dspy.experimental.Choice` or `Noul`.
-        weights: What DSPy multiplies the probability of each label by before it takes the largest, ``[L]``. A
-            threshold t of a `Noul` is the weights 1 - t of True and t of False.
-    """
-
-    kind: type[Choice] | type[Noul]
-    weights: tuple[float, ...]
-
-    def weighted(self, evidence: Any) -> Array:
-        """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
-        told = _as_dict(evidence)
-        if "noul" in told:
-            return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
-        return np.array([told["probabilities"][name] for name in self.kind.criteria()]) * self.weights
-
-    def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
-        """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
-        told, weights = _as_dict(evidence), np.array(self.weights)
-        stated = np.divide(probabilities, weights, out=np.zeros(len(weights)), where=weights > 0)
-        shares = (stated / stated.sum()).tolist()
-        if "noul" in told:
-            return {**told, "noul": shares[0]}
-        return {**told, "probabilities": dict(zip(self.kind.criteria(), shares, strict=True))}
-
-
-def _as_dict(evidence: Any) -> dict[str, Any]:
-    """Return evidence as a dict, its labels by their names."""
-    return evidence.model_dump(by_alias=True) if isinstance(evidence, BaseModel) else dict(evidence)
-
-
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
     """The one output of a program that has few possible values.
@@ -77,15 +42,45 @@ class LabelOutput:
         predictor: Name of the predictor that gives it.
         name: Of the field.
         labels: Its values, by what demos call them.
-        stated: How replies state the probabilities of its labels; None where log-probabilities tell them.
-        kind: The type of what predictions hold, where that is a decision with a label; None for the label itself.
+        decision: Its type where replies state its probabilities as DSPy's decision outputs ask for them, a
+            `dspy.experimental.Choice` or `Noul`; None where log-probabilities tell them.
+        weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
+            `Noul` is the weights 1 - t of True and t of False.
+        held: Whether predictions hold the decision, and not the label itself.
     """
 
     predictor: str
     name: str
     labels: Mapping[str, Any]
-    stated: StatedProbabilities | None = None
-    kind: Any = None
+    decision: type[Choice] | type[Noul] | None = None
+    weights: tuple[float, ...] = ()
+    held: bool = False
+
+    def stated(self, evidence: Any) -> Array:
+        """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
+        told = self._as_dict(evidence)
+        if "noul" in told:
+            return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
+        return np.array(list(map(told["probabilities"].__getitem__, self._names))) * self.weights
+
+    def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
+        """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
+        told, weights = self._as_dict(evidence), np.array(self.weights)
+        stated = np.divide(probabilities, weights, out=np.zeros(len(weights)), where=weights > 0)
+        shares = (stated / stated.sum()).tolist()
+        if "noul" in told:
+            return {**told, "noul": shares[0]}
+        return {**told, "probabilities": dict(zip(self._names, shares, strict=True))}
+
+    @property
+    def _names(self) -> list[str]:
+        """What evidence calls the labels."""
+        return [] if self.decision is None else list(self.decision.criteria())
+
+    @staticmethod
+    def _as_dict(evidence: Any) -> dict[str, Any]:
+        """Return evidence as a dict, its labels by their names."""
+        return evidence.model_dump(by_alias=True) if isinstance(evidence, BaseModel) else dict(evidence)
 
     def answered(self, answer: Any) -> str | None:
         """Return the label that a program's answer holds, as demos call it; None where it holds none."""
@@ -118,8 +113,8 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
             weights = (1.0 - settings["threshold"], settings["threshold"])
         else:
             weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
-        held = kind if field.annotation is kind else None
-        found.append(LabelOutput(predictor_name, name, labels, StatedProbabilities(kind, weights), held))
+        held = field.annotation is kind
+        found.append(LabelOutput(predictor_name, name, labels, kind, weights, held))
     return found
 
 

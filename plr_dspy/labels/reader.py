@@ -240,7 +240,7 @@ class LabelReader:
         """
         if not self._is_ours(signature):
             yield None
-        elif self._output.stated is not None:
+        elif self._output.decision is not None:
             yield lm_kwargs
         else:
             with self._requests.turn() as wanted:
@@ -263,8 +263,8 @@ class LabelReader:
             return False
         if not self._is_read((dspy.settings.caller_modules or [None])[-1]):
             return False
-        if ours.stated is not None:
-            return bool(outputs[ours.name].annotation is evidence_type(ours.stated.kind))
+        if ours.decision is not None:
+            return bool(outputs[ours.name].annotation is evidence_type(ours.decision))
         return labels_of(without_none(outputs[ours.name].annotation)) == ours.labels
 
     def _call_postprocess(
@@ -278,7 +278,7 @@ class LabelReader:
             )
             return values
         except AdapterParseError:
-            alone = len(original_signature.output_fields) == 1 and self._output.stated is None
+            alone = len(original_signature.output_fields) == 1 and self._output.decision is None
             if not (alone and self._requests.wanted and self._is_ours(original_signature)):
                 raise
             told = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Mapping) else {}
@@ -293,13 +293,13 @@ class LabelReader:
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
-        output, stated = self._output, self._output.stated
+        output, states = self._output, self._output.decision is not None
         for i, value in enumerate(values or [{}]):
             positions = positions_of(value.get("logprobs"))
             said, given = value.get(output.name), any(len(place.alternatives) > 1 for place in positions)
             found = None
-            if stated is not None and value:
-                found, given = _stated_reading(stated.weighted(said), output), True
+            if states and value:
+                found, given = _stated_reading(output.stated(said), output), True
             # None is an answer of its own where the type allows it.
             elif (label := label_text(output.labels, said)) is not None or (
                 self._decision and said is not None
@@ -307,12 +307,13 @@ class LabelReader:
                 found = _reading_of(positions, output, label)
             if found is not None and self._decision is not None:
                 found = self._decision(found)
-                value[output.name] = output.labels[str(found.label)]
-                if stated is not None:
-                    value[output.name] = stated.evidence(said, np.exp(found.log_probabilities))
+                decided = output.labels[str(found.label)]
+                value[output.name] = (
+                    output.evidence(said, np.exp(found.log_probabilities)) if states else decided
+                )
             if i == 0:
                 self._keep(found, lm, given=given)
-        if stated is None and not _asks_itself(lm, lm_kwargs):
+        if not (states or _asks_itself(lm, lm_kwargs)):
             for value in values:
                 value.pop("logprobs", None)
         return values

@@ -152,8 +152,10 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
         raise _Stop(reason)
 
     values = list(output.labels.values())
-    if output.kind is not None:  # Without a confidence, so that a metric that looks at it is seen to.
-        values = [output.kind.model_construct(value=value) for value in values]
+    if (
+        output.decision is not None and output.held
+    ):  # Without a confidence: a metric that looks at it is seen to.
+        values = [output.decision.model_construct(value=value) for value in values]
     scores = np.zeros((len(examples), len(values)))
     durations: list[float] = []
     try:

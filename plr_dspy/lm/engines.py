@@ -30,7 +30,6 @@ CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")
 
 SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
 
-
 _ssl_context = functools.cache(httpx.create_ssl_context)
 """Reads the certificates, which takes 16 ms that every new client would spend again."""
 

@@ -10,7 +10,7 @@ from typing import Literal
 import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from label_engines import LABELS, REFUSAL, Classifier
+from label_engines import LABELS, REFUSAL, Around, Classifier
 from label_engines import classifier as student
 
 from plr_dspy import CalibratedProgram, Calibration, PlainTextAdapter
@@ -75,35 +75,27 @@ class TestAnswers:
         assert prediction.probabilities["negative"] > 0.9
 
     def test_what_the_program_makes_of_the_label(self):
-        class Other(dspy.Module):
-            def __init__(self):
-                self.classify = student()
+        def answer(classify, text):
+            label = classify(text=text).label
+            return label if text == "bare" else dspy.Prediction(label=label.upper())
 
-            def forward(self, text):
-                label = self.classify(text=text).label
-                return label if text == "bare" else dspy.Prediction(label=label.upper())
-
-        program = CalibratedProgram(Other(), TOWARDS_NEGATIVE)
+        program = CalibratedProgram(Around(answer), TOWARDS_NEGATIVE)
         assert ask(positive(), program, text="bare") == "negative"
         prediction = ask(positive(), program)
         assert prediction.label == "NEGATIVE"
         assert prediction.probabilities["negative"] > 0.9
 
     def test_the_probabilities_are_those_of_the_call_whose_label_was_taken(self):
-        class First(dspy.Module):
-            def __init__(self):
-                self.classify = student()
-
-            def forward(self, text):
-                first, _ = self.classify(text=f"{text} first"), self.classify(text=f"{text} second")
-                return first
+        def first(classify, text):
+            told, _ = (classify(text=f"{text} {each}") for each in ("first", "second"))
+            return told
 
         engine = Classifier(
             lambda text: (
                 {"negative": 0.9, "positive": 0.1} if "first" in text else {"negative": 0.3, "positive": 0.7}
             )
         )
-        prediction = ask(engine, CalibratedProgram(First(), Calibration.none(LABELS)))
+        prediction = ask(engine, CalibratedProgram(Around(first), Calibration.none(LABELS)))
         assert prediction.label == "negative"
         assert prediction.probabilities["negative"] == pytest.approx(0.9)
         assert len(engine.asked) == 2
@@ -190,15 +182,11 @@ class TestWithoutLogProbabilities:
 
     @pytest.mark.parametrize("allowed", [True, False])
     def test_an_lm_that_the_program_brings_itself(self, allowed):
-        class Own(dspy.Module):
-            def __init__(self):
-                self.classify = student()
+        def own(classify, text):
+            with dspy.context(lm=Classifier(positive().probabilities, logprobs=False).lm()):
+                return classify(text=text)
 
-            def forward(self, text):
-                with dspy.context(lm=Classifier(positive().probabilities, logprobs=False).lm()):
-                    return self.classify(text=text)
-
-        program = CalibratedProgram(Own(), TOWARDS_NEGATIVE, allow_uncalibrated=allowed)
+        program = CalibratedProgram(Around(own), TOWARDS_NEGATIVE, allow_uncalibrated=allowed)
         raised = nullcontext() if allowed else pytest.raises(NoProbabilities, match="fake/x gives none")
         with dspy.context(lm=None), raised:
             assert program(text="good").label == "positive"
@@ -242,15 +230,8 @@ class TestSaving:
 class TestWithDspy:
     @pytest.mark.parametrize("native", [True, False])
     def test_async(self, native):
-        class NoAsync(dspy.Module):
-            def __init__(self):
-                self.classify = student()
-
-            def forward(self, text):
-                return self.classify(text=text)
-
-        engine = positive()
-        program = CalibratedProgram(student() if native else NoAsync(), TOWARDS_NEGATIVE)
+        engine, around = positive(), Around(lambda classify, text: classify(text=text))
+        program = CalibratedProgram(student() if native else around, TOWARDS_NEGATIVE)
 
         async def both():
             with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):

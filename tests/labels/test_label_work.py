@@ -4,6 +4,7 @@ import math
 
 import dspy
 import pytest
+from label_engines import Around
 from label_world import DEMOS, LABELS, Engine, Twice, exact, probabilities, student
 from label_world import EXAMPLES as ALL
 
@@ -101,15 +102,9 @@ class TestCellsWithout:
         ids=["another label", "no prediction", "another field"],
     )
     def test_where_the_program_answers_something_else(self, answer):
-        class Other(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = student()
-
-            def forward(self, text):
-                return answer(self.predict(text=text).label)
-
-        self.none(program=Other(), work=work_of(Other(), lambda example, prediction: True))
+        program = Around(lambda classify, text: answer(classify(text=text).label))
+        program.predict.demos = list(DEMOS)
+        self.none(program=program, work=work_of(program, lambda example, prediction: True))
 
     def test_where_the_metric_says_something_else_than_it_said(self):
         self.none(work=work_of(student(), lambda example, prediction: 0.5))
