@@ -121,11 +121,6 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
     return found
 
 
-def boxed(solution: str) -> str:
-    """The content of the last box of a solution, which is empty where there is none."""
-    return next((content for content, *_ in reversed(boxes(solution))), "")
-
-
 def stated_answer(output: str) -> str | None:
     """The answer in an output's last box, else after its last "answer is", "Answer:" or "####"; None without any."""
     output = _BOLD.sub("", output)

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-import torch
 
-from plr_dspy import Report
-from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.programs.evaluator import program_scorer
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
-
-from .results import Ranking
 
 
 def digest(examples: Sequence[dspy.Example]) -> str:
@@ -80,17 +75,3 @@ class HeldOut:
             return [[cell.score or 0.0 for cell in row.values()] for row in cells.values()]
         finally:
             ledger.close()
-
-
-def ranked_orders(report: Report, held_out: HeldOut) -> Ranking:
-    """Score all orders that can be told apart, with the probability that the reported search gave each of them."""
-    slots = held_out.slots
-    orderings = list(slots.space.enumerate())
-    distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
-    log_probs = (
-        sum(float(d.log_prob(torch.tensor(p))) for d, p in zip(distributions, ordering, strict=True))
-        for ordering in orderings
-    )
-    orders = (tuple(d for order in slots.permutations(each).values() for d in order) for each in orderings)
-    accuracies = tuple(sum(row) / len(row) for row in held_out.rows(orderings))
-    return Ranking(tuple(orders), tuple(log_probs), accuracies)

@@ -22,9 +22,9 @@ from plr_dspy import __version__
 from plr_dspy.runtime.redaction import Redactor
 
 from .data import load
-from .held_out import HeldOut, digest, ranked_orders
+from .held_out import HeldOut, digest
 from .model import MakeLM
-from .protocol import RANKING, Draw, Experiment, Run, draw, new_method
+from .protocol import Draw, Experiment, Run, draw, new_method
 from .results import Result, opened
 from .tasks import TASKS
 
@@ -38,7 +38,7 @@ VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platfor
 
 
 @functools.lru_cache(maxsize=2)
-def _examples(task: str, data_dir: Path | None) -> tuple[list[dspy.Example], list[dspy.Example]]:
+def _examples(task: str, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.Example]]:
     """The train and the test part of a task, read once in a process."""
     return load(TASKS[task], data_dir=data_dir)
 
@@ -78,9 +78,7 @@ def _prepared(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[d
 def count_calls(experiment: Experiment, run: Run) -> int:
     """Program calls that a run makes at most, those on the held-out examples included; none is made."""
     with _prepared(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
-        estimate = optimizer.estimate(program, trainset=drawn.pool)
-        orders = estimate.distinct_prompts if run.method == RANKING else 1
-        return int(estimate.program_calls + orders * len(drawn.test))
+        return int(optimizer.estimate(program, trainset=drawn.pool).program_calls + len(drawn.test))
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
@@ -93,14 +91,13 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
         started = time.monotonic()
         compiled = optimizer.compile(program, trainset=drawn.pool)
         seconds, report = time.monotonic() - started, optimizer.report
-        new_held_out = functools.partial(
-            HeldOut,
+        scores = HeldOut(
+            compiled,
             metric=TASKS[run.task].metric(experiment.metric),
             examples=drawn.test,
             folder=experiment.folder_of(run),
             num_threads=experiment.num_threads,
-        )
-        scores = new_held_out(compiled).scores()
+        ).scores()
         kinds = ("prompt", "completion")
         tokens = {k: sum(each.get(f"{k}_tokens", 0) for each in report.tokens.values()) for k in kinds}
         return Result(
@@ -116,7 +113,6 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
             tokens=tokens if any(tokens.values()) else {},
             seconds=round(seconds, 3),
             schema=1,
-            ranking=ranked_orders(report, new_held_out(program)) if run.method == RANKING else None,
             data=_data(drawn),
         )
 
@@ -146,9 +142,12 @@ class Worker:
             model.open(format=prompts, number=number, num_threads=threads)
         )
 
-    def run(self, run: Run) -> Result:
-        """Make one run."""
-        return make_run(self._experiment, run, self._make_lm)
+    def run(self, run: Run) -> tuple[Run, Result | Exception]:
+        """Make one run; what it raises comes as text, because not all exceptions can be sent."""
+        try:
+            return run, make_run(self._experiment, run, self._make_lm)
+        except Exception as error:
+            return run, RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def on_ray(
@@ -165,6 +164,7 @@ def on_ray(
     if importlib.util.find_spec("ray") is None:
         raise ImportError("several workers need Ray: pip install 'plr-dspy[ray]'")
     import ray
+    from ray.util import ActorPool
 
     path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, path))}}
@@ -176,20 +176,8 @@ def on_ray(
             signal.signal(signal.SIGTERM, before)  # Ray has set its own.
         count = min(len(runs), num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
         remote: Any = ray.remote(num_cpus=1, max_restarts=0, runtime_env=environment)(Worker)
-        idle = [remote.remote(experiment, number, count) for number in range(count)]
-        waiting = list(reversed(runs))
-        under_way: dict[Any, tuple[Any, Run]] = {}
-        while waiting or under_way:
-            while waiting and idle:
-                worker, run = idle.pop(), waiting.pop()
-                under_way[worker.run.remote(run)] = (worker, run)
-            (done, *_), _ = ray.wait(list(under_way), num_returns=1)
-            worker, run = under_way.pop(done)
-            idle.append(worker)
-            try:
-                yield run, ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                yield run, error.cause if isinstance(error.cause, Exception) else error
+        workers = ActorPool([remote.remote(experiment, number, count) for number in range(count)])
+        yield from workers.map_unordered(lambda worker, run: worker.run.remote(run), runs)
     finally:
         ray.shutdown()
 
