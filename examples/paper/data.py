@@ -14,9 +14,8 @@ from typing import Any
 import dspy
 import pandas as pd
 
-from plr_dspy.runtime.files import read_json_lines
-
 from .answers import boxed
+from .json_lines import read_json_lines
 from .tasks import TASKS, Task
 
 logger = logging.getLogger(__name__)

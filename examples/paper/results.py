@@ -13,8 +13,7 @@ from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from plr_dspy.runtime.files import CutOffLine, append_json_line, mend_end, read_json_lines
-
+from .json_lines import CutOffLine, append_json_line, mend_end, read_json_lines
 from .protocol import Run
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plr_dspy.runtime.files import CutOffLine, append_json_line, mend_end, read_json_lines
+from paper.json_lines import CutOffLine, append_json_line, mend_end, read_json_lines
 
 
 def test_lines_are_numbered_as_editors_do(tmp_path):
