@@ -154,6 +154,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
         (compile_arguments("--inputs", "question"), "line 1 of train.jsonl"),
         (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
+        (compile_arguments("--train", "cut.jsonl"), "line 3 of cut.jsonl is no JSON"),
         (compile_arguments("--demos", "none.json"), "no file none.json"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
         (compile_arguments("--out", "program"), "--out must end in .json or .pkl; got program"),
@@ -175,6 +176,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
 def test_users_errors_are_a_line_each(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("def broken(:")
     (folder / "leaving_app.py").write_text("raise SystemExit(7)")
+    (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())
     assert cli.main(arguments) == cli.USER_ERROR
     error = capsys.readouterr().err
     assert words in error
