@@ -23,17 +23,10 @@ class DataError(ValueError):
 def load(task: Task, *, data_dir: str | os.PathLike[str]) -> tuple[list[dspy.Example], list[dspy.Example]]:
     """Read the train and the test part of a task.
 
-    Blanks around texts and answers are stripped. Rows without a text or an answer are left out, and from the train part
+    The folder has NAME_train.jsonl and NAME_test.jsonl, lines of {"text", "label"}, or of {"question", "answer"} where
+    answers are open; other fields are ignored. Rows without a text or an answer are left out, and from the train part
     texts that come again or are in the test part, where texts that differ in their blanks only are one. The test part
     is as published: a text may be there twice.
-
-    Args:
-        task: The task.
-        data_dir: Folder with NAME_train.jsonl and NAME_test.jsonl, lines of {"text", "label"}, or of {"question",
-            "answer"} where answers are open; other fields are ignored.
-
-    Raises:
-        DataError: when they cannot be read, or hold something else.
     """
     train, test = (_read(Path(data_dir) / f"{task.name}_{part}.jsonl", task) for part in ("train", "test"))
     kept, seen = [], {_without_blanks(text) for text, _ in test}

@@ -25,15 +25,7 @@ def digest(examples: Sequence[dspy.Example]) -> str:
 
 
 class HeldOut:
-    """Held-out examples, and the calls on them.
-
-    Args:
-        program: The program, in the order chosen.
-        metric: The metric of the optimizer.
-        examples: The held-out examples.
-        num_threads: Calls under way at once.
-        folder: Folder that keeps the calls, for this metric alone; None keeps none.
-    """
+    """A program in the order chosen, and the calls on held-out examples; a folder keeps them, for one metric alone."""
 
     def __init__(
         self,
@@ -56,11 +48,7 @@ class HeldOut:
         return self.rows([self.slots.space.identity])[0]
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
-        """Score each ordering on each example, ``[orderings, examples]``; a wrong answer counts 0.
-
-        Raises:
-            RuntimeError: when a call failed: the next run of the same makes it again.
-        """
+        """Score each ordering on each example, ``[orderings, examples]``; the next run repeats calls that failed."""
         ledger = Ledger(self._path)
         ledger.number_examples([str(number) for number in self._examples])
         try:

@@ -64,12 +64,10 @@ class Experiment:
 
     Attributes:
         folder: Folder that keeps the results and the calls of each run, so that one that was killed goes on.
-        data_dir: Folder with the tasks' files.
         pool: Labelled examples beside the demos, 80/20 train and selection split.
         test: Held-out examples; None takes all that the task has.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
         metric: "strict", or "lenient" as the published code scores reasoning tasks.
-        model: The language model.
         num_threads: Calls under way at once, in each worker.
     """
 
@@ -104,29 +102,13 @@ def _check_least(name: str, numbers: Sequence[int], least: int) -> None:
             raise ValueError(f"{name} must be at least {least}; got {number}")
 
 
-def check_method(name: str) -> None:
-    """Raise ValueError, with the names there are, unless a method has this one."""
-    if name not in METHODS and not _PAPER_METHOD.fullmatch(name):
-        raise ValueError(
-            f"method must be one of {list(METHODS)}, or PLR-C for a mixture of C, also with ' weighted' and "
-            f"' elites=0.3' after it; got {name!r}"
-        )
-
-
-def paper_calls(num_train: int, num_selection: int) -> int:
-    """Program calls of PLR Algorithm 1: 15 x 15 orderings on the train split, 10 on the selection split."""
-    return 15 * 15 * num_train + 10 * num_selection
-
-
 def new_method(
     name: str, task: Task, experiment: Experiment, *, train: Sequence[dspy.Example], **common: Any
 ) -> Any:
     """Make the optimizer that a name stands for; `common` are arguments that all optimizers take.
 
-    The size of the pool decides the budget of "Ours", and the train part's shares of labels are the prior of
-    "PDO-FewShotUP".
+    The shares of labels in the task's train part are the prior of "PDO-FewShotUP".
     """
-    check_method(name)
     metric = task.metric(experiment.metric)
     if match := _PAPER_METHOD.fullmatch(name):
         weighted = match["weighted"] is not None
@@ -137,8 +119,9 @@ def new_method(
         return PLReorder(metric, auto="paper", update=rule, elite_fraction=elites, **common)
     if name == "Ours":
         num_selection = round(0.2 * experiment.pool)
-        calls = OUR_SHARE * paper_calls(experiment.pool - num_selection, num_selection)
-        return PLReorder(metric, max_metric_calls=math.ceil(calls), **common)
+        # PLR Algorithm 1 scores 15 x 15 orderings on the train split, and 10 on the selection split.
+        papers = 15 * 15 * (experiment.pool - num_selection) + 10 * num_selection
+        return PLReorder(metric, max_metric_calls=math.ceil(OUR_SHARE * papers), **common)
     if name == "PDO-FewShotUP":
         counts = Counter(example[task.output_field] for example in train)
         common["prior"] = {label: count / counts.total() for label, count in sorted(counts.items())}
@@ -188,8 +171,12 @@ def grid(
 
     Methods that read label probabilities are left out of the reasoning tasks, which have no labels.
     """
-    for method in methods:
-        check_method(method)
+    for name in methods:
+        if name not in METHODS and not _PAPER_METHOD.fullmatch(name):
+            raise ValueError(
+                f"method must be one of {list(METHODS)}, or PLR-C for a mixture of C, also with ' weighted' and "
+                f"' elites=0.3' after it; got {name!r}"
+            )
     _check_least("num_demos", num_demos, 2)
     _check_least("seeds", seeds, 0)
     runs = itertools.starmap(Run, itertools.product(tasks, num_demos, seeds, methods))

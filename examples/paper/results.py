@@ -73,11 +73,7 @@ RESULT = TypeAdapter(Result)
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read a file of results, if there is one.
-
-    Raises:
-        ValueError: when a line is broken; the message names it.
-    """
+    """Read a file of results, if there is one; the error of a broken line names it."""
     results = []
     for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else [], start=1):
         try:
@@ -112,12 +108,7 @@ class Store(dict[Run, Result]):
 
 @contextmanager
 def opened(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Hold the results of an experiment for this process alone; results in the file must have the same settings.
-
-    Raises:
-        ValueError: when the file holds results of other settings, or cannot be read.
-        RuntimeError: when another process is writing to it.
-    """
+    """Hold the results of an experiment for this process alone; results in the file must have the same settings."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:

@@ -82,10 +82,7 @@ def count_calls(experiment: Experiment, run: Run) -> int:
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Make one run: draw, order, and score on the held-out examples.
-
-    What was paid for is kept in the experiment's folder, also where the program or the model fails.
-    """
+    """Make one run: draw, order, and score on the held-out examples; what was paid for is kept in its folder."""
     lm = make_lm(TASKS[run.task].max_tokens(experiment.format))
     with _prepared(experiment, run, lm) as (program, optimizer, drawn):
         started = time.monotonic()
@@ -155,11 +152,8 @@ def on_ray(
 ) -> Iterator[tuple[Run, Result | Exception]]:
     """Make runs on a Ray cluster; their outcomes come in the order in which they end.
 
-    Args:
-        experiment: Its folder and data, and this file, must be where every machine sees them under the same path.
-        runs: The runs to make.
-        address: Address of the cluster, "auto" for the one that this machine is part of, or "local" to start one here.
-        num_workers: Runs made at a time; None takes as many as the cluster has CPUs.
+    The experiment's folder, its data and this file must be where every machine sees them under the same path. The
+    address "local" starts a cluster here. As many runs are made at a time as the cluster has CPUs, or `num_workers`.
     """
     if importlib.util.find_spec("ray") is None:
         raise ImportError("several workers need Ray: pip install 'plr-dspy[ray]'")
@@ -195,10 +189,7 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = he
     """Make the runs that have no result yet; each result is on disk as soon as its run has ended.
 
     A run that fails leaves no result: the same grid makes it again, and pays for none of its finished calls twice.
-
-    Raises:
-        Exception: of the last run, where several in a row have failed.
-        ValueError, RuntimeError: as `opened` does, and when missing runs would have other examples than those there.
+    Where several in a row have failed, what the last one raised is raised.
     """
     with opened(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]

@@ -96,15 +96,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def frame_of(results: Sequence[Result]) -> pd.DataFrame:
-    """Make a frame of the results of one experiment, one row for each run: what all tables and figures take.
+    """Make a frame of the results of one experiment, one row for each run: what all tables take.
 
-    Returns:
-        The fields of `Result`, "percent", "calls" and tokens, by number of demos, task, method and seed. Tasks and
-        methods are categories in the order of the paper's tables; other ones come last, by name.
-
-    Raises:
-        ValueError: when there are no results, when they are of several models or prompt formats, when two are of one
-            run, or when the runs of one task and seed did not meet the same examples.
+    It has the fields of `Result`, "percent", "calls" and tokens, by number of demos, task, method and seed. Tasks and
+    methods are categories in the order of the paper's tables; other ones come last, by name.
     """
     if not results:
         raise ValueError("there are no results in that folder (--out): make some: python examples/paper run")
@@ -133,20 +128,14 @@ def frame_of(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def intervals(groups: Any) -> pd.DataFrame:
-    """The "mean" of each group of numbers, one for each seed, with the ends "low" and "high" of its 95 % t interval.
-
-    One seed has no interval: its ends are NaN. The number of "seeds" comes too.
-    """
+    """The "mean" by group of seeds, the ends "low" and "high" of its 95 % t interval (NaN of one), and their number."""
     found = groups.agg(["mean", "std", "size"]).rename(columns={"size": "seeds"})
     half = stats.t.ppf(0.975, found.seeds - 1) * found["std"] / np.sqrt(found.seeds)
     return found.assign(low=found["mean"] - half, high=found["mean"] + half)[["mean", "low", "high", "seeds"]]
 
 
 def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The 95 % Student-t interval of the mean of all values, where only values of different groups are independent.
-
-    It is the cluster-robust interval with as many degrees of freedom as there are groups less one; of one group, NaN.
-    """
+    """The cluster-robust 95 % t interval of the mean of all values; of one group, NaN."""
     mean, count = np.mean(np.concatenate(groups)), sum(map(len, groups))
     # The mean of these is the mean, and their spread is that of the groups' sums about what is expected of their size.
     parts = pd.Series([mean + len(groups) / count * np.sum(np.subtract(group, mean)) for group in groups])
@@ -208,10 +197,8 @@ def _differ(frame: pd.DataFrame) -> bool:
 def accuracy_table(frame: pd.DataFrame) -> Table:
     """Mean accuracy over seeds in %, a block for each number of demos, a column for each of its tasks.
 
-    The interval is Student's t on the accuracies by seed, so it is of the mean over other seeds, with all that a seed
-    draws: demos, held-out examples, the method's own choices. A macro average is the mean over the tasks of the block,
-    by seed, on the seeds that a method has on all of them. Ranks are by the mean, and ties share them. They are among
-    the methods that have all seeds of their column; where only one has, there are none.
+    A macro average is over the tasks of the block, by seed, on the seeds that a method has on all of them. Ranks are
+    among the methods that have all seeds of their column; where only one has, there are none. Ties share them.
     """
     place = ["num_demos", "block", "method"]
     frame = frame.assign(task=frame.task.cat.add_categories(AVERAGE))
@@ -243,11 +230,8 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 def paired_table(frame: pd.DataFrame) -> Table | None:
     """Mean differences of accuracy to Static in percentage points, paired; None without Static or any other method.
 
-    - By task and number of demos: the mean over the held-out examples of all shared seeds, pooled, with
-      `paired_interval`. It is of other examples for these very demos, and says nothing of other demos.
-    - Over all runs: the mean of the runs' differences, all runs counting alike, with `grouped_interval`. It is of
-      other runs like these (other draws of demos and examples, on tasks like these).
-    - p: of `sign_flip_test` on the same groups, two-sided; and with Holm's correction over the table's methods.
+    By task and number of demos they are over the pooled held-out examples of all shared seeds: intervals are of other
+    examples for these very demos. Over all runs, which count alike, they are of other draws on tasks like these.
     """
     place = ["task", "num_demos", "seed"]
     base = frame.loc[frame.method == BASE, [*place, "scores"]]
@@ -308,11 +292,7 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
 
 
 def calls_table(frame: pd.DataFrame) -> Table:
-    """What a run costs: mean program calls, tokens by kind and seconds, by method and number of demos.
-
-    Means are over all runs (task and seed) of the method with that many demos, so they compare methods only where the
-    methods have the same ones; a note says where they have not. Tokens are over the runs that know them.
-    """
+    """What a run costs: mean program calls, tokens by kind and seconds, by method and number of demos."""
     cells = []
     for (num_demos, block, method), runs in frame.groupby(["num_demos", "block", "method"], observed=True):
         means = runs[["calls", "prompt tokens", "completion tokens", "seconds"]].mean()
@@ -347,7 +327,7 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
 
 
 def load_published() -> pd.DataFrame:
-    """The numbers of the paper, with "published_model", "task" (or an average), "num_demos", "method", "published"."""
+    """The numbers of the paper, with "published_model", "task", "num_demos", "method", "published"."""
     wide = pd.read_csv(PUBLISHED).rename(columns={"model": "published_model"})
     places = ["published_model", "task", "num_demos"]
     return wide.melt(places, var_name="method", value_name="published").dropna()

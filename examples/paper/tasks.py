@@ -65,11 +65,7 @@ class Task:
         return PlainTextAdapter(show_instructions=False) if format == "plain" else dspy.ChatAdapter()
 
     def max_tokens(self, format: Format) -> int:
-        """Length of the longest answer, in tokens.
-
-        A plain label ends at a line break, and a plain open answer at a blank line: the limit is for models that go
-        on, and leaves room for a short solution. In chats a label stands between two markers.
-        """
+        """Length of the longest answer, in tokens; a plain one ends at a line break, an open one at a blank line."""
         if self.reasoning:
             return 256 if format == "plain" else 1024
         return 16 if format == "plain" else 64
@@ -77,8 +73,7 @@ class Task:
     def metric(self, name: MetricName = "strict") -> Callable[..., bool]:
         """Make the function of example, prediction and trace that says whether a prediction is right.
 
-        Args:
-            name: "strict", or "lenient" for the published code's way with open answers; labels must be equal in both.
+        "lenient" is the published code's way with open answers; labels must be equal in both.
         """
         output, same = self.output_field, lenient if name == "lenient" and self.reasoning else self.same
 
