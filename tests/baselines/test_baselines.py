@@ -27,11 +27,11 @@ def quiet(kind, **options):
 @pytest.mark.parametrize("kind", [PLReorder, StaticOrder, TopKOrder])
 class TestEveryMethod:
     def test_swaps_for_any_other_in_one_word(self, engine, kind, tmp_path):
-        optimizer = quiet(kind, max_metric_calls=1_000, seed=3)
+        optimizer = quiet(kind, max_metric_calls=250, seed=3)
         program = student()
         compiled = optimizer.compile(program, trainset=EXAMPLES)
         assert sorted(d.question for d in compiled.demos) == sorted(d.question for d in program.demos)
-        assert engine.num_calls == optimizer.report.program_calls["total"] <= 1_000
+        assert engine.num_calls == optimizer.report.program_calls["total"] <= 250
         assert str(optimizer.report).startswith(kind.__name__)
         assert compiled.reorder_report == optimizer.report.to_dict()
         compiled.save(tmp_path / "program.json")
@@ -42,21 +42,21 @@ class TestEveryMethod:
         assert Report.load(tmp_path / "report.json") == optimizer.report
 
     def test_never_costs_more_than_it_said(self, engine, kind):
-        optimizer = quiet(kind, max_metric_calls=600)
+        optimizer = quiet(kind, max_metric_calls=200)
         estimate = optimizer.estimate(student(), trainset=EXAMPLES)
         optimizer.compile(student(), trainset=EXAMPLES)
-        assert engine.num_calls <= estimate.program_calls <= 600
+        assert engine.num_calls <= estimate.program_calls <= 200
 
     def test_repeats_itself_with_any_number_of_threads(self, engine, kind):
         def chosen(**options):
-            optimizer = quiet(kind, max_metric_calls=600, **options)
+            optimizer = quiet(kind, max_metric_calls=200, **options)
             return [d.question for d in optimizer.compile(student(), trainset=EXAMPLES).demos]
 
         assert chosen(seed=1) == chosen(seed=1, num_threads=1)
 
     def test_a_finished_compile_costs_nothing_again(self, engine, kind, tmp_path):
         def compiled():
-            optimizer = quiet(kind, max_metric_calls=600, log_dir=tmp_path)
+            optimizer = quiet(kind, max_metric_calls=200, log_dir=tmp_path)
             return [d.question for d in optimizer.compile(student(), trainset=EXAMPLES).demos]
 
         order = compiled()

@@ -98,7 +98,7 @@ def quiet(kind, **options):
     return kind(accuracy, **{"num_threads": 4, "display_progress": False, **options})
 
 
-@pytest.fixture(params=[2, 5, 6, *RECORDED], ids=str)
+@pytest.fixture(params=[2, 5, *RECORDED], ids=str)
 def table(request):
     if isinstance(request.param, str):
         return Table(request.param)
