@@ -9,8 +9,6 @@ import dspy
 import pytest
 from brief import Sentiment, write_rows
 
-from plr_dspy.data import load_reviews
-
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
 
 
@@ -56,12 +54,3 @@ def test_arguments_are_checked(quickstart, monkeypatch, capsys, options):
         quickstart.main()
     assert done.value.code == 2
     assert "error: " in capsys.readouterr().err
-
-
-def test_the_bundled_reviews_are_the_default(quickstart, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
-    args = quickstart.parse_args()
-    data = quickstart.load_data(args.task, args.data_dir)
-    assert [dict(e) for part in (data.train, data.test) for e in part] == [
-        dict(e) for part in ("train", "test") for e in load_reviews(part)
-    ]
