@@ -85,11 +85,6 @@ def test_no_run_makes_more_calls_than_it_said(data, made):
         assert result.program_calls["total"] + HELD_OUT <= count_calls(experiment, name), name
 
 
-def test_other_settings_need_another_folder(data, made, capsys):
-    assert run(data, made, "--num-demos", "2", "--pool", "12") == USER_ERROR
-    assert f"pool={POOL} there, 12 now" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
