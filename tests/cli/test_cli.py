@@ -86,7 +86,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     monkeypatch.setattr(
         compiling, "local_lm", lambda route, **options: nullcontext(server.lm(route, **options))
     )
-    arguments = compile_arguments("--log-dir", "log", "--report", "found.json")
+    arguments = compile_arguments("--log-dir", "log", "--report", "found.json", "--max-calls", "24")
     assert cli.main(arguments) == 0
     program = dspy.Predict("review -> sentiment")
     program.load("program.json")
