@@ -1,10 +1,12 @@
 """Every test run has a DSPy cache of its own, and no network look-ups."""
 
 import atexit
+import functools
 import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,13 +34,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 LOCAL_MODEL = {
-    "test_calibration_local",
     "test_cli",
     "test_end_to_end",
     "test_paper_run",
     "test_label_local",
     "test_local",
     "test_notebooks",
+    "test_quickstart",
 }
 """Their tests run one after another in one process: two servers would share the cores."""
 WITHOUT_MODEL = ("test_runs[02_",)
@@ -46,9 +48,16 @@ WITHOUT_MODEL = ("test_runs[02_",)
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage what has been imported by now, which is much and stays."""
+    """Spare the collector of garbage what has been imported by now, and DSPy most of its work on a prompt.
+
+    It makes a validator of its type for each value of each demo, which is a sixth of the time of a compile: here each
+    class has one.
+    """
     gc.collect()
     gc.freeze()
+    if utils := sys.modules.get("dspy.adapters.utils"):
+        make, made = utils.TypeAdapter, functools.cache(utils.TypeAdapter)
+        utils.TypeAdapter = lambda kind: made(kind) if isinstance(kind, type) else make(kind)
 
 
 # A server that takes gigabytes: `make test-vllm`.

@@ -9,7 +9,7 @@ from typing import Literal
 import dspy
 import numpy as np
 import pytest
-from notebook_runs import run_notebook, text_of
+from notebook_runs import run_notebook
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
@@ -143,7 +143,8 @@ def test_local_entropy_by_every_route(route, request):
 def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_BASE", vllm.api_base)
     monkeypatch.setenv("VLLM_MODEL", vllm.model)
-    said = text_of(run_notebook("04_several_predictors_vllm.ipynb", tmp_path))
+    monkeypatch.chdir(tmp_path)
+    said = run_notebook("04_several_predictors_vllm.ipynb")
     assert "of the prompt tokens were in vLLM's prefix cache" in said
 
 

@@ -41,7 +41,9 @@ def texts(program):
 @pytest.fixture
 def chains(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    return importlib.import_module("chains")
+    module = importlib.import_module("chains")
+    monkeypatch.setattr(module, "CALLS", 60)
+    return module
 
 
 NAMES = [

@@ -26,7 +26,7 @@ def engine():
 
 
 def optimizer(**options):
-    budget = {} if options.keys() & {"auto", "max_metric_calls"} else {"max_metric_calls": 400}
+    budget = {} if options.keys() & {"auto", "max_metric_calls"} else {"max_metric_calls": 240}
     return PLReorder(
         options.pop("metric", exact_match),
         **{"num_threads": 4, "display_progress": False, **budget, **options},
@@ -208,7 +208,7 @@ class TestInterrupts:
     @pytest.mark.parametrize("num_threads", [1, 4])
     @pytest.mark.parametrize(("calls", "stopped"), [(5, "interrupted"), (380, "interrupted in the final")])
     def test_what_was_found_is_kept(self, engine, num_threads, calls, stopped):
-        reorder, engine.at = optimizer(num_threads=num_threads), {calls: interrupt}
+        reorder, engine.at = optimizer(num_threads=num_threads, max_metric_calls=400), {calls: interrupt}
         with pytest.raises(KeyboardInterrupt):
             reorder.compile(student(), trainset=EXAMPLES)
         report = reorder.report

@@ -136,7 +136,7 @@ class TestOtherSearches:
 class TestWorlds:
     def test_better_than_the_best_of_random_arrangements_at_as_many_calls(self):
         scores = []
-        for seed in range(61_000, 61_006):
+        for seed in range(61_000, 61_003):
             pool = Pool.of(ArrangementWorld("classes", 50, seed), 100)
             found = compiled(pool, "light", 1_000, seed).ordering[0]
             others = (method(pool, 1_000, seed)[0] for method in (halving, random_search))
@@ -149,20 +149,20 @@ class TestWorlds:
         ("kind", "num_known"), [("nothing", 10), ("nothing", 40), ("harm", 20), ("harm", 40)]
     )
     def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_known):
-        """At most one of ten is called better, but for the luck of 8 compiles: of three or more the chance is 4 %.
+        """At most one of ten is called better, but for the luck of 4 compiles: of two or more the chance is 5 %.
 
         Of 40 compiles where demos harm, one gives the program some, which costs it .19.
         """
         better, replaced, change = [], [], []
-        for seed in range(8):
+        for seed in range(4):
             pool = Pool.of(ArrangementWorld(kind, 20, 300 + seed, num_known + 2_000), num_known)
             found = compiled(pool, "light", 300, seed)
             better.append(claimed(found))
             replaced.append(found.ordering != ((),))
             change.append(pool.held_out(found.ordering[0]) - pool.held_out(()))
-        assert sum(better) <= 2
+        assert sum(better) <= 1
         assert np.mean(change) > -0.03
-        assert kind == "nothing" or sum(replaced) <= 2
+        assert kind == "nothing" or sum(replaced) <= 1
 
     def test_a_student_that_any_demo_harms_stays(self):
         class Harmed(ArrangementWorld):
@@ -171,6 +171,6 @@ class TestWorlds:
                 lost = np.random.default_rng(7).random(len(right)) < 0.4
                 return right & ~lost if order else right
 
-        pools = [Pool.of(Harmed("nothing", 20, 400 + seed), 100) for seed in range(5)]
+        pools = [Pool.of(Harmed("nothing", 20, 400 + seed), 100) for seed in range(3)]
         stays = [compiled(pool, "light", 300, seed).ordering == ((),) for seed, pool in enumerate(pools)]
-        assert sum(stays) >= 4
+        assert sum(stays) >= 2
