@@ -1,12 +1,10 @@
 """Every test run has a DSPy cache of its own, and no network look-ups."""
 
 import atexit
-import functools
 import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,16 +46,9 @@ WITHOUT_MODEL = ("test_runs[02_",)
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage what has been imported by now, and DSPy most of its work on a prompt.
-
-    It makes a validator of its type for each value of each demo, which is a sixth of the time of a compile: here each
-    class has one.
-    """
+    """Spare the collector of garbage what has been imported by now."""
     gc.collect()
     gc.freeze()
-    if utils := sys.modules.get("dspy.adapters.utils"):
-        make, made = utils.TypeAdapter, functools.cache(utils.TypeAdapter)
-        utils.TypeAdapter = lambda kind: made(kind) if isinstance(kind, type) else make(kind)
 
 
 # A server that takes gigabytes: `make test-vllm`.

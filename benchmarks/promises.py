@@ -1,0 +1,84 @@
+"""Whether a report keeps its word: what it expects of the student, the returned program and the gain, on other rows.
+
+python benchmarks/promises.py --seeds 0 1 2 3 4 5 6 7 8 9
+
+Each compile gets 100 of the bundled reviews, of which 20, 50 or 80 % are positive (`--shares`), and 250 calls of the
+local model, with calibrate=True: PLReorder after LabeledFewShot for even seeds, PLFewShot from a student without demos
+for odd ones. The reviews that are left are held out, and weighted to the same share of positive ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+
+import dspy
+import numpy as np
+from command import head, options, row
+
+from paper.held_out import HeldOut
+from paper.tasks import TASKS
+from plr_dspy import PlainTextAdapter, PLFewShot, PLReorder
+from plr_dspy.data import load_reviews
+from plr_dspy.local import local_lm
+
+TASK = TASKS["mr"]
+NUM_ROWS = 100
+
+
+def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> dict[str, tuple[float, ...]]:
+    """What the report expects, with its interval, and what held-out reviews give."""
+    rng = random.Random(seed)
+    rows = [*load_reviews("train"), *load_reviews("test")]
+    shuffled, shares = rng.sample(rows, len(rows)), {"positive": positive, "negative": 1.0 - positive}
+    trainset: list[dspy.Example] = []
+    held_out: list[dspy.Example] = []
+    for label, share in shares.items():
+        of_label = [review for review in shuffled if review.sentiment == label]
+        trainset += of_label[: round(share * NUM_ROWS)]
+        held_out += of_label[round(share * NUM_ROWS) :]
+    held_out = rng.sample(held_out, args.test)
+    weights = np.array([shares[each.sentiment] for each in held_out])
+    for label in shares:
+        chosen = np.array([each.sentiment == label for each in held_out])
+        weights[chosen] /= chosen.sum()
+    rng.shuffle(trainset)
+    student: dspy.Module = dspy.Predict(TASK.signature)
+    common = {"calibrate": True, "max_metric_calls": args.calls, "seed": seed, "num_threads": args.threads}
+    optimizer = PLFewShot(TASK.metric(), max_demos=8, **common)
+    if seed % 2 == 0:
+        student = dspy.LabeledFewShot(k=8).compile(student, trainset=trainset)
+        optimizer = PLReorder(TASK.metric(), **common)
+    program = optimizer.compile(student, trainset=trainset)
+    print(optimizer.report, flush=True)
+    scored = {"metric": TASK.metric(), "examples": held_out, "num_threads": args.threads}
+    before, after = (float(weights @ HeldOut(each, **scored).scores()) for each in (student, program))
+    comparison = optimizer.report.comparison
+    return {
+        "student": (*comparison.expected_original, before),
+        "returned": (*comparison.expected_chosen, after),
+        "gain": (comparison.expected_gain, *comparison.gain_interval, after - before),
+    }
+
+
+def main() -> None:
+    args = options(
+        __doc__ or "", shares=[0.2, 0.5, 0.8], seeds=list(range(10)), calls=250, test=200, threads=2
+    )
+    found: dict[str, list[tuple[float, ...]]] = {}
+    with local_lm() as lm, dspy.context(lm=lm, adapter=PlainTextAdapter()):
+        for positive, seed in itertools.product(args.shares, args.seeds):
+            for name, numbers in promised_and_kept(positive, seed, args).items():
+                found.setdefault(name, []).append(numbers)
+                print(positive, seed, name, np.round(numbers, 3).tolist(), flush=True)
+    print(head("", "expected", "held out", "held out less expected", "held out lies in the interval"))
+    for name, of_compiles in found.items():
+        expected, low, high, true = np.array(of_compiles).T
+        inside = f"{((low <= true) & (true <= high)).sum()} of {len(of_compiles)}"
+        means = f"{expected.mean():.3f}", f"{true.mean():.3f}", f"{(true - expected).mean():+.3f}"
+        print(row(name, *means, inside))
+
+
+if __name__ == "__main__":
+    main()
