@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 NOT_SHOWN = -1
-
 MAX_ENUMERATED_ITEMS = 10
 
 STEP = 0.125
@@ -118,13 +117,6 @@ class PlackettLuce(Distribution):
         """The distribution with other arguments in place of some of its own."""
         names = ("logits", "weights", "length", "length_probabilities", "generator")
         return PlackettLuce(**{**{name: getattr(self, name) for name in names}, **changes})
-
-    def sharpened(self, factor: float, generator: torch.Generator | None = None) -> PlackettLuce:
-        """The distribution with its logits multiplied, and lengths to that power: flatter below 1, uniform at 0."""
-        shares = self.length_probabilities
-        if shares is not None:
-            shares = shares**factor / (shares**factor).sum()
-        return self.copy(logits=self.logits * factor, length_probabilities=shares, generator=generator)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PlackettLuce:
         logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[len(self.batch_shape) :])
@@ -265,14 +257,14 @@ def completed(rankings: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     Returns:
         Orderings of all items ``[..., n]``, and whether a place of them is shown, ``[..., n]``.
     """
-    shown = rankings != NOT_SHOWN
-    if rankings.shape[-1] == num_items and bool(shown.all()):
+    shown, length = rankings != NOT_SHOWN, rankings.shape[-1]
+    if length == num_items and bool(shown.all()):
         return rankings, shown
-    places = torch.arange(2 * num_items + 1, device=rankings.device)
-    behind = places[num_items:].expand(*rankings.shape[:-1], -1)  # the last column takes what fills up
-    own = places[: rankings.shape[-1]].expand(rankings.shape)
-    keys = behind.scatter(-1, rankings.where(shown, num_items), own)[..., :num_items]
-    return keys.argsort(dim=-1), places[:num_items] < shown.sum(dim=-1, keepdim=True)
+    places = torch.arange(num_items, device=rankings.device)
+    behind = places.new_full((*rankings.shape[:-1], num_items + 1), num_items)  # the last takes what fills up
+    keys = behind.scatter(-1, rankings.where(shown, num_items), places[:length].expand(rankings.shape))
+    orderings = keys[..., :num_items].argsort(dim=-1, stable=True)
+    return orderings, places < shown.sum(dim=-1, keepdim=True)
 
 
 def are_rankings(rankings: Tensor, num_items: int) -> Tensor:

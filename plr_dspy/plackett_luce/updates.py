@@ -182,15 +182,9 @@ class MixtureEM(_Rule):
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
 
-        With few elites the likelihood has no finite maximum: steps, clip and penalty bound the logits.
-
-        Args:
-            logits: Start, ``[n]``, or of components ``[c, n]``; each row is fitted by itself.
-            elites: ``[m, n]``. Of one that shows few items, the likelihood is that of all orderings that begin so.
-            weights: ``[m]``, or ``[c, m]``; None for 1.
-
-        Returns:
-            The logits after the steps, before smoothing.
+        Each row of logits, ``[n]`` or of components ``[c, n]``, is fitted by itself, with its weights, ``[m]`` or
+        ``[c, m]``; smoothing comes afterwards. Of an elite that shows few items, the likelihood is that of all
+        orderings that begin so. With few elites it has no finite maximum: steps, clip and penalty bound the logits.
         """
         orderings, is_shown = (each.cpu().numpy() for each in completed(elites, elites.shape[-1]))
         (count, size), shown = orderings.shape, is_shown.astype(np.float64)
@@ -244,9 +238,7 @@ class MixtureEM(_Rule):
 class MaximumLikelihood(MixtureEM):
     """Smoothed maximum likelihood of the elites, by Adam from the current logits (the MLE update of PLR).
 
-    Attributes:
-        smoothing, num_steps, learning_rate, l2, clip, weighted: As in `MixtureEM`, of which it is the one with a single
-            component.
+    It is the `MixtureEM` with a single component, and has its attributes but for those of components.
     """
 
     name: ClassVar[str] = "mle"
