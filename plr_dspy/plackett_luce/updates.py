@@ -36,17 +36,15 @@ TINY = 1e-300
 UNIFORM_SHARE = 0.05
 """Share of the probability that all numbers of items have in equal parts, at least: none dies out."""
 
-POSITIVE: tuple[str, Callable[[float], bool]] = ("be positive", lambda value: value > 0.0)
-COUNT: tuple[str, Callable[[float], bool]] = (
-    "be a whole number of at least 1",
-    lambda value: isinstance(value, int) and value >= 1,
-)
 LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "smoothing": ("lie in (0, 1]", lambda value: 0.0 < value <= 1.0),
-    "weight_floor": ("lie in [0, 1)", lambda value: 0.0 <= value < 1.0),
+    "clip": ("be positive", lambda value: value > 0.0),
+    "temperature": ("be positive", lambda value: value > 0.0),
+    "learning_rate": ("be positive", lambda value: value > 0.0),
     "l2": ("not be negative", lambda value: value >= 0.0),
-    **dict.fromkeys(("temperature", "clip", "learning_rate"), POSITIVE),
-    **dict.fromkeys(("num_components", "num_steps"), COUNT),
+    "weight_floor": ("lie in [0, 1)", lambda value: 0.0 <= value < 1.0),
+    "num_components": ("be a whole number of at least 1", lambda value: isinstance(value, int) and value > 0),
+    "num_steps": ("be a whole number of at least 1", lambda value: isinstance(value, int) and value > 0),
 }
 """What must hold for the numbers of a rule, in words and as a check."""
 
