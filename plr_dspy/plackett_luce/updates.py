@@ -202,7 +202,7 @@ class MixtureEM(_Rule):
 
         def projected(values: Array) -> Array:
             centred = values - values.mean(axis=-1, keepdims=True)
-            return np.minimum(np.maximum(centred, -self.clip), self.clip)
+            return np.asarray(np.minimum(np.maximum(centred, -self.clip), self.clip))
 
         theta = projected(logits.detach().cpu().double().numpy())
         mean, square = np.zeros_like(theta), np.zeros_like(theta)  # of the gradients, moving

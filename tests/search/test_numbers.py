@@ -58,7 +58,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     )
     first = model.fit(scores, kept=[space.identity])
     fitted = model.fit(scores, earlier=first.variances, kept=[space.identity])
-    best, others = fitted.estimates()[0].ordering, space.draw(5, rng)
+    best = fitted.estimates()[0].ordering
     gain, effect = fitted.gains(space.identity)[best], fitted.calibration(best)
     leaning = fitted.leaning(space.identity, best)
     return {
@@ -70,7 +70,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         "calibration": effect and [*effect.offsets, effect.before, effect.after, *effect.calibrated[:, 0]],
         "leaning": leaning and [*leaning.right, *leaning.original, *leaning.chosen],
         "labels": [*fitted.shares, *fitted.always],
-        "others": [*fitted.predict(others), *fitted.sample(others, 3, rng)[:, -6:].ravel()],
+        "others": fitted.predict(space.draw(5, rng)).tolist(),
     }
 
 
@@ -80,9 +80,9 @@ def test_are_what_they_were(case):
     assert told.keys() == found.keys()
     for name, numbers in told.items():
         assert (numbers is None) == (found[name] is None)
-        np.testing.assert_allclose(found[name] or [], numbers or [], rtol=1e-6, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(found[name] or [], numbers or [], rtol=1e-6, atol=2e-6, err_msg=name)
 
 
 if __name__ == "__main__":
     found = {case: numbers_of(**options) for case, options in CASES.items()}
-    NUMBERS.write_text(json.dumps(found, default=lambda each: each.tolist()) + "\n")
+    NUMBERS.write_text(json.dumps(found) + "\n")

@@ -35,7 +35,6 @@ class World:
         num_examples=30,
         looks=2,
         leaning=1.0,
-        noise=0.2,
         slope=0.0,
         separation=1.0,
         seed=0,
@@ -54,7 +53,7 @@ class World:
         self.leanings = leaning * b / b.std()
         self.slopes, self.directions = slope * rng.normal(size=num_orderings), directions[:num_examples]
         z = own + self.leanings[:, None] + self.slopes[:, None, None] * directions
-        z = z + noise * rng.normal(size=z.shape)
+        z = z + 0.2 * rng.normal(size=z.shape)
         right = (z @ basis).argmax(axis=-1) == gold
         self.contrasts, self.scores = z[:, :num_examples], np.eye(num_labels)[gold[:num_examples]]
         self.right, self.truth = right[:, :num_examples], right[:, num_examples:].mean(axis=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -36,7 +36,7 @@ class Gains(NamedTuple):
     def plus(self, other: Gains) -> Gains:
         """The sum with gains that are independent of these, at each pair of scales; of one column, for all."""
         shares = np.outer(self.shares, other.shares).ravel()
-        sums = [
+        sums: list[Any] = [
             combine(own[:, None], added[None]).reshape(len(shares), -1)
             for combine, own, added in zip((np.add, np.add, np.logical_or), self[1:], other[1:], strict=True)
         ]
