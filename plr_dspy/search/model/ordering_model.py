@@ -37,9 +37,7 @@ class OrderingModel:
     Args:
         space: Of the orderings. What it does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of
             its own.
-        classes: For each block the class of each of its items; None for none.
-        example_classes: The class of each example; None for none.
-        responses: The log-probabilities of labels; None for none.
+        classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether orderings that look alike tell of each other; else they have effects of their own only.
     """
 
