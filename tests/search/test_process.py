@@ -72,10 +72,7 @@ class TestCrossedEffects:
             ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two
             ([[1.0, 0.0], [1.0, 0.0]], 0.05),  # all agree, and examples differ
             ([[1.0, 1.0], [1.0, 1.0]], 3.0),
-            (
-                [[1.0, 0.0] * 20, [0.0, 1.0] * 20],
-                15.0,
-            ),  # as hard as one another: (40 + 10) / (10 / 3)
+            ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),  # equally hard: (40 + 10) / (10 / 3)
         ],
     )
     def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
