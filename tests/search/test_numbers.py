@@ -34,20 +34,23 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     gold = rng.integers(num_labels, size=24) if num_labels > 2 else (np.arange(24) % 5 == 0).astype(int)
     own = rng.normal(size=(24, num_labels)) + np.eye(num_labels)[gold]
     leanings = 0.5 * rng.normal(size=(space.sizes[0], space.sizes[0], num_labels))
-    orderings = [space.identity, *(o for o in space.draw(4 * count, rng) if any(o)), WITHOUT_DEMOS]
-    scores, logs = {}, {}
-    for i, ordering in enumerate(dict.fromkeys(orderings[:count] + orderings[-1:])):
+    drawn = dict.fromkeys([space.identity, *(o for o in space.draw(4 * count, rng) if any(o))])
+    orderings, scores, logs = [*list(drawn)[:count], WITHOUT_DEMOS], {}, {}
+    for i, ordering in enumerate(orderings):
         z = own + leanings[list(ordering[0][::-1]), range(len(ordering[0]))].sum(axis=0)
         z = z + 0.3 * rng.normal(size=z.shape)
         examples = np.roll(np.arange(24), -3 * i)[: 4 + i % 9].tolist()
         scores[ordering] = {e: float(z[e].argmax() == gold[e]) for e in examples}
-        logs |= {(ordering, e): z[e] - np.logaddexp.reduce(z[e]) for e in examples if rng.random() < told}
+        told_here = 0.0 if i == 1 else told
+        logs |= {
+            (ordering, e): z[e] - np.logaddexp.reduce(z[e]) for e in examples if rng.random() < told_here
+        }
     table = np.eye(num_labels)[gold]
     responses = LabelResponses(
         table,
         lambda ordering, example: logs.get((ordering, example)),
         lambda ordering, example: [example % num_labels] if (example + len(ordering[0])) % 7 == 0 else [],
-        shares_to_try(table) if calibrating else None,
+        shares_to_try(table)[:, ::-1] if calibrating else None,  # the first guess is wrong
         calibrating,
     )
     model = OrderingModel(
@@ -60,7 +63,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     fitted = model.fit(scores, earlier=first.variances, kept=[space.identity])
     best = fitted.estimates()[0].ordering
     gain, effect = fitted.gains(space.identity)[best], fitted.calibration(best)
-    leaning = fitted.leaning(space.identity, best)
+    leaning, calibrations = fitted.leaning(space.identity, best), map(fitted.calibration, orderings[:9])
     return {
         "estimates": [[e.score for e in each.estimates()[::7]] for each in (first, fitted)],
         "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_calibrated],
@@ -68,6 +71,9 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         "expected": [fitted.expected_scores(space.identity)[best], fitted.as_it_is(best)],
         "interval": fitted.interval(best, 0.6, reference=space.identity),
         "calibration": effect and [*effect.offsets, effect.before, effect.after, *effect.calibrated[:, 0]],
+        "calibrations": [
+            x for each in calibrations if each for x in (each.offsets[0], each.before, each.after)
+        ],
         "leaning": leaning and [*leaning.right, *leaning.original, *leaning.chosen],
         "labels": [*fitted.shares, *fitted.always],
         "others": fitted.predict(space.draw(5, rng)).tolist(),

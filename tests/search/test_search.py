@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from worlds import play
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, OrderingSpace
 from plr_dspy.report.data import Iteration
 from plr_dspy.search.search import RandomSearch, num_elites
+from plr_dspy.search.space import ScoreEstimate
 from plr_dspy.search.stopping import Patience, TargetScore
 
 UPDATES = ["ema", "mle", "mixture"]
@@ -64,6 +65,16 @@ class TestCrossEntropySearch:
         weights = None if weights is None else torch.tensor(weights)
         expected = rule.update(rule.initial(3), torch.tensor(orderings[:2]), weights).logits
         torch.testing.assert_close(search.distributions[0].logits, expected)
+
+    def test_a_refit_goes_on_from_the_distributions_or_begins_anew(self):
+        elites = [[ScoreEstimate((tuple(order),), 1.0)] for order in ([2, 0, 1], [1, 2, 0])]
+        search, new = (CrossEntropySearch(OrderingSpace.of_sizes(3)) for _ in range(2))
+        search.refit(elites[0])
+        search.refit(elites[1])
+        new.refit(elites[1])
+        assert search.distributions[0].state_dict() != new.distributions[0].state_dict()
+        search.refit(elites[1], anew=True)
+        assert search.distributions[0].state_dict() == new.distributions[0].state_dict()
 
     def test_same_seed_same_search_and_no_global_seeding(self):
         before = torch.random.get_rng_state()
@@ -132,6 +143,7 @@ class TestStopping:
         assert isinstance(stopper(ended), str)
 
 
+@example(30, 0.1)
 @given(st.integers(1, 500), st.sampled_from([0.1, 0.2, 0.3, 0.5, 1.0]))
 def test_number_of_elites_is_the_ceiling(num_trials, fraction):
     exact = math.ceil(round(fraction * num_trials, 6))

@@ -44,8 +44,9 @@ class Gains(NamedTuple):
 
     def among(self, chosen: Mask) -> Gains:
         """The gains of more orderings, of which those chosen have these, and of the others nothing is known."""
-
-        tables = [np.zeros((len(self.shares), len(chosen)), dtype=values.dtype) for values in self[1:]]
+        tables: list[Any] = [
+            np.zeros((len(self.shares), len(chosen)), dtype=values.dtype) for values in self[1:]
+        ]
         for table, values in zip(tables, self[1:], strict=True):
             table[:, chosen] = values
         return Gains(self.shares, *tables)
