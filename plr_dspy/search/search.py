@@ -239,7 +239,7 @@ def best_first(estimates: Sequence[ScoreEstimate]) -> list[ScoreEstimate]:
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """ceil(rho B), at least 1, and safe against rounding: 0.1 of 30 is 3, not 4."""
+    """ceil(rho B), at least 1, and safe against rounding: 0.07 of 100 is 7, not 8."""
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))
 
 

@@ -100,6 +100,7 @@ def test_items_put_before_all_others_change_no_place():
         *((OrderingSpace.of_sizes(1, 1), None, []), (OrderingSpace.of_sizes(4, max_length=0), None, [])),
         *((OrderingSpace.of_sizes(6), [c], OF_ALL_ITEMS) for c in (range(6), [3] * 6, [0, 1, 2, 3, 4, 4])),
         (OrderingSpace.of_sizes(7, 4), [CLASSES, range(4)], FAMILIES[2:]),
+        (OrderingSpace.of_sizes(6), [[0, 1, 2, 3, 3, 2]], FAMILIES[2:]),
         (OrderingSpace.of_sizes(38), None, OF_ALL_ITEMS),
         *((OrderingSpace.of_sizes(*sizes), None, ["region", "last"]) for sizes in ((39,), (28, 28))),
         (OrderingSpace.of_sizes(39, 3), None, OF_ALL_ITEMS),
