@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from tqdm import tqdm
+
 from plr_dspy.compilation.choice import (
     Finalist,
     Outcome,
@@ -23,7 +25,6 @@ from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.report.data import Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
-from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
 from plr_dspy.scoring.rounds import StagedScores, Wanted
 from plr_dspy.scoring.scorer import CellScorer
@@ -79,7 +80,7 @@ class Compilation:
         sample: Callable[[], str] = str,
         stoppers: Sequence[Stopper] = (),
         limits: Mapping[str, Any] | None = None,
-        bar: ProgressBar | None = None,
+        bar: tqdm | None = None,
     ) -> None:
         self.search, self.scorer, self.staged, self.plan, self.original = (
             search,
@@ -185,7 +186,7 @@ class Compilation:
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
             if self._bar is not None:
                 last = self._history[-1]
-                self._bar.show(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
+                self._bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
             logger.info("%s", self._history[-1])
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:

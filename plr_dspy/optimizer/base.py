@@ -16,6 +16,7 @@ import dspy
 import torch
 from dspy.teleprompt.teleprompt import Teleprompter
 from pydantic import Field
+from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.paper import PaperCompilation
@@ -34,7 +35,7 @@ from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import MIN_PROBABILITY, result
-from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.runtime.progress_bar import progress_bar
 from plr_dspy.runtime.signals import Interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
@@ -76,7 +77,7 @@ class Session:
 
     ledger: Ledger
     budget: Budget
-    bar: ProgressBar
+    bar: tqdm
     interrupts: Interrupts
 
 
@@ -265,7 +266,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         work: Work,
         scorer: CellScorer,
         responses: LabelResponses | None,
-        bar: ProgressBar,
+        bar: tqdm,
     ) -> Compilation:
         """Make the compile of a job, once it is known what its search learns from."""
         plan, num_train = job.plan, len(job.splits.train)
@@ -312,7 +313,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             ledger=opened.ledger,
             num_threads=self.num_threads,
             max_errors=self.max_errors,
-            on_cell=opened.bar.advance,
+            on_cell=opened.bar.update,
             budget=opened.budget,
             interrupted=opened.interrupts.received,
         )
@@ -345,7 +346,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
             open_ledger(folder, identity, accept_changes=self.accept_changes) as ledger,
-            ProgressBar(
+            progress_bar(
                 job.plan.program_calls,
                 display=self.display_progress,
                 title=self.name,
@@ -353,7 +354,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             ) as bar,
             Interrupts() as interrupts,
         ):
-            bar.advance(ledger.num_resumed)
+            bar.update(ledger.num_resumed)
             limits = {"max_cost": self.max_cost, "max_seconds": self.max_seconds}
             budget = make_budget(job, ledger, teacher=teacher, share=self._share_before, **limits)
             yield Session(ledger, budget, bar, interrupts)

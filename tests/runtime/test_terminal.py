@@ -15,7 +15,7 @@ from fakes import exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder, order_sensitivity
 from plr_dspy.baselines import StaticOrder, TopKOrder
-from plr_dspy.runtime.progress_bar import ProgressBar
+from plr_dspy.runtime.progress_bar import progress_bar
 
 EXAMPLES = questions(60)
 
@@ -171,7 +171,9 @@ def test_bars_of_several_threads_may_end_in_any_order(terminal):
     before = sys.stderr
     try:
         for _ in range(1_000):
-            first, second = (ProgressBar(1, display=True).__enter__() for _ in range(2))
+            first, second = bars = [progress_bar(1, display=True) for _ in range(2)]
+            for bar in bars:
+                bar.__enter__()
             first.__exit__(None, None, None)
             second.__exit__(None, None, None)
         print("still here", file=sys.stderr)
