@@ -25,10 +25,8 @@ class Cell:
     """The outcome of one program call.
 
     Attributes:
-        score: As the metric gave it; None if there was an exception.
-        outcome: `WRONG`, `FAILED`, or empty.
-        error: Class name of the exception.
-        message: First line of its message.
+        score: As the metric gave it; None if there was an exception: then `outcome` is `WRONG` or `FAILED`.
+        error, message: Class name of the exception, and the first line of its message.
         value: JSON data, where the call was not made for a score.
         label_logprobs: Of all labels that the program might have answered with, where the call told them.
         unseen_labels: Numbers of those of them that are known to be small, and no more.
@@ -52,8 +50,7 @@ def error_counts(
     """Count the cells that raised, by exception type and outcome, most frequent first.
 
     Args:
-        cells: With their keys.
-        names: What the examples are called.
+        cells, names: With their keys; what the examples are called.
         original: Fingerprint of the ordering whose cells are counted by themselves.
     """
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)

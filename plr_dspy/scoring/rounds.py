@@ -37,9 +37,6 @@ class StagedScores:
         favoured: An ordering whose failed calls count for nothing.
         shifted: Whether orderings begin an example later each time that the split has been gone through: then no
             two groups of examples are met by two separate groups of orderings, whose effects nobody could tell apart.
-
-    Attributes:
-        num_first: The same.
     """
 
     def __init__(
@@ -52,11 +49,8 @@ class StagedScores:
         favoured: Ordering | None = None,
         shifted: bool = False,
     ) -> None:
-        self.num_first = num_first
-        self._scorer = scorer
-        self._num_train = num_train
-        self._num_more = num_more
-        self._favoured = favoured
+        self.num_first, self._num_more, self._num_train = num_first, num_more, num_train
+        self._scorer, self._favoured = scorer, favoured
         # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
         self._shifted = shifted and num_train % num_first == 0
         self._asked: Wanted = {}
@@ -72,9 +66,7 @@ class StagedScores:
     def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
         """The examples that each ordering is to be scored on next, those that it was scored on before included.
 
-        Args:
-            orderings: Which ones.
-            num_examples: In all; None takes those of a first score, or of a further one.
+        That is so many examples in all, or without a number those of a first score, or of a further one.
         """
         found, num_seen = {}, len(self._asked)
         for ordering in dict.fromkeys(orderings):
@@ -90,10 +82,7 @@ class StagedScores:
         return found
 
     def score(self, wanted: Wanted) -> dict[Ordering, dict[int, float]]:
-        """Score orderings on examples; of the first ones only when time or money is up.
-
-        Returns:
-            Scores by example.
+        """Score orderings, and return scores by example; of the first ones only when time or money is up.
 
         Raises:
             RuntimeError: when more than half of the first examples ran for no ordering, or no call of several
@@ -101,7 +90,12 @@ class StagedScores:
         """
         self._under_way = wanted
         rows = self._scorer.cells(wanted)
-        self._check_that_some_ran(rows)
+        asked = {ordering: set(self._asked.get(ordering, ())) for ordering in rows}
+        new = [cell for o, cells in rows.items() for e, cell in cells.items() if e not in asked[o]]
+        several = len(rows) > 1 or not self._ran
+        # Then something is down, and it is not the order.
+        if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
+            raise self._scorer.nothing_ran(new, len(rows))
         if rows and not self._asked:
             self._check_first(rows)
         return self._take(rows)
@@ -129,37 +123,25 @@ class StagedScores:
     def _check_first(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> None:
         """Refuse first examples of which more than half ran for no ordering; warn of fewer."""
         tried = {example for cells in rows.values() for example in cells}
-        lost = tried - {e for cells in rows.values() for e in _ran(cells)}
-        if 2 * len(lost) > len(tried):
+        num_lost = len(tried - {e for cells in rows.values() for e in _ran(cells)})
+        if 2 * num_lost > len(tried):
             self._scorer.ledger.retry()
             raise RuntimeError(
-                f"only {len(tried) - len(lost)} of {len(tried)} train examples ran for any order: mend the "
+                f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order: mend the "
                 "program, the metric or what they call, and compile again (with log_dir, from here; where the code of "
                 "the program or the metric is another, with a new log_dir)"
             )
-        if lost:
+        if num_lost:
             logger.warning(
-                "%d of %d train examples ran for no order so far: they are left out", len(lost), len(tried)
+                "%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried)
             )
-
-    def _check_that_some_ran(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> None:
-        """Refuse a round of several orderings without an answer: something is down, and it is not the order."""
-        asked = {ordering: set(self._asked.get(ordering, ())) for ordering in rows}
-        new = [cell for o, cells in rows.items() for e, cell in cells.items() if e not in asked[o]]
-        several = len(rows) > 1 or not self._ran
-        if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
-            raise self._scorer.nothing_ran(new, len(rows))
 
     def _row(self, ordering: Ordering, cells: Mapping[int, Cell]) -> dict[int, float]:
         """Scores by example; those that ran for no ordering count for none, unless the ordering has no others."""
         counted = self._ran & cells.keys() or cells.keys()
         if ordering == self._favoured:
             counted = _ran(cells) or counted
-        return {
-            example: self._worst if cell.score is None else cell.score
-            for example, cell in cells.items()
-            if example in counted
-        }
+        return {e: self._worst if c.score is None else c.score for e, c in cells.items() if e in counted}
 
 
 def _ran(cells: Mapping[int, Cell]) -> set[int]:

@@ -15,12 +15,7 @@ from plr_dspy.search.space import Ordering
 
 
 class Payer(Protocol):
-    """Makes program calls.
-
-    Attributes:
-        ledger: Gets the cell of each call when it has ended.
-        budget: Lets calls begin.
-    """
+    """Makes program calls: the budget lets them begin, and the ledger gets the cell of each when it has ended."""
 
     ledger: Ledger
     budget: Budget
@@ -31,9 +26,7 @@ class Payer(Protocol):
     def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
         """Make the calls of these cells, in this order, as long as the budget lets them begin.
 
-        Args:
-            keys: Cells that have not been paid.
-            orderings: One for each fingerprint among them.
+        None of them has been paid, and there is an ordering for each fingerprint among them.
         """
 
 
@@ -50,10 +43,6 @@ class CellScorer:
     Args:
         payer: Makes the calls.
         earlier: Cells that were asked for before.
-
-    Attributes:
-        ledger, budget: Of the payer.
-        phase: The name of the phase under way.
     """
 
     def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
@@ -69,13 +58,8 @@ class CellScorer:
         return sum(counts[phase] for phase in phases or counts)
 
     def fits(self, wanted: Mapping[Ordering, Sequence[int]], *, kept: int = 0) -> bool:
-        """Whether the budget pays for these orderings on these examples; what is known costs nothing.
-
-        Args:
-            wanted: Orderings with the examples to score them on.
-            kept: Calls that are for what follows.
-        """
-        keys = self._keys(wanted)
+        """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
+        keys = {(self.fingerprint(ordering), e) for ordering, examples in wanted.items() for e in examples}
         new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
         limit = self.budget.limit - kept
         return (not new or self.calls() + new <= limit) and (
@@ -83,33 +67,26 @@ class CellScorer:
         )
 
     def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
-        """The first of these orderings that the budget pays for; arguments are those of `fits`."""
-        count = bisect_left(
-            range(1, len(wanted) + 1),
-            True,
-            key=lambda count: not self.fits(dict(itertools.islice(wanted.items(), count)), kept=kept),
-        )
-        return dict(itertools.islice(wanted.items(), count))
+        """The first of these orderings that the budget pays for."""
+        items = list(wanted.items())
+        counts = range(1, len(items) + 1)
+        most = bisect_left(counts, True, key=lambda count: not self.fits(dict(items[:count]), kept=kept))
+        return dict(items[:most])
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
-        """Score orderings; of the first ones only when time or money is up.
-
-        Args:
-            wanted: Orderings with the examples to score them on; cells that are known cost nothing.
+        """Score orderings on their examples; cells that are known cost nothing.
 
         Returns:
-            For each ordering that was scored on all of its examples, its cells by example.
+            For each ordering that was scored on all of its examples, its cells by example; those of the first
+            orderings only, when time or money is up.
 
         Raises:
             RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
-        keys = list(
-            dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
-        )
+        keys = dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
-        limit = self.budget.limit
-        if unpaid and self.budget.calls + len(unpaid) > limit:
+        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
             raise RuntimeError(
                 f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} ({self.budget.calls} made)"
             )
@@ -152,16 +129,11 @@ class CellScorer:
     def table(
         self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
     ) -> tuple[list[int], list[list[float]]]:
-        """Score orderings on common examples.
+        """Score orderings on common examples; cells that are known cost nothing.
 
         An answer that cannot be parsed, or a call that failed for some orderings alone, counts as the worst score seen
-        on these examples, and as 0 at most.
-
-        Args:
-            orderings: What to score; cells that are known cost nothing.
-            examples: On which examples.
-            favoured: Index of an ordering whose failed calls count as the best score that any of the
-                orderings got on the example, so that none beats it by its bad luck.
+        on these examples, and as 0 at most. Failed calls of the `favoured` ordering, given by its number, count as the
+        best score that any got on the example, so that none beats it by its bad luck.
 
         Returns:
             The examples that ran for any of the orderings, and a row of scores on them for each ordering; for the first
@@ -176,7 +148,7 @@ class CellScorer:
         if cells and not ran:
             raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
         among = set(examples)
-        seen = (cell.score for (_, e), cell in self.ledger.cells.items() if e in among)
+        seen = [cell.score for (_, e), cell in self.ledger.cells.items() if e in among]
         worst = min([0.0, *(score for score in seen if score is not None)])
         rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
@@ -193,9 +165,3 @@ class CellScorer:
             f"no call ended with an answer, for {num_orderings} orderings of the demos and {len(cells)} calls; "
             f"one failure was: {first.error}: {first.message}"
         )
-
-    def _keys(self, wanted: Mapping[Ordering, Sequence[int]]) -> set[CellKey]:
-        """The cells of these orderings and examples."""
-        return {
-            (self.fingerprint(ordering), example) for ordering, some in wanted.items() for example in some
-        }

@@ -70,14 +70,6 @@ class TestMoney:
                 worker.result()
         assert budget.cost == 96
 
-    @pytest.mark.parametrize("earlier", [[5], [5, 5, 5], [1, 9, 4], [0, 0, 7]])
-    def test_earlier_calls_count_and_tell_what_those_to_come_cost(self, earlier):
-        budget = Budget(max_cost=1000, price=price, expected=3, earlier=map(tokens, earlier))
-        paid = [dollars for dollars in earlier if dollars]
-        assert (budget.cost, budget.dearest) == (sum(paid), max(paid))
-        mean = sum(paid) / len(paid)
-        assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
-
     def test_that_a_ledger_has_spent_counts(self, tmp_path):
         ledger = Ledger(tmp_path / "cells.jsonl")
         for example in range(3):
