@@ -234,9 +234,9 @@ class Ledger:
             case {"retry": _}:
                 for key in unsettled:
                     self.earlier.pop(key, None)
-            case {"identity": identity, "unstable": unstable, "schema_version": version}:
-                if version != SCHEMA_VERSION:
-                    raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
+            case {"schema_version": version} if version != SCHEMA_VERSION:
+                raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
+            case {"identity": identity, "unstable": unstable}:
                 self.identity, self.unstable = dict(identity), list(map(str, unstable))
             case {"arguments": arguments}:
                 self.course = Course(dict(arguments))
