@@ -15,7 +15,7 @@ from pydantic import Field
 from scipy.special import ndtr
 
 from plr_dspy.baselines.probing import ProbingWork
-from plr_dspy.compilation.choice import Finalist, Outcome, Result, comparison
+from plr_dspy.compilation.choice import Outcome, Result, comparison
 from plr_dspy.compilation.path import calls_by_phase
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
@@ -212,7 +212,7 @@ class LabelCompilation:
             return self._outcome(f"{scorer.budget.refused or stopped}, nothing compared")
         gains = [Gain(0.0, 0.0), _gain(table[0], table[-1])]
         candidates = [
-            Result(Finalist(origin, ordering), math.fsum(row) / len(row), gain)
+            Result(origin, ordering, math.fsum(row) / len(row), gain)
             for origin, ordering, row, gain in zip(
                 ("original", "best seen"), entries, table, gains, strict=False
             )

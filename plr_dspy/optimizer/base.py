@@ -19,7 +19,6 @@ from pydantic import Field
 from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.paper import PaperCompilation
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
@@ -39,7 +38,6 @@ from plr_dspy.runtime.progress_bar import progress_bar
 from plr_dspy.runtime.signals import Interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
-from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -280,17 +278,9 @@ class Reorderer(Checked, Teleprompter, ABC):
         course |= {"learns from": "score" if responses is None else "logprobs", "pool": digest(pool)}
         course |= {"splits": digest([num_train, keys]), "exhaustive": plan.exhaustive}
         scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
-        return (Compilation if plan.racing else PaperCompilation)(
+        return Compilation(
             search,
             scorer,
-            StagedScores(
-                scorer,
-                num_train=num_train if plan.racing else max(1, plan.num_train_examples),
-                num_first=plan.num_first_examples if plan.racing else max(1, plan.num_train_examples),
-                num_more=plan.num_more_examples,
-                favoured=job.original if plan.racing else None,
-                shifted=responses is not None,
-            ),
             plan=plan,
             num_train=num_train,
             original=job.original,
@@ -298,6 +288,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             min_probability=self.min_probability,
             stoppers=self.stoppers,
             limits=ending,
+            shifted=responses is not None,
             bar=bar,
         )
 
@@ -432,9 +423,9 @@ class Reorderer(Checked, Teleprompter, ABC):
         candidates = [
             {
                 "score": each.score,
-                "program": self._program(job, work, each.finalist.ordering, each.offsets, shares),
-                "origin": each.finalist.origin,
-                "ordering": {n: list(o) for n, o in job.slots.permutations(each.finalist.ordering).items()},
+                "program": self._program(job, work, each.ordering, each.offsets, shares),
+                "origin": each.origin,
+                "ordering": {n: list(o) for n, o in job.slots.permutations(each.ordering).items()},
             }
             for _, each in ranked
         ]

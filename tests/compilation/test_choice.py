@@ -6,18 +6,17 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.choice import Finalist, Result, choose, comparison, weigh
-from plr_dspy.compilation.paper import PaperCompilation
+from plr_dspy.compilation.choice import Result, choose, comparison, weigh
+from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import make_plan
 from plr_dspy.report.data import Evidence
-from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import Gain
 from plr_dspy.statistics.comparisons import paired_interval
 
 
 def result(expected, probability=0.8, *, score=0.5, beyond=0.0, **gain):
-    return Result(Finalist("best seen", ()), score, Gain(expected, probability, **gain), beyond=beyond)
+    return Result("best seen", (), score, Gain(expected, probability, **gain), beyond=beyond)
 
 
 def results(gains, probabilities=None):
@@ -32,9 +31,8 @@ def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draw
     plan = make_plan("paper", num_train=30, num_selection=10, num_distinct=24, num_iterations=30)
     search = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15)
     scorer = CellScorer(TablePayer(scores))
-    staged = StagedScores(scorer, num_train=30, num_first=30, num_more=0)
-    found = PaperCompilation(search, scorer, staged, plan=plan, num_train=30, original=ORDERINGS[0]).run()
-    entries = [each.finalist for each in found.candidates]
+    found = Compilation(search, scorer, plan=plan, num_train=30, original=ORDERINGS[0]).run()
+    entries = found.candidates
     orderings = [entry.ordering for entry in entries]
     assert (entries[0].origin, orderings[0]) == ("original", ORDERINGS[0])
     assert len(set(orderings)) == len(orderings) <= 1 + 1 + 1 + plan.num_final_draws

@@ -165,8 +165,7 @@ class TestCompilation:
         search = ThompsonSearch(
             OrderingSpace.of_sizes(4), num_examples=30, num_samples=6, num_initial=20, seed=0
         )
-        staged = StagedScores(scorer, num_train=30, num_first=4, num_more=8, favoured=original)
-        found = Compilation(search, scorer, staged, plan=plan, num_train=30, original=original).run()
+        found = Compilation(search, scorer, plan=plan, num_train=30, original=original).run()
         scored = {}
         for row, example in payer.paid:
             scored.setdefault(ORDERINGS[row], set()).add(example)
@@ -182,10 +181,10 @@ class TestCompilation:
     def test_an_original_that_stays_is_a_finalist_once_and_is_held_against_the_most_promising_other(self):
         found, scored = self.ended(table(seed=1)[::-1], num_calls=230)
         assert found.ordering == ORDERINGS[0]
-        orderings = [result.finalist.ordering for result in found.candidates]
+        orderings = [result.ordering for result in found.candidates]
         assert orderings[0] == ORDERINGS[0]
         assert len(set(orderings)) == len(orderings) == 3
-        other = max(found.candidates[1:], key=lambda result: result.gain.probability).finalist.ordering
+        other = max(found.candidates[1:], key=lambda result: result.gain.probability).ordering
         assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
         assert found.evidence.num_compared < len(scored[ORDERINGS[0]])
 
