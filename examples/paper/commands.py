@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
 
-from plr_dspy.cli.commands import logged
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.runtime.signals import Interrupts
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     levels = {"plr_dspy": logging.WARNING, str(__package__): logging.INFO}  # a line for each run is enough
     try:
-        with logged(levels), Interrupts():
+        with _logged(levels), Interrupts():
             return int(args.command(args) or 0)
     except KeyboardInterrupt:
         print("interrupted; what was paid for is kept", file=sys.stderr)
@@ -45,6 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
         print(f"{type(error).__name__}: {hide(str(error))} (--debug shows where)", file=sys.stderr)
         return USER_ERROR if isinstance(error, (ValueError, ImportError)) else FAILED
+
+
+@contextlib.contextmanager
+def _logged(levels: Mapping[str, int]) -> Iterator[None]:
+    """Set the levels of some loggers while this context lasts."""
+    before = {name: logging.getLogger(name).level for name in levels}
+    try:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _parser() -> argparse.ArgumentParser:

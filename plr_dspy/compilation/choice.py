@@ -13,15 +13,12 @@ from plr_dspy.report.data import (
     Comparison,
     Evidence,
     Iteration,
-    LabelProbabilities,
     Leaning,
 )
 from plr_dspy.report.text import MIN_PROBABILITY
-from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.calibration import Array, brier_score, expected_calibration_error
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
@@ -101,10 +98,7 @@ def make_results(
 def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY) -> int:
     """The number of the result that is expected to score best on new examples; among equals the first.
 
-    Args:
-        results: Of the finalists, the original first.
-        min_probability: Of being better than the original as it is, and than the original calibrated where answers are
-            calibrated: those with less of either are not chosen.
+    Those less probably better than the original, the first, are not chosen: than that as it is, nor as calibrated.
     """
     gains = [result.gain for result in results]
     sure = [
@@ -124,14 +118,7 @@ def comparison(
     expected_original: tuple[float, float, float] | None = None,
     expected_chosen: tuple[float, float, float] | None = None,
 ) -> Comparison:
-    """Compare two orderings by their scores on the same examples.
-
-    Args:
-        original, chosen: Scores by example.
-        num_candidates: Orderings among which the chosen one was the best, the original included.
-        gain: What is expected of the chosen one on new examples.
-        expected_original, expected_chosen: As attributes of a `Comparison`.
-    """
+    """Compare two orderings, the best of so many candidates and the original, by their scores on the same examples."""
     gains = [b - a for a, b in zip(original, chosen, strict=True)]
     margin = DEVIATIONS * gain.deviation
     scores = [0.0, 1.0, *original, *chosen]
@@ -184,8 +171,6 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
         chosen=round(after.before if calibrating else expected[chosen], 6),
         chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
         offsets=list(after.offsets),
-        before=_quality(after, after.log_probabilities),
-        after=_quality(after, after.calibrated),
         shares=fitted.shares,
         always=fitted.always,
     )
@@ -197,15 +182,3 @@ def effect_without_comparison(
     """What `calibration_effect` says by the scores of the search alone; an ordering without any is left out."""
     known = [ordering for ordering in (original, chosen) if ordering in scores]
     return calibration_effect(model.fit(scores, kept=known), known[0], known[-1]) if known else None
-
-
-def _quality(found: Calibrated, log_probabilities: Array) -> LabelProbabilities | None:
-    """How well probabilities hold on the cells of an ordering; None without cells."""
-    if not len(log_probabilities):
-        return None
-    right = found.scores == found.scores.max(axis=1, keepdims=True)
-    return LabelProbabilities(
-        num_examples=len(log_probabilities),
-        brier_score=round(brier_score(log_probabilities, right), 6),
-        calibration_error=round(expected_calibration_error(log_probabilities, right), 6),
-    )

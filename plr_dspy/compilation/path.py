@@ -57,17 +57,13 @@ class Compilation:
     than one it has seen.
 
     Args:
-        search: Proposes orderings.
+        search, plan: Proposes orderings; the shape of the compile.
         scorer: Of the train split followed by the selection split. Rounds that its ledger holds are taken as they were.
-        plan: The shape of the compile.
-        num_train: Examples of the train split.
         original: What the user has: an ordering, or `WITHOUT_DEMOS`.
         min_probability: Of being better on new examples that it takes to replace the original.
         sample: Says one of the program's answers, for messages.
-        stoppers: What ends the search early.
         limits: Arguments that say when the search ends, beside those of the plan.
         shifted: As in `StagedScores`.
-        bar: Shows how far it is.
     """
 
     def __init__(
@@ -124,11 +120,7 @@ class Compilation:
         return self._calibrated(self._choose(self._finalists(share), share))
 
     def _replay(self) -> float | None:
-        """Take the rounds that the ledger tells of as they were.
-
-        Returns:
-            The share of race and comparison that is to be done, where the search has ended; otherwise None.
-        """
+        """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
         for scored in list(course.rounds):
             wanted = {as_ordering(ordering): examples for ordering, examples in scored}
@@ -339,10 +331,9 @@ class Compilation:
         )
 
     def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
-        """Scores of two finalists or more on as many selection examples as the budget pays for, and these.
+        """Scores of finalists on as many selection examples as the budget pays for, and these.
 
-        Failed calls of the first one, the original, count as the best score of the others. There are rows of the first
-        orderings only where time or money is up.
+        There are none of less than two finalists, and those of the first ones only where time or money is up.
         """
         scorer, plan = self.scorer, self.plan
         if len(orderings) < 2:
@@ -392,10 +383,7 @@ class Compilation:
 
 
 def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> dict[str, int]:
-    """Count the calls of a compile by phase, as in `Report`.
-
-    Those of the original, which the user has, on the selection split count by themselves.
-    """
+    """Count the calls by phase, as in `Report`; those of the original on the selection split count by themselves."""
     counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
     counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
     name = scorer.fingerprint(original)
@@ -423,20 +411,15 @@ def race(
 
     Args:
         staged, scorer: Have scored entrants in the search.
-        entrants: Distinct orderings. Those that are new are scored as often as the least scored one,
-            where half of the calls pay for that, and stay out otherwise.
-        num_examples: That there are.
-        num_calls: Program calls, at most; each heat has an equal share.
-        num_winners: How many to find.
-        kept: Calls of the budget that are for what follows.
-        guest: An ordering that is scored in the last heat as often as the others there, and cannot win: what
-            the winners are compared with afterwards.
-        estimate: What ranks them, from the scores of all orderings that are known; an ordering that
-            it says nothing of has lost.
+        entrants: Distinct orderings. Those that are new are scored as often as the least scored one, where half of the
+            calls pay for that, and stay out otherwise.
+        num_calls, kept: Program calls, at most, of which each heat has an equal share; and those kept for what follows.
+        guest: An ordering that is scored in the last heat as often as the others there, and cannot win: what the
+            winners are compared with afterwards.
+        estimate: What ranks them, from all scores that are known; an ordering that it says nothing of has lost.
 
     Returns:
-        The winners, best first: fewer when there are fewer entrants, and no call is made without any. When time or
-        money is up, by what is known.
+        The winners, best first, when time or money is up by what is known; none without entrants.
     """
 
     def extended(orderings: Sequence[Ordering], level: int) -> Wanted:

@@ -10,11 +10,8 @@ from typing import Any
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
 """Program calls of each `auto` setting."""
 
-MIN_EXAMPLES = 2
-"""Fewest examples a finalist is compared on."""
-
-MIN_ORDERS = 4
-"""Fewest orders that the first round scores."""
+MIN_EXAMPLES, MIN_ORDERS = 2, 4
+"""Fewest examples a finalist is compared on, and fewest orders that the first round scores."""
 
 MIN_FIRST = {"score": 4, "logprobs": 2}
 """Fewest examples that an order is scored on at first, by what a call tells."""
@@ -22,11 +19,9 @@ MIN_FIRST = {"score": 4, "logprobs": 2}
 SIGNALS = ("auto", *MIN_FIRST)
 """What a search can be asked to learn from a call."""
 
-NUM_LOOKS = 360
-"""First looks that the search's calls would pay for; larger budgets look more closely, not at more orders."""
-
-ROUNDS = 30
-"""Rounds of first looks that the search's calls would pay for."""
+NUM_LOOKS, ROUNDS = 360, 30
+"""First looks, and rounds of them, that the search's calls would pay for; larger budgets look more closely, not at more
+orders."""
 
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 """Random ones of the first round, at most, over the samples of a later one, by what is searched: more for choices of
@@ -55,17 +50,16 @@ class Plan:
     Attributes:
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1.
         num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
-        num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
-        num_selection_examples: Examples of the final comparison.
+        num_train_examples, num_selection_examples: Examples that score a sample, with `racing` at most, the same ones
+            for all samples; and those of the final comparison.
         exhaustive: Whether the search scores every distinct ordering on the whole train split.
         racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
         max_metric_calls: Hard limit on program calls; None for none.
         with_mode: Whether the most probable ordering joins the final comparison.
         num_initial: Orderings of the first round.
-        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is
-            asked for again; this and all below of racing plans only.
-        num_entrants: Of the race that ends the search; of an exhaustive plan, all orderings.
-        race_calls: Program calls kept for it.
+        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is asked for
+            again; this and all below of racing plans only.
+        num_entrants, race_calls: Of the race that ends the search; of an exhaustive plan, all orderings enter.
     """
 
     num_iterations: int = 0
@@ -144,10 +138,8 @@ def make_plan(
     """Lay out a compile.
 
     Args:
-        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`.
-        num_train, num_selection: Examples of the two splits.
-        num_distinct: Distinct prompts in the space.
-        max_metric_calls: Budget in program calls; None takes that of `auto`.
+        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`, which wins.
+        num_train, num_selection, num_distinct: Examples of the two splits; distinct prompts in the space.
         num_samples, chosen: Fields of the plan (`num_iterations`, `elite_fraction`, `num_final_draws`) that win over
             its own; None leaves them to it.
         signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.

@@ -124,11 +124,7 @@ class Ledger:
             self.note({"arguments": arguments})
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
-        """Note something other than a cell, such as a round: decisions were made on all cells so far.
-
-        Raises:
-            OSError: when the disk cannot take it, and it must be noted.
-        """
+        """Note something other than a cell, such as a round; a disk that cannot take what it must raises an OSError."""
         with self._lock:
             self._write(record, must=must)
 
@@ -264,8 +260,8 @@ def open_ledger(
 
     Args:
         folder: Made if it does not exist.
-        describe: Says what decides scores: the program, the metric, the models, the examples. It is asked again at the
-            end: what has changed by itself meanwhile, such as a counter, is not compared from then on.
+        describe: Says what decides scores. It is asked again at the end: what has changed by itself meanwhile, such as
+            a counter, is not compared from then on.
         accept_changes: Go on from the folder of another compile, too.
 
     Raises:

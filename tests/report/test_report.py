@@ -157,11 +157,11 @@ class TestData:
             assert Report.load(tmp_path / "report.json") == found
             assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
         path = tmp_path / "odd.json"
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 12}', '{"schema_version": 11}'):
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 13}', '{"schema_version": 12}'):
             path.write_text(text)
             with pytest.raises(ValueError, match=r"odd.json holds no plr_dspy report that can") as caught:
                 Report.load(path)
-        assert "expected a report of schema version 12; got 11: read it with" in str(caught.value)
+        assert "expected a report of schema version 13; got 12: read it with" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
