@@ -24,8 +24,7 @@ from plr_dspy.compilation.plan import Plan
 from plr_dspy.report.data import Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
-from plr_dspy.scoring.rounds import StagedScores, Wanted
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, as_ordering, mean_score
 from plr_dspy.search.space import Ordering

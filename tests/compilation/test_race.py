@@ -9,8 +9,7 @@ from worlds import ORDERINGS, TablePayer, table
 from plr_dspy import OrderingSpace
 from plr_dspy.compilation.path import Compilation, race
 from plr_dspy.compilation.plan import make_plan
-from plr_dspy.scoring.rounds import StagedScores
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.thompson import ThompsonSearch
 
 
