@@ -15,12 +15,11 @@ from fakes import (
     student,
     using,
 )
+from worlds import TablePayer
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.compilation.first_signs import FirstSigns
-from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import Cell
-from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(120)
@@ -52,23 +51,14 @@ class TestAnswersThatCannotBeParsed:
         assert compiled.reorder_report["program_calls"]["total"] > 200
 
 
-class CellsByName:
-    """Has paid these cells."""
-
-    def __init__(self, cells):
-        self.ledger = Ledger()
-        self.budget = Budget(self.ledger)
-        for key, score in cells.items():
-            self.ledger.add(key, Cell(score), {})
-
-
 class TestEnough:
     """How much it takes to say so, by cells made by hand."""
 
     def said(self, cells, *, num_train=1_000):
-        payer = CellsByName(cells)
-        scorer = CellScorer(payer, earlier=cells)
-        return FirstSigns(scorer, num_train=num_train).check()
+        payer = TablePayer(None)
+        for key, score in cells.items():
+            payer.ledger.add(key, Cell(score), {})
+        return FirstSigns(CellScorer(payer, earlier=cells), num_train=num_train).check()
 
     @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
     def test_scores(self, number, said):

@@ -130,6 +130,7 @@ class TestRace:
         winners = raced.run(ORDERINGS[:20], num_calls=num_calls)
         assert winners == best_by_mean(raced, 2)
         assert len(payer.paid) == min(most, 80 + num_calls)
+        assert raced.run([]) == []
 
     def test_keeps_calls_of_the_budget_for_what_follows(self):
         payer = TablePayer(table())
@@ -137,9 +138,6 @@ class TestRace:
         raced = Raced(payer, ORDERINGS[:20])
         raced.run(ORDERINGS[:20], num_calls=300, kept=50)
         assert 130 < len(payer.paid) <= 150
-
-    def test_no_entrants(self):
-        assert Raced(TablePayer(table()), ORDERINGS[:3]).run([]) == []
 
     def test_a_guest_is_scored_as_often_as_the_winners_and_does_not_win(self):
         payer = TablePayer(table(seed=2))
