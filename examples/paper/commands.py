@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.signals import interrupts
 
 from . import tables
 from .figures import draw_accuracy_by_calls, draw_ranking
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     levels = {"plr_dspy": logging.WARNING, str(__package__): logging.INFO}  # a line for each run is enough
     try:
-        with _logged(levels), Interrupts():
+        with _logged(levels), interrupts():
             return int(args.command(args) or 0)
     except KeyboardInterrupt:
         print("interrupted; what was paid for is kept", file=sys.stderr)

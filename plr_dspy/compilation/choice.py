@@ -16,7 +16,7 @@ from plr_dspy.report.data import (
     Leaning,
 )
 from plr_dspy.report.text import MIN_PROBABILITY
-from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
+from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.comparisons import paired_interval
@@ -174,11 +174,3 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
         shares=fitted.shares,
         always=fitted.always,
     )
-
-
-def effect_without_comparison(
-    model: OrderingModel, scores: Scores, original: Ordering, chosen: Ordering
-) -> CalibrationEffect | None:
-    """What `calibration_effect` says by the scores of the search alone; an ordering without any is left out."""
-    known = [ordering for ordering in (original, chosen) if ordering in scores]
-    return calibration_effect(model.fit(scores, kept=known), known[0], known[-1]) if known else None

@@ -15,7 +15,6 @@ from plr_dspy.compilation.choice import (
     calibration_effect,
     choose,
     comparison,
-    effect_without_comparison,
     make_results,
     weigh,
 )
@@ -356,10 +355,11 @@ class Compilation:
 
     def _calibrated(self, outcome: Outcome) -> Outcome:
         """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
-        model = self.search.model
-        if outcome.calibration is not None or not model.calibrating:
+        model, scores = self.search.model, self.staged.scores()
+        known = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
+        if outcome.calibration is not None or not model.calibrating or not known:
             return outcome
-        effect = effect_without_comparison(model, self.staged.scores(), self.original, outcome.ordering)
+        effect = calibration_effect(model.fit(scores, kept=known), known[0], known[-1])
         if effect is None or outcome.ordering == self.original:
             return replace(outcome, calibration=effect)
         applied = effect.model_copy(update={"applied": True})

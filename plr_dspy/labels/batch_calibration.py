@@ -39,7 +39,7 @@ from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
 from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import (
@@ -340,7 +340,7 @@ def read_replies(
     slots = ProgramSlots(program)
     with (
         progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar,
-        Interrupts() as interrupts,
+        interrupts() as interrupted,
     ):
         evaluator = ProgramEvaluator(
             program,
@@ -350,7 +350,7 @@ def read_replies(
             num_threads=num_threads,
             max_errors=max_errors,
             on_cell=bar.update,
-            interrupted=interrupts.received,
+            interrupted=interrupted,
         )
         scorer = CellScorer(evaluator)
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()

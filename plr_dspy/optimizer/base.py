@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from plr_dspy.programs.identity import digest, facts
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import MIN_PROBABILITY, result
 from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -70,13 +71,13 @@ class Session:
         ledger: What has been paid.
         budget: Of the calls.
         bar: Shows how far it is.
-        interrupts: Tell of signals.
+        interrupted: Set by a signal.
     """
 
     ledger: Ledger
     budget: Budget
     bar: tqdm
-    interrupts: Interrupts
+    interrupted: threading.Event
 
 
 @arguments
@@ -306,7 +307,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             max_errors=self.max_errors,
             on_cell=opened.bar.update,
             budget=opened.budget,
-            interrupted=opened.interrupts.received,
+            interrupted=opened.interrupted,
         )
         return CellScorer(evaluator, earlier=[attempt.key for attempt in job.attempts])
 
@@ -343,12 +344,12 @@ class Reorderer(Checked, Teleprompter, ABC):
                 title=self.name,
                 at_end=self._say_result,
             ) as bar,
-            Interrupts() as interrupts,
+            interrupts() as interrupted,
         ):
             bar.update(ledger.num_resumed)
             limits = {"max_cost": self.max_cost, "max_seconds": self.max_seconds}
             budget = make_budget(job, ledger, teacher=teacher, share=self._share_before, **limits)
-            yield Session(ledger, budget, bar, interrupts)
+            yield Session(ledger, budget, bar, interrupted)
 
     def _identity(self, job: Job, examples: Sequence[dspy.Example]) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""

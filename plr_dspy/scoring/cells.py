@@ -49,9 +49,7 @@ def error_counts(
 ) -> list[ErrorCount]:
     """Count the cells that raised, by exception type and outcome, most frequent first.
 
-    Args:
-        cells, names: With their keys; what the examples are called.
-        original: Fingerprint of the ordering whose cells are counted by themselves.
+    Examples are called by these names; cells with the fingerprint of the original are counted by themselves, too.
     """
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (fingerprint, example), cell in cells:
