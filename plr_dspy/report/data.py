@@ -197,8 +197,7 @@ class Signal(Part):
     Attributes:
         used: "score", or "logprobs" where it was the log-probabilities of labels as well.
         reason: Why it was scores alone; empty where that was asked for.
-        labels, leaning: Those of the log-probabilities, and how often the original order and the chosen one answer
-            each of them; None where it is not known.
+        labels, leaning: Those of the log-probabilities, and how often both orders answer each of them, where known.
     """
 
     used: str
@@ -236,8 +235,7 @@ class ProgramState(Part):
     """What the prompts of a program show, and how the calls that scored it ended.
 
     Attributes:
-        num_demos, demo_tokens: Demos that all predictors together show, and their tokens, as GPT-4o counts them; None
-            where demos were not chosen, but ordered.
+        num_demos, demo_tokens: Of all predictors together; tokens as GPT-4o counts them, None where none were chosen.
         num_calls, num_failed: Calls that scored the program; those that failed, or whose reply could not be read.
     """
 
@@ -270,7 +268,6 @@ class Report(Part):
         errors: Cells that raised, by type.
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.
-        plr_dspy_version, dspy_version, schema_version: What wrote this.
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
     """
 

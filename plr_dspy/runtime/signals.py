@@ -29,11 +29,11 @@ def interrupts() -> Iterator[threading.Event]:
         raise KeyboardInterrupt("SIGTERM" if number == signal.SIGTERM else "")
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            own = number == signal.SIGTERM and handler is not signal.SIG_DFL
+        for kind in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(kind)
+            own = kind == signal.SIGTERM and handler is not signal.SIG_DFL
             if not own and handler not in (None, signal.SIG_IGN):
-                before[number] = handler
+                before[kind] = handler
     try:
         for number in before:
             signal.signal(number, interrupt)

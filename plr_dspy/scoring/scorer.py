@@ -11,6 +11,7 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
@@ -20,11 +21,9 @@ from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
-MIN_FAILURES = 8
-"""So many calls in one round of several orderings, all of them failed, say that something is down."""
-
-MIN_TRIES = 3
-"""Failed calls, and no other, after which an example is given up."""
+MIN_FAILURES, MIN_TRIES = 8, 3
+"""So many calls in one round of several orderings, all of them failed, say that something is down; failed calls, and no
+other, after which an example is given up."""
 
 Wanted = dict[Ordering, list[int]]
 """Orderings with the examples that each is to have been scored on."""
@@ -59,13 +58,15 @@ class CellScorer:
     Args:
         payer: Makes the calls.
         earlier: Cells that were asked for before.
+
+    Attributes:
+        fingerprint: Tells what identifies the prompt that an ordering renders to.
     """
 
     def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
         self.phase = "search"
-        self._payer = payer
-        self._fingerprints: dict[Ordering, str] = {}
+        self._payer, self.fingerprint = payer, cache(payer.fingerprint)
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
 
     def calls(self, *phases: str) -> int:
@@ -86,26 +87,22 @@ class CellScorer:
         """The first of these orderings that the budget pays for."""
         items = list(wanted.items())
         counts = range(1, len(items) + 1)
-        most = bisect_left(counts, True, key=lambda count: not self.fits(dict(items[:count]), kept=kept))
-        return dict(items[:most])
+        return dict(
+            items[: bisect_left(counts, True, key=lambda n: not self.fits(dict(items[:n]), kept=kept))]
+        )
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """Score orderings on their examples; cells that are known cost nothing.
 
         Returns:
             For each ordering that was scored on all of its examples, its cells by example; those of the first
-            orderings only, when time or money is up.
+            orderings only, when the budget is up.
 
         Raises:
-            RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
         keys = dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
-        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
-            raise RuntimeError(
-                f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} ({self.budget.calls} made)"
-            )
         try:
             if unpaid:
                 orderings = {self.fingerprint(ordering): ordering for ordering in reversed(list(wanted))}
@@ -135,12 +132,6 @@ class CellScorer:
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""
         return {key: self.ledger.cells[key] for key in self._asked if key in self.ledger.cells}
-
-    def fingerprint(self, ordering: Ordering) -> str:
-        """What identifies the prompt that the ordering renders to."""
-        if ordering not in self._fingerprints:
-            self._fingerprints[ordering] = self._payer.fingerprint(ordering)
-        return self._fingerprints[ordering]
 
     def table(
         self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
