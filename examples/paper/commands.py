@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.signals import interrupts
 
 from .model import LOCAL, ServedModel
 from .protocol import ABLATIONS, METHODS, Experiment, grid
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-        with Interrupts():
+        with interrupts():
             return int(args.command(args) or 0)
     except KeyboardInterrupt:
         print("interrupted; what was paid for is kept", file=sys.stderr)

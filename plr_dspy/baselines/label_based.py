@@ -16,7 +16,7 @@ from dspy.utils.exceptions import AdapterParseError
 from pydantic import Field
 from scipy.special import ndtr
 
-from plr_dspy.compilation.choice import Finalist, Outcome, Result, comparison
+from plr_dspy.compilation.choice import Outcome, Result, comparison
 from plr_dspy.compilation.path import calls_by_phase
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
@@ -208,7 +208,7 @@ class LabelCompilation:
         gains = [Gain(0.0, 0.0), _gain(table[0], table[-1])]
         named = zip(("original", "best seen"), entries, table, gains, strict=False)
         candidates = [
-            Result(Finalist(name, order), math.fsum(row) / len(row), gain) for name, order, row, gain in named
+            Result(name, order, math.fsum(row) / len(row), gain) for name, order, row, gain in named
         ]
         return self._outcome(
             stopped,

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,7 @@ def _run(args: argparse.Namespace) -> int:
     """Run a command, and say in a line what ended it before its end."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
-        with logged({"plr_dspy": logging.INFO}):
-            return int(args.run(args) or 0)
+        return int(args.run(args) or 0)
     except KeyboardInterrupt:
         kept = "interrupted; what was paid for is kept where there is a folder for it"
         print(f"plr-dspy: {kept}", file=sys.stderr)
@@ -211,16 +210,3 @@ def _check_parents(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"no folder {path.parent}: make it first")
-
-
-@contextlib.contextmanager
-def logged(levels: Mapping[str, int]) -> Iterator[None]:
-    """Set the levels of some loggers while this context lasts."""
-    before = {name: logging.getLogger(name).level for name in levels}
-    try:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)

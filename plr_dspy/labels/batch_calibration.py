@@ -38,8 +38,8 @@ from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.progress_bar import progress_bar
+from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import (
@@ -321,8 +321,8 @@ def read_replies(
     """
     slots = ProgramSlots(program)
     with (
-        ProgressBar(len(examples), display=display_progress, title="BatchCalibration") as bar,
-        Interrupts() as interrupts,
+        progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar,
+        interrupts() as interrupted,
     ):
         evaluator = ProgramEvaluator(
             program,
@@ -331,8 +331,8 @@ def read_replies(
             names=[f"calibration input {i}" for i in range(len(examples))],
             num_threads=num_threads,
             max_errors=max_errors,
-            on_cell=bar.advance,
-            interrupted=interrupts.received,
+            on_cell=bar.update,
+            interrupted=interrupted,
         )
         scorer = CellScorer(evaluator)
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()

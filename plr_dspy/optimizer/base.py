@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +17,9 @@ import dspy
 import torch
 from dspy.teleprompt.teleprompt import Teleprompter
 from pydantic import Field
+from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.paper import PaperCompilation
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
@@ -34,11 +35,10 @@ from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import MIN_PROBABILITY, result
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.progress_bar import progress_bar
+from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
-from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -71,13 +71,13 @@ class Session:
         ledger: What has been paid.
         budget: Of the calls.
         bar: Shows how far it is.
-        interrupts: Tell of signals.
+        interrupted: Set by a signal.
     """
 
     ledger: Ledger
     budget: Budget
-    bar: ProgressBar
-    interrupts: Interrupts
+    bar: tqdm
+    interrupted: threading.Event
 
 
 @arguments
@@ -265,7 +265,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         work: Work,
         scorer: CellScorer,
         responses: LabelResponses | None,
-        bar: ProgressBar,
+        bar: tqdm,
     ) -> Compilation:
         """Make the compile of a job, once it is known what its search learns from."""
         plan, num_train = job.plan, len(job.splits.train)
@@ -279,17 +279,9 @@ class Reorderer(Checked, Teleprompter, ABC):
         course |= {"learns from": "score" if responses is None else "logprobs", "pool": digest(pool)}
         course |= {"splits": digest([num_train, keys]), "exhaustive": plan.exhaustive}
         scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
-        return (Compilation if plan.racing else PaperCompilation)(
+        return Compilation(
             search,
             scorer,
-            StagedScores(
-                scorer,
-                num_train=num_train if plan.racing else max(1, plan.num_train_examples),
-                num_first=plan.num_first_examples if plan.racing else max(1, plan.num_train_examples),
-                num_more=plan.num_more_examples,
-                favoured=job.original if plan.racing else None,
-                shifted=responses is not None,
-            ),
             plan=plan,
             num_train=num_train,
             original=job.original,
@@ -297,6 +289,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             min_probability=self.min_probability,
             stoppers=self.stoppers,
             limits=ending,
+            shifted=responses is not None,
             bar=bar,
         )
 
@@ -312,9 +305,9 @@ class Reorderer(Checked, Teleprompter, ABC):
             ledger=opened.ledger,
             num_threads=self.num_threads,
             max_errors=self.max_errors,
-            on_cell=opened.bar.advance,
+            on_cell=opened.bar.update,
             budget=opened.budget,
-            interrupted=opened.interrupts.received,
+            interrupted=opened.interrupted,
         )
         return CellScorer(evaluator, earlier=[attempt.key for attempt in job.attempts])
 
@@ -345,18 +338,18 @@ class Reorderer(Checked, Teleprompter, ABC):
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
             open_ledger(folder, identity, accept_changes=self.accept_changes) as ledger,
-            ProgressBar(
+            progress_bar(
                 job.plan.program_calls,
                 display=self.display_progress,
                 title=self.name,
                 at_end=self._say_result,
             ) as bar,
-            Interrupts() as interrupts,
+            interrupts() as interrupted,
         ):
-            bar.advance(ledger.num_resumed)
+            bar.update(ledger.num_resumed)
             limits = {"max_cost": self.max_cost, "max_seconds": self.max_seconds}
             budget = make_budget(job, ledger, teacher=teacher, share=self._share_before, **limits)
-            yield Session(ledger, budget, bar, interrupts)
+            yield Session(ledger, budget, bar, interrupted)
 
     def _identity(self, job: Job, examples: Sequence[dspy.Example]) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
@@ -431,9 +424,9 @@ class Reorderer(Checked, Teleprompter, ABC):
         candidates = [
             {
                 "score": each.score,
-                "program": self._program(job, work, each.finalist.ordering, each.offsets, shares),
-                "origin": each.finalist.origin,
-                "ordering": {n: list(o) for n, o in job.slots.permutations(each.finalist.ordering).items()},
+                "program": self._program(job, work, each.ordering, each.offsets, shares),
+                "origin": each.origin,
+                "ordering": {n: list(o) for n, o in job.slots.permutations(each.ordering).items()},
             }
             for _, each in ranked
         ]

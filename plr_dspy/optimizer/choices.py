@@ -53,7 +53,7 @@ def best_choices(compilation: Compilation, outcome: Outcome) -> dict[int, Choice
     else:
         number = outcome.comparison.num_examples if outcome.comparison else 0
         results = sorted(outcome.candidates, key=lambda result: -result.score)
-        found = [Choice(result.finalist.ordering, result.score, number) for result in results]
+        found = [Choice(result.ordering, result.score, number) for result in results]
     choices: dict[int, Choice] = {}
     for choice in sorted(found, key=lambda choice: choice.ordering != outcome.ordering):
         choices.setdefault(sum(map(len, choice.ordering)), choice)

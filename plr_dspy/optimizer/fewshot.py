@@ -201,7 +201,7 @@ class PLFewShot(PLReorder):
             max_attempts=most,
             ledger=opened.ledger,
             budget=opened.budget,
-            on_call=opened.bar.advance,
+            on_call=opened.bar.update,
         )
         job = self._job(draft, attempts, made=True)
         if job.plan.max_metric_calls is not None:

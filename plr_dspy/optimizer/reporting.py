@@ -53,8 +53,8 @@ def build_report(
         comparison=outcome.comparison,
         candidates=[
             Candidate(
-                origin=result.finalist.origin,
-                ordering=_numbers(job, result.finalist.ordering),
+                origin=result.origin,
+                ordering=_numbers(job, result.ordering),
                 score=result.score,
                 expected_gain=result.gain.expected,
                 probability=result.gain.probability,

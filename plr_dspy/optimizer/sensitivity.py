@@ -154,7 +154,7 @@ def _measure(scorer: CellScorer, job: Job, work: Work, orders: Sequence[Ordering
     first = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
     scorer.table(orders, first)
     signs = FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample)
-    if not signs.of_scores():
+    if not signs.check():
         first = range(num_examples)
     ran, table, num_unusable = _score_table(scorer, orders, first)
     moved = _calibrated(scorer, work, orders, table, ran)

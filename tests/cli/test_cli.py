@@ -1,7 +1,6 @@
 """The command `plr-dspy`, once on the real local model."""
 
 import json
-import logging
 import shlex
 import subprocess
 import sys
@@ -40,12 +39,6 @@ def program():
 def unsaveable():
     student = program()
     student.demos[2]["notes"] = {"a"}
-    return student
-
-
-def unsaveable_model():
-    student = program()
-    student.lm = dspy.LM("openai/x", api_key="none", extra=object())
     return student
 
 
@@ -116,7 +109,10 @@ def test_a_calibrated_program_is_saved(folder, capsys):
 def test_select_chooses_the_demos(folder, capsys):
     selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
     assert cli.main([*selecting, "--estimate"]) == 0
-    assert "arrangements on" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "at most 36 program calls" in said
+    assert "arrangements on" in said
+    assert not (folder / "program.json").exists()
     assert cli.main(selecting) == 0
     found = Report.load("found.json")
     assert found.settings["method"] == "PLFewShot"
@@ -125,14 +121,6 @@ def test_select_chooses_the_demos(folder, capsys):
     others = [best for best in found.best_by_number if best.ordering != {"self": [0, 1, 2]}]
     assert others
     assert all(best.num_demos <= 2 for best in others)
-
-
-def test_estimate_makes_no_call(folder, capsys):
-    level = logging.getLogger("plr_dspy").level
-    assert cli.main(compile_arguments("--estimate")) == 0
-    assert logging.getLogger("plr_dspy").level == level
-    assert "36" in capsys.readouterr().out
-    assert not (folder / "program.json").exists()
 
 
 CHAT = ("--adapter", "chat", "--lm", "openai/x")
@@ -146,9 +134,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="reviews_app.py:missing"), "has no 'missing'"),
         (compile_arguments(program="reviews_app"), "FILE.py:NAME"),
         (compile_arguments(program="reviews_app.py:number"), "program: expected a DSPy module"),
-        (compile_arguments(program="reviews_app.py:Sentiment"), "program: expected a DSPy module"),
         (compile_arguments(program="reviews_app.py:unsaveable"), "--out: demo 2 of predictor 'self' holds a set"),
-        (compile_arguments(program="reviews_app.py:unsaveable_model"), "leave language models to dspy.configure"),
         (compile_arguments(program="broken_app.py:program"), "broken_app.py cannot be imported"),
         (compile_arguments(program="leaving_app.py:program"), "leaving_app.py cannot be imported"),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
@@ -181,13 +167,6 @@ def test_users_errors_are_a_line_each(folder, capsys, arguments, words):
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
-
-
-def test_help_teaches(capsys):
-    with pytest.raises(SystemExit) as done:
-        cli.main(["compile", "--help"])
-    assert done.value.code == 0
-    assert "example:" in capsys.readouterr().out
 
 
 OFFLINE = """

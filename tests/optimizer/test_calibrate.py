@@ -91,8 +91,6 @@ class TestOrdersUnderCalibration:
         effect = report.calibration
         assert effect.original == pytest.approx(0.5, abs=0.05)
         assert effect.original < effect.original_calibrated < effect.chosen_calibrated
-        assert effect.after.calibration_error < effect.before.calibration_error
-        assert effect.after.brier_score < effect.before.brier_score
         assert "the program needs the probabilities of labels at each use" in str(report)
         means = np.mean([leaning_and_sharp(shown, text) for text in FRESH], axis=0)
         true = -np.log(means) - np.mean(-np.log(means))
