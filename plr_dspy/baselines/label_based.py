@@ -23,7 +23,7 @@ from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_outpu
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, arguments
-from plr_dspy.programs.calls import Work
+from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.prompts import decision_adapter
 from plr_dspy.scoring.budget import MARGIN
 from plr_dspy.scoring.cells import FAILED, Cell
@@ -135,7 +135,7 @@ class LabelReorderer(Reorderer):
             max_metric_calls=budget,
         )
 
-    def work(self, job: Job) -> Work:
+    def work(self, job: Job) -> MetricWork:
         """Return what makes a call: on a probing input, or on an example of the selection split."""
         return ProbingWork(
             self.metric,

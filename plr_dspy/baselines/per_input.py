@@ -141,13 +141,10 @@ class DEmO(LabelReorderer):
         first = [example.inputs().keys() for example in job.splits.train[:1]]
         return [dict.fromkeys(names, text) for names in first for text in CONTENT_FREE]
 
-    def _finished(self, job: Job, work: Any, outcome: Any, compilation: Any, shares: Any) -> dspy.Module:
+    def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
         """The program that orders its demos for each input."""
         means = sorted(compilation.means.items(), key=lambda known: -float(criteria.entropy(known[1])))
-        kept = [
-            Kept({name: list(order) for name, order in job.slots.permutations(each).items()}, mean.tolist())
-            for each, mean in means[: self.num_kept]
-        ]
+        kept = [Kept(job.slots.permutations(each), mean.tolist()) for each, mean in means[: self.num_kept]]
         program = PerInputOrder(ProgramFactory(job.program).build({}), kept)
         program._compiled = True
         return program

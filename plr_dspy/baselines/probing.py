@@ -17,7 +17,7 @@ from plr_dspy.labels.reader import LogprobRequests, Reading, asking_for_probabil
 from plr_dspy.labels.tokens import positions_of
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
-from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, answer, own_copy
+from plr_dspy.programs.calls import WRONG_ANSWERS, Metric, MetricWork, WrongAnswer, own_copy
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.cells import Cell
 from plr_dspy.statistics.calibration import Array
@@ -129,8 +129,8 @@ def likely_labels(
         Exception: of the program.
     """
     given, likeliest = None, Calibration.none(output.labels).applied
-    with labels_read(program, output, requests, decision=likeliest) as reader, suppress(WrongAnswer):
-        given = answer(program, example)
+    with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
+        given = program(**example.inputs())
     return reader.behind(given), given
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
-from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.data import BestOfNumber, Report, SlotReport
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Ordering
 
@@ -21,12 +17,11 @@ class Choice:
     """The best arrangement found of a number of demos.
 
     Attributes:
-        ordering: The arrangement.
         score: What is expected of it on new examples: the score of what the user had, and the expected gain over it.
         num_examples: Examples that it was scored on.
         interval: Of 95 % for its score, as wide as so few examples of its own, and of what the user had, leave it; None
             where they are not known.
-        offsets, shares: Of the labels: what calibrates it, and what to; empty without log-probabilities.
+        offsets: Of the labels, that calibrate it; empty without log-probabilities.
     """
 
     ordering: Ordering
@@ -34,17 +29,12 @@ class Choice:
     num_examples: int
     interval: tuple[float, float] | None = None
     offsets: tuple[float, ...] = ()
-    shares: tuple[float, ...] = ()
 
 
 def best_choices(compilation: Compilation, outcome: Outcome) -> dict[int, Choice]:
     """The best arrangement of each number of demos that was scored; the chosen one is that of its own number.
 
     The paper's algorithm chooses by the selection split alone: there, it is the best of the finalists.
-
-    Args:
-        compilation: Ended; it knows all scores.
-        outcome: What it found.
     """
     original, searched = compilation.original, compilation.known_scores()
     if searched:
@@ -72,34 +62,8 @@ def _estimated(fitted: FittedModel, original: Ordering) -> list[Choice]:
     choices = []
     for ordering in best_first:
         stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
-        score, number = before if stays else expected[ordering], counts[ordering]
+        score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
         interval = fitted.interval(ordering, score, reference=reference)
-        calibration = fitted.calibration(ordering)
         offsets = () if calibration is None or stays else calibration.offsets
-        choices.append(Choice(ordering, round(score, 6), number, interval, offsets, tuple(fitted.shares)))
+        choices.append(Choice(ordering, round(score, 6), counts[ordering], interval, offsets))
     return choices
-
-
-def with_choices(report: Report, job: Job, choices: Mapping[int, Choice]) -> Report:
-    """The report with these choices, and with the origins of the demos."""
-    slots = job.slots
-    assert isinstance(slots, PoolSlots)
-    best = [
-        BestOfNumber(
-            num_demos=shown,
-            ordering={name: list(items) for name, items in slots.permutations(choice.ordering).items()},
-            score=choice.score,
-            interval=choice.interval,
-            num_examples=choice.num_examples,
-            tokens=slots.tokens(choice.ordering),
-        )
-        for shown, choice in choices.items()
-    ]
-    pools = {slot.predictor: slot for slot in slots.slots}
-
-    def completed(slot: SlotReport) -> SlotReport:
-        return slot.model_copy(update={"origins": [pooled.origin for pooled in pools[slot.predictor].pool]})
-
-    return report.model_copy(
-        update={"slots": [completed(slot) for slot in report.slots], "best_by_number": best}
-    )

@@ -31,6 +31,24 @@ def check_log_dir(log_dir: Path) -> None:
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 
+def check_given(student: Any, *, name: str = "student", **datasets: Sequence[dspy.Example]) -> None:
+    """Raise unless this is a program that can be run on these examples, with what is configured.
+
+    Args:
+        student, **datasets: What the user passed; the examples by what the user knows them by.
+        name: What the user knows the program by.
+
+    Raises:
+        TypeError, ValueError: with the argument and the cure.
+    """
+    check_student(student, name)
+    for dataset, examples in datasets.items():
+        check_examples(dataset, examples, student)
+    check_language_model(student)
+    check_demos(student)
+    check_fields(student, **datasets)
+
+
 def check_student(student: Any, name: str = "student") -> None:
     """Raise unless this is a program with predictors; the name is what the user knows it by."""
     if not isinstance(student, dspy.Module):

@@ -85,7 +85,7 @@ class PromptSlots(ABC):
         self._predictors = dict(named_predictors(program))
 
     @abstractmethod
-    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Demo indices by position, for each slot."""
 
     @property
@@ -125,20 +125,20 @@ class ProgramSlots(PromptSlots):
         self.slots = tuple(slot for slot in slots if slot.demos)
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
-    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Demo indices by position, for each slot.
 
         Each block's demos take, in their new order, the places that the block had before. `WITHOUT_DEMOS` has none.
         """
         blocks, result = iter(ordering), {}
         if ordering == WITHOUT_DEMOS:
-            return {slot.predictor: () for slot in self.slots}
+            return {slot.predictor: [] for slot in self.slots}
         for slot in self.slots:
             permutation = list(range(len(slot.demos)))
             for block in slot.blocks:
                 for place, item in zip(block, next(blocks), strict=True):
                     permutation[place] = block[item]
-            result[slot.predictor] = tuple(permutation)
+            result[slot.predictor] = permutation
         return result
 
 
@@ -249,9 +249,9 @@ class PoolSlots(PromptSlots):
         ]
         return [self.space.shortened(arrangement) or self.space.identity for arrangement in drawn]
 
-    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Numbers of the demos shown by position, for each slot."""
-        return {slot.predictor: items for slot, items in zip(self.slots, ordering, strict=True)}
+        return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
     def tokens(self, ordering: Ordering) -> int:
         """Tokens of the demos that an arrangement shows."""

@@ -96,12 +96,19 @@ def make_splits(
     )
 
 
-def check_splits(splits: Splits, *, num_trainset: int, num_valset: int, name: str = "trainset") -> None:
+def check_splits(
+    splits: Splits,
+    *,
+    num_trainset: int,
+    num_valset: int,
+    name: str = "trainset",
+    cure: str = "pass more examples",
+) -> None:
     """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
 
     def left(given: int, usable: int, shared: str = "") -> str:
         others = f"the others are shown by demos{shared} or given twice"
-        return f"of its {given} examples {usable} are left, {others}: pass more examples"
+        return f"of its {given} examples {usable} are left, {others}: {cure}"
 
     if num_valset and not splits.selection:
         raise ValueError(f"valset must hold an example that no demo shows; {left(num_valset, 0)}")
