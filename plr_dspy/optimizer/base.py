@@ -74,21 +74,8 @@ class Reorderer(Checked, Teleprompter, ABC):
     """What all optimizers of an order share: checks, budget, ledger, progress, errors and report.
 
     Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
-
-    Args:
-        metric, max_metric_calls, max_seconds, max_cost, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, display_progress: As in `PLReorder`.
-
-    Attributes:
-        report: The `Report` of the last compile, also when it was interrupted or ended in an error.
-        best_program: What the last compile returned; after an interrupt or an error, the program in
-            the best order that the search had seen.
-        name: What users call the optimizer.
-        student_name, trainset_name: What users call the program that they pass, and the examples that score.
-        balanced: Whether the splits have the classes evenly mixed.
-        scored_on: What orders are scored on in the search.
-        judges: Whether the metric's scores choose: then a student that came without demos is a candidate as it is.
-        stoppers: What ends the search early.
+    Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
+    evenly mixed, and where scores of the metric choose (`judges`), a student without demos is a candidate as it is.
     """
 
     metric: AnyMetric = Field(kw_only=False)
@@ -230,11 +217,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         seed: int,
         teacher: Any = None,
     ) -> Job:
-        """Check the arguments of a compile, and lay it out.
-
-        Raises:
-            TypeError, ValueError: for bad arguments.
-        """
+        """Check the arguments of a compile, and lay it out."""
         valset = [] if valset is None else valset
         program, own = checked_copy(self, student, trainset, valset)
         rng = random.Random(seed)
@@ -259,13 +242,7 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     @contextmanager
     def _opened(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, ProgressBar]]:
-        """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there.
-
-        Raises:
-            ValueError: when `log_dir` cannot be written to, or belongs to another compile, or when the money is too
-                little.
-            RuntimeError: when another compile is using it.
-        """
+        """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         if folder is not None:
             check_log_dir(folder)

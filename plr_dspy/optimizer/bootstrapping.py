@@ -56,10 +56,7 @@ class Teacher:
     """Runs the teacher of a job, or its student, on examples; what is right makes demos.
 
     A teacher without demos that no optimizer has compiled is shown labelled examples, as by DSPy; DSPy's `trace` is
-    passed to metrics that take three arguments.
-
-    Raises:
-        ValueError: when teacher and student are not of the same structure.
+    passed to metrics that take three arguments. Teacher and student must be of the same structure.
     """
 
     def __init__(self, job: Job) -> None:
@@ -98,11 +95,9 @@ class Teacher:
         self._shown = [(predictor, list(predictor.demos)) for predictor in self._dspy.teacher.predictors()]
 
     def attempt(self, number: int, example: dspy.Example) -> tuple[Cell, dict[str, dict[str, int]]]:
-        """Run the teacher on an example, without its demos that show this example.
+        """Run the teacher on an example, without its demos that show this example; return the cell and its tokens.
 
-        Returns:
-            A cell whose value is the demos by predictor, and the tokens of the call. A call that fails makes no demo,
-            nor does one whose reply cannot be read.
+        The cell's value is the demos by predictor: none of a call that fails, or whose reply cannot be read.
         """
         # DSPy leaves out demos that equal the example, not saved or bootstrapped ones, and puts none back on a failure.
         for predictor, shown in self._shown:
@@ -141,11 +136,7 @@ class Teacher:
 def bootstrapped(job: Job, ledger: Ledger, budget: Budget, on_call: Callable[[], None]) -> list[Attempt]:
     """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
-    Args:
-        job: Its attempts are as many as there may be.
-        ledger: Keeps them; what it holds is not done again.
-        budget: Pays for them. When they end for want of money or calls, those made are all there will be.
-        on_call: Called after each call.
+    What the ledger holds is not done again. When money or calls are up, the attempts made are all there will be.
 
     Raises:
         RuntimeError: when the time is up before the end.

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import dspy
+import numpy as np
 from pydantic import AfterValidator, Field
 
 from plr_dspy.compilation.choice import Outcome
@@ -18,7 +19,6 @@ from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.bootstrapping import bootstrapped
-from plr_dspy.optimizer.choices import best_choices
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
 from plr_dspy.optimizer.job import Attempt, Job, checked_copy, lay_out
 from plr_dspy.optimizer.plreorder import PLReorder
@@ -32,6 +32,7 @@ from plr_dspy.report.data import BestOfNumber
 from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
@@ -239,11 +240,7 @@ class PLFewShot(PLReorder):
     def _slots(
         self, program: dspy.Module, labelled: Mapping[int, dspy.Example], attempts: Sequence[Attempt]
     ) -> PoolSlots:
-        """Return what can be chosen after attempts at bootstrapped demos, or before, after as many at most.
-
-        Raises:
-            ValueError: when there is no demo, or none that keeps to the limits.
-        """
+        """Return what can be chosen after these attempts; a ValueError where there is no demo that keeps to limits."""
         given = [] if isinstance(self.candidates, str) else self.candidates
         pools = pools_of(program, labelled=labelled, attempts=attempts, given=given)
         if not any(pools.values()) and not attempts:
@@ -260,16 +257,52 @@ class PLFewShot(PLReorder):
     ) -> list[BestOfNumber]:
         """Return the best arrangement of each number of demos, and keep their programs."""
         assert isinstance(job.slots, PoolSlots)
-        choices = best_choices(compilation, outcome)
-        self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in choices.items()}
-        return [
-            BestOfNumber(
+        best = _best_by_number(job.slots, compilation, outcome)
+        self._found = {
+            n: partial(program_in, ordering, offsets) for n, (ordering, offsets, _) in best.items()
+        }
+        return [told for *_, told in best.values()]
+
+
+def _best_by_number(
+    slots: PoolSlots, compilation: Compilation, outcome: Outcome
+) -> dict[int, tuple[Ordering, Sequence[float], BestOfNumber]]:
+    """The best arrangement of each number of demos that was scored, with the offsets of labels that calibrate it.
+
+    The chosen one is that of its own number. A score is that of the original as it is and the expected gain over it, so
+    that its interval has the error of both means. The paper's algorithm chooses by the selection split alone: there,
+    the best are those of the finalists.
+    """
+    original, searched = compilation.original, compilation.known_scores()
+    found: list[tuple[Ordering, Sequence[float], float, int, tuple[float, float] | None]] = []
+    if searched:
+        fitted = outcome.fitted or compilation.search.model.fit(searched, kept=[original, outcome.ordering])
+        counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
+        best_first = [estimate.ordering for estimate in fitted.estimates()]
+        reference = original if original in counts else best_first[0]
+        before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
+        for ordering in best_first:
+            stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
+            score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
+            interval = fitted.interval(ordering, score, reference=reference)
+            offsets = () if calibration is None or stays else calibration.offsets
+            found.append((ordering, offsets, round(score, 6), counts[ordering], interval))
+    else:
+        number = outcome.comparison.num_examples if outcome.comparison else 0
+        for result in sorted(outcome.candidates, key=lambda result: -result.score):
+            found.append((result.finalist.ordering, (), result.score, number, None))
+    best: dict[int, tuple[Ordering, Sequence[float], BestOfNumber]] = {}
+    for ordering, offsets, score, number, interval in sorted(
+        found, key=lambda each: each[0] != outcome.ordering
+    ):
+        if (shown := sum(map(len, ordering))) not in best:
+            told = BestOfNumber(
                 num_demos=shown,
-                ordering=job.slots.permutations(choice.ordering),
-                score=choice.score,
-                interval=choice.interval,
-                num_examples=choice.num_examples,
-                tokens=job.slots.tokens(choice.ordering),
+                ordering=slots.permutations(ordering),
+                score=score,
+                interval=interval,
+                num_examples=number,
+                tokens=slots.tokens(ordering),
             )
-            for shown, choice in choices.items()
-        ]
+            best[shown] = ordering, offsets, told
+    return dict(sorted(best.items()))

@@ -110,11 +110,7 @@ def checked_copy(
     trainset: Sequence[dspy.Example],
     valset: Sequence[dspy.Example],
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
-    """Check what the user passes, and return the `program` and the `own` of the job.
-
-    Raises:
-        TypeError, ValueError: for bad arguments.
-    """
+    """Check what the user passes, and return the `program` and the `own` of the job."""
     optimizer.check_together()  # They may have been set since.
     own = student if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False else None
     student = student if own is None else own.program
@@ -138,14 +134,9 @@ def lay_out(
     others: Sequence[Any] = (),
     **given: Any,
 ) -> Job:
-    """Split the examples, and plan the compile; nothing is planned where all choices give the same prompt.
+    """Split the examples, and plan the compile of a job; where all choices give the same prompt, nothing is planned.
 
-    Args:
-        others: Demos that are in no slot, and score nothing either.
-        optimizer, program, slots, original, **given: Of the job.
-
-    Raises:
-        ValueError: when too few examples are left, or the budget is too small.
+    Neither the program's demos nor the `others` score. Too few examples, and too small a budget, are a ValueError.
     """
     name = optimizer.trainset_name
     own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]

@@ -80,11 +80,7 @@ def pools_of(
 ) -> dict[str, list[PooledDemo]]:
     """The pool of each predictor: what its prompt shows, each text once, the student's own demos first.
 
-    Args:
-        program: A copy of the student.
-        labelled: Examples of the trainset, by their numbers.
-        attempts: At bootstrapped demos.
-        given: The user's own list.
+    Then come what attempts made, labelled examples by their numbers in the trainset, and the list that the user gave.
     """
     renderer, pools = PromptRenderer(), {}
     others = [(example, f"trainset[{number}]") for number, example in labelled.items()]

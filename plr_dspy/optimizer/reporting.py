@@ -41,13 +41,7 @@ def build_report(
     signal: Signal | None,
     **others: Any,
 ) -> Report:
-    """Make the report of a compile that has ended.
-
-    Args:
-        names: What messages call the examples.
-        signal: What the search learnt from a call.
-        **others: Fields of the report that are as they will be.
-    """
+    """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     ledger, original, permutations = scorer.ledger, job.original, job.slots.permutations
     no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
     candidates = [

@@ -173,11 +173,8 @@ def _sensitivity(table: Array, scorer: CellScorer, job: Job, *, num_unusable: in
 def _calibrated(work: LabelWork, cells: Sequence[Sequence[tuple[int, Cell]]], table: Array) -> Array | None:
     """The scores of calibrated answers, ``[orders, examples]``; None where few calls told log-probabilities.
 
-    Each order is calibrated by the mean probabilities of its own answers. What told none keeps its score.
-
-    Args:
-        cells: Of each order, by example.
-        table: Scores of the answers as they are.
+    Each order is calibrated by the mean probabilities of its own answers, given as its cells by example. What told none
+    keeps its score of the table.
     """
     tables, num_told = [], 0
     for shares in likely_shares(right_counts(work.scores)):

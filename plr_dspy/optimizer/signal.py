@@ -57,11 +57,8 @@ def label_work(job: Job) -> LabelWork | str:
 def work_of(job: Job) -> MetricWork:
     """The work of a job, whose `signal` says what a search learns from it as far as is known before any call.
 
-    That is "logprobs", and the work a `LabelWork`, where the program and the metric allow for it.
-
-    Raises:
-        ValueError: when they must be the signal, and the program, the metric or the plan does not allow for it, or
-            when shares to calibrate to are given for other labels, or do not sum to 1.
+    That is "logprobs", and the work a `LabelWork`, where the program and the metric allow for it; where they do not
+    and it must be, or where shares to calibrate to do not fit the labels, a ValueError.
     """
     optimizer, one_prompt = job.optimizer, job.slots.space.num_distinct < 2
     calibrating, signal = optimizer.calibrate is not False, optimizer.signal
@@ -98,11 +95,7 @@ def probe(job: Job, work: LabelWork, scorer: CellScorer) -> LabelResponses | Non
     """Make the first call, unless it has been paid, and say in the work's `signal` whether log-probabilities come.
 
     Returns:
-        Where the search finds them; None where there are none: then the work reads none any longer.
-
-    Raises:
-        NoProbabilities: when they must be the signal, and there are none.
-        Exception: of the program or the metric.
+        Where the search finds them; None where there are none, which is NoProbabilities where they must be the signal.
     """
     calibrate = job.optimizer.calibrate
     calibrating = calibrate is not False

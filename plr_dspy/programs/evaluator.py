@@ -172,19 +172,15 @@ class ProgramEvaluator:
 
 
 class Failures:
-    """The failures of a run.
+    """The failures of a run; `fatal` is the exception that ends it.
 
-    An example that never runs is one failure, whatever the number of orders that meet it: unless nothing
-    at all has run. A metric that returns no number ends the run at once, unless it has returned one before.
+    An example that never runs is one failure, whatever the number of orders that meet it: unless nothing at all has
+    run. A metric that returns no number ends the run at once, unless it has returned one before.
 
     Args:
         ran, scored: Examples that ran before, and whether the metric has returned a number before.
         max_errors: So many failures are too many; None takes DSPy's setting.
-        redact: Takes secrets out of messages.
         ways_out: What else can be done when there are too many.
-
-    Attributes:
-        fatal: The exception that ends the run.
     """
 
     def __init__(
@@ -205,7 +201,7 @@ class Failures:
         self._ran, self._scored = set(ran), scored
 
     def note_answer(self, example: int, *, scored: bool) -> None:
-        """A call on the example ended with an answer, which the metric may have scored."""
+        """Note that a call ended with an answer, which the metric may have scored."""
         self._ran.add(example)
         self._scored = self._scored or scored
 

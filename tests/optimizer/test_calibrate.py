@@ -231,15 +231,6 @@ class TestTheStudentAsItIs:
             before, program = before.program, program.program
         assert program.dump_state() == before.dump_state()
 
-    def test_shares_and_the_most_frequent_label_are_told(self, caplog):
-        trainset, probabilities, _ = labelled_world(3)
-        program, report = go(engine_of(probabilities), calibrate=True, trainset=trainset)
-        positive = np.mean([each.label == "positive" for each in trainset])
-        assert f"always answering 'positive' {positive:.2f}" in report.details()
-        assert f"{100 * positive:.0f} % of the examples have the label 'positive'" in caplog.text
-        shares = program.calibration.shares
-        assert f"assumed: labels are as frequent as 'negative' {shares[0]:.2f}" in str(report)
-
 
 def sure_of(scale):
     """Probabilities of three labels, with logits so many times those of a small model; infinitely many are 0 and 1."""
@@ -285,13 +276,6 @@ def test_what_was_found_is_calibrated_when_it_is_interrupted():
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("value", ["yes", 1, None, ["negative"]])
-    def test_other_types_and_scores_alone(self, value):
-        with pytest.raises((TypeError, ValueError), match="calibrate"):
-            PLReorder(exact, calibrate=value)
-        with pytest.raises(ValueError, match="calibrate needs log-probabilities: pass signal='auto'"):
-            PLReorder(exact, calibrate=True, signal="score")
-
     @pytest.mark.parametrize(
         ("shares", "said"),
         [
@@ -345,36 +329,6 @@ class TestWithoutIt:
         assert report.calibration is None
         assert "calibrat" not in report.details()
 
-    def test_uneven_labels(self):
-        """What the report says calibration would give is what calibrate=True gives."""
-
-        def uneven(demos, text):
-            return two((2.0 if number(text) % 4 else -2.0) + 0.8 * normal(text))
-
-        examples = [
-            dspy.Example(text=f"text {i}", label=LABELS[bool(i % 4)]).with_inputs("text") for i in range(120)
-        ]
-        effects = [
-            go(engine_of(uneven), trainset=examples, calibrate=calibrate)[1].calibration
-            for calibrate in (False, True)
-        ]
-        assert effects[0].original_calibrated == pytest.approx(effects[1].original_calibrated, abs=0.03)
-        assert effects[0].original_calibrated > effects[0].original - 0.03
-
-
-def test_labels_that_are_read_from_other_words_stay():
-    """The adapter reads "yes" as True: the tokens there are not those of the labels."""
-
-    class Yes(Engine):
-        def tops(self, texts, wanted):
-            return [{"[[ ## label ## ]]\n": 1.0}, {"yes": 0.93, "no": 0.04, "True": 0.005, "False": 0.02}]
-
-    found = Calibration("batch", ("True", "False"), (-1.0, 1.0), (1.0, 1.0), 9)
-    with using(Yes()):
-        prediction = CalibratedProgram(student(bool, []), found)(text="text 1")
-    assert prediction.label is True
-    assert prediction.probabilities is None
-
 
 class TestSensitivity:
     def measure(self, engine, metric=exact, **options):
@@ -397,29 +351,3 @@ class TestSensitivity:
         assert not found.matters
         assert found.calibrated.matters
         assert "a search (PLReorder with calibrate=True)" in str(found).splitlines()[-1]
-
-    @pytest.mark.parametrize("options", [{"logprobs": False}, {}])
-    def test_scores_alone(self, options):
-        metric = exact if options else lambda e, p, trace=None: exact(e, p) and len(p.keys()) > 0
-        found = self.measure(Engine(**options), metric)
-        assert found.calibrated is None
-        assert "alibrat" not in str(found)
-
-
-def test_twenty_labels_of_which_some_are_never_likely():
-    """Those cannot become answers by being lifted."""
-    labels = [f"kind {chr(97 + i)}" for i in range(20)]
-
-    def of_five(demos, text):
-        p = np.exp(
-            [1.2 * (i == number(text) % 5) + 1.5 * (i == 0) + 0.3 * normal(f"{text}{i}") for i in range(5)]
-        )
-        return [*(p / p.sum()).tolist(), *[0.0] * 15]
-
-    examples = [dspy.Example(text=f"text {i}", label=labels[i % 5]).with_inputs("text") for i in range(60)]
-    demos = [dspy.Example(text=f"demo {i}", label=labels[i % 5]) for i in range(4)]
-    program = student(Literal[tuple(labels)], demos)
-    with using(Engine(labels=labels, probabilities=of_five)) as engine:
-        program, report = go(engine, program=program, trainset=examples, calibrate=True)
-        assert report.comparison is not None
-        assert {program(text=text).label for text in FRESH[:60]} == set(labels[:5])

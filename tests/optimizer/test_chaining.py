@@ -19,14 +19,6 @@ def lm():
         yield lm
 
 
-def scored(gold, pred, trace=None, pred_name=None, pred_trace=None):
-    return float(exact_match(gold, pred))
-
-
-def few_shot():
-    return dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-
-
 def reorder(**options):
     return PLReorder(
         exact_match, **{"max_metric_calls": 150, "num_threads": 4, "display_progress": False, **options}
@@ -101,13 +93,3 @@ def test_inside_better_together(strategy, lm):
     assert report["settings"]["seed"] == 4
     assert report["settings"]["num_selection"] <= 10
     assert sorted(texts(programs["few"])) == sorted(texts(programs[strategy]))
-
-
-def test_demos_stay_for_what_comes_after():
-    """Such as an optimizer that runs the program as its teacher."""
-    compiled = reorder().compile(few_shot(), trainset=EXAMPLES)
-    again = dspy.BootstrapFewShot(metric=exact_match, max_bootstrapped_demos=2).compile(
-        dspy.Predict("question -> answer"), teacher=compiled, trainset=EXAMPLES[:10]
-    )
-    assert again.demos
-    assert texts(compiled) == texts(compiled.deepcopy())

@@ -285,15 +285,6 @@ def test_a_large_graph_is_one_fact_however_deep_the_stack_is():
     assert changed == {"the metric.nodes"}
 
 
-def test_a_closure_that_is_not_filled_and_one_that_holds_itself():
-    def recursive(example, prediction):
-        return recursive if prediction else later
-
-    assert digest(recursive) == digest(recursive)
-    later = 1
-    assert later
-
-
 def test_an_object_that_holds_locks_and_threads_is_told_by_the_rest():
     other = Locked()
     other.limit = 2
