@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -84,73 +84,69 @@ class Estimate:
 
 def estimate(job: Job) -> Estimate:
     """The cost of a prepared compile, and of calls that make demos before."""
-    plan, optimizer, noun = job.plan, job.optimizer, job.slots.noun
-    num_distinct = job.slots.space.num_distinct
+    plan, max_cost, num_distinct = job.plan, job.optimizer.max_cost, job.slots.space.num_distinct
     tokens = tokens_a_call(job)
     dollars_a_call = cost_a_call(job, tokens)
-    calls, before = plan.program_calls, len(job.attempts)
-    all_calls = calls + before
+    calls = plan.program_calls
+    all_calls = calls + len(job.attempts)
     prompt_tokens = cost = affordable = None
     if tokens is not None:
         prompt_tokens = round(all_calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
     if dollars_a_call is not None:
         cost = dollars_a_call * all_calls
-        pays = (
-            all_calls
-            if optimizer.max_cost is None or not dollars_a_call
-            else optimizer.max_cost / dollars_a_call
-        )
+        pays = all_calls if max_cost is None or not dollars_a_call else max_cost / dollars_a_call
         affordable = min(all_calls, int(pays))
-    ends_by_cost = affordable is not None and affordable < all_calls
     first = plan.num_first_examples if plan.racing else plan.num_train_examples
     search_calls = calls - min(plan.race_calls + plan.final_calls, calls)
-    race_calls, final_calls = min(plan.race_calls, calls), min(plan.final_calls, calls)
-    num_orders = min(search_calls // first if first else 0, num_distinct)
-    num_finalists = min(plan.num_finalists, num_distinct)
-    orders = {slot.predictor: slot.space.num_distinct for slot in job.slots.slots}
-
-    line = f"at most {all_calls:,} program calls, prompt tokens "
-    line += "not known" if prompt_tokens is None else f"about {prompt_tokens:,}"
-    line += "" if cost is None else f", about {dollars(cost)} (answers as long as the demos')"
-    if all_calls and optimizer.max_cost is not None:
-        effect = "may end it earlier" if affordable is None else "pays for all of them"
-        if ends_by_cost:
-            effect = f"ends it earlier, after about {affordable:,} calls at this price"
-        line += f"; max_cost=${optimizer.max_cost:g} {effect}"
-    if all_calls and optimizer.max_seconds is not None:
-        line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
-    examples = f"{plan.num_train_examples} {optimizer.scored_on}"
-    if optimizer.scored_on == "train examples":
-        few = f"{first} to " * (first < plan.num_train_examples)
-        examples = f"{few}{plan.num_train_examples} of {len(job.splits.train)} train examples"
-    lines = [line, "  without max_cost:"] if ends_by_cost else [line]
-    lines.append(f"  search: about {search_calls:,} calls, {num_orders:,} {noun}s on {examples}")
-    lines += [f"  bootstrapped demos: at most {before:,} calls"] if before else []
-    lines += [f"  race: about {race_calls:,} calls"] if race_calls else []
-    lines.append(
-        f"  final comparison: about {final_calls:,} calls, {num_finalists} {noun}s on {plan.num_selection_examples} of "
-        f"{len(job.splits.selection)} selection examples"
-    )
-    of_each = ", ".join(f"{name}: {prompt_count(count)}" for name, count in orders.items())
-    lines.append(f"  {prompt_count(num_distinct)} distinct prompts ({of_each})")
-    return Estimate(
-        orders=orders,
+    found = Estimate(
+        orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
         distinct_prompts=num_distinct,
         num_train=len(job.splits.train),
         num_selection=len(job.splits.selection),
-        num_orders=num_orders,
-        num_finalists=num_finalists,
+        num_orders=min(search_calls // first if first else 0, num_distinct),
+        num_finalists=min(plan.num_finalists, num_distinct),
         num_selection_examples=plan.num_selection_examples,
-        bootstrap_calls=before,
+        bootstrap_calls=len(job.attempts),
         search_calls=search_calls,
-        race_calls=race_calls,
-        final_calls=final_calls,
+        race_calls=min(plan.race_calls, calls),
+        final_calls=min(plan.final_calls, calls),
         program_calls=all_calls,
         prompt_tokens=prompt_tokens,
         cost=cost,
         affordable_calls=affordable,
-        text="\n".join(lines),
+        text="",
     )
+    return replace(found, text="\n  ".join(_lines(job, found, first)))
+
+
+def _lines(job: Job, found: Estimate, first: int) -> list[str]:
+    """What is printed; orders are scored on so many examples at first."""
+    optimizer, noun, affordable = job.optimizer, job.slots.noun, found.affordable_calls
+    line = f"at most {found.program_calls:,} program calls, prompt tokens "
+    line += "not known" if found.prompt_tokens is None else f"about {found.prompt_tokens:,}"
+    line += "" if found.cost is None else f", about {dollars(found.cost)} (answers as long as the demos')"
+    ends_by_cost = affordable is not None and affordable < found.program_calls
+    if found.program_calls and optimizer.max_cost is not None:
+        effect = "may end it earlier" if affordable is None else "pays for all of them"
+        if ends_by_cost:
+            effect = f"ends it earlier, after about {affordable:,} calls at this price"
+        line += f"; max_cost=${optimizer.max_cost:g} {effect}"
+    if found.program_calls and optimizer.max_seconds is not None:
+        line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
+    most = job.plan.num_train_examples
+    examples = f"{most} {optimizer.scored_on}"
+    if optimizer.scored_on == "train examples":
+        examples = f"{f'{first} to ' * (first < most)}{most} of {found.num_train} train examples"
+    lines = [line, *["without max_cost:"] * ends_by_cost]
+    lines.append(f"search: about {found.search_calls:,} calls, {found.num_orders:,} {noun}s on {examples}")
+    lines += [f"bootstrapped demos: at most {found.bootstrap_calls:,} calls"] * bool(found.bootstrap_calls)
+    lines += [f"race: about {found.race_calls:,} calls"] * bool(found.race_calls)
+    lines.append(
+        f"final comparison: about {found.final_calls:,} calls, {found.num_finalists} {noun}s on "
+        f"{found.num_selection_examples} of {found.num_selection} selection examples"
+    )
+    of_each = ", ".join(f"{name}: {prompt_count(count)}" for name, count in found.orders.items())
+    return [*lines, f"{prompt_count(found.distinct_prompts)} distinct prompts ({of_each})"]
 
 
 def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:

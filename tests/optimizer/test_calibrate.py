@@ -1,8 +1,6 @@
 """Orders that are chosen for calibrated answers, and what reports say of calibration."""
 
 import json
-import math
-from typing import Literal, get_args
 
 import dspy
 import numpy as np
@@ -105,13 +103,6 @@ class TestOrdersUnderCalibration:
         assert len(set(offsets)) == len(offsets) >= 2
         assert offsets[0] == program.calibration.offsets
         assert candidates["calibrated"].program.dump_state() == original.dump_state()
-
-    @pytest.mark.parametrize("seed", range(2))
-    def test_replies_that_are_no_label_count_as_they_were_scored(self, seed):
-        engine = Mumbling()
-        effect = go(engine, max_metric_calls=300, seed=seed)[1].calibration
-        assert effect.original == pytest.approx(right(engine.probabilities, True)(student()), abs=0.1)
-        assert effect.chosen <= effect.chosen_calibrated <= 1.0
 
     def test_the_result_saves_and_answers_with_one_call(self, tmp_path):
         program, _ = go(engine_of(), program=calibrated_original(), calibrate=True)
@@ -230,40 +221,6 @@ class TestTheStudentAsItIs:
             assert program.calibration == before.calibration
             before, program = before.program, program.program
         assert program.dump_state() == before.dump_state()
-
-
-def sure_of(scale):
-    """Probabilities of three labels, with logits so many times those of a small model; infinitely many are 0 and 1."""
-
-    def probabilities(demos, text):
-        logits = [
-            0.8 * normal(f"{text} {label}") + 0.2 * normal(f"{demos}{text}{label}") for label in range(3)
-        ]
-        logits[number(text) % 3] += 1.0
-        logits[2] += 0.4 * sum(number(demo) % 3 * (i + 1) for i, demo in enumerate(demos)) - 8
-        gaps = [logit - max(logits) for logit in logits]
-        weights = [math.exp(scale * gap) if gap else 1.0 for gap in gaps]
-        return [weight / sum(weights) for weight in weights]
-
-    return probabilities
-
-
-@pytest.mark.parametrize(
-    ("scale", "calibrate"), [(1, True), (16, False), (64, True), (math.inf, True), (math.inf, False)]
-)
-def test_however_sure_a_model_is_a_search_ends_with_its_calls(scale, calibrate):
-    """And numpy has nothing to warn of."""
-    kind = Literal["negative", "positive", "neither"]
-    labels = [*get_args(kind)]
-    examples = [dspy.Example(text=f"text {i}", label=labels[i % 3]).with_inputs("text") for i in range(60)]
-    program = student(kind, [dspy.Example(text=f"demo {i}", label=labels[i % 3]) for i in range(6)])
-    engine = engine_of(sure_of(scale), labels=labels)
-    options = {"calibrate": calibrate, "max_metric_calls": 150}
-    _, report = go(engine, program=program, trainset=examples, **options)
-    assert (report.signal.used, report.stopped) == ("logprobs", "budget")
-    assert report.program_calls["total"] > 125
-    assert math.isfinite(report.comparison.expected_gain + report.comparison.probability)
-    assert all(map(math.isfinite, report.calibration.offsets))
 
 
 def test_what_was_found_is_calibrated_when_it_is_interrupted():

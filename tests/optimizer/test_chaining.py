@@ -5,7 +5,6 @@ from pathlib import Path
 
 import dspy
 import pytest
-from dspy.clients.provider import Provider
 from fakes import configured, exact_match, questions
 
 from plr_dspy import PLReorder
@@ -65,13 +64,6 @@ def test_the_example_of_each_family(chains, name, lm, tmp_path):
 
 def test_all_examples_are_run(chains):
     assert list(chains.CHAINS) == NAMES
-
-
-def test_the_example_of_finetuning_says_beforehand_that_an_lm_cannot(chains, lm):
-    fixed = lm.copy(provider=Provider())
-    with pytest.raises(ValueError, match="cannot be fine-tuned"):
-        chains.finetune(dspy.Predict("question -> answer"), EXAMPLES, exact_match, fixed)
-    assert not lm.engine.num_calls
 
 
 @pytest.mark.parametrize("strategy", ["few -> reorder", "few -> reorder -> reorder"])

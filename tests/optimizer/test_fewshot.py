@@ -1,6 +1,5 @@
 """PLFewShot: which demos, how many, in what order."""
 
-import json
 import warnings
 from typing import Literal
 
@@ -81,13 +80,6 @@ class Source:
 
 def shown(program):
     return [[dict(demo) for demo in predictor.demos] for predictor in program.predictors()]
-
-
-def plain(report):
-    """What two reports of one compile must share."""
-    data = json.loads(json.dumps(report.to_dict()))
-    calls = {name: count for name, count in data["program_calls"].items() if name != "resumed"}
-    return {**data, "seconds": 0, "settings": 0, "program_calls": calls}
 
 
 class TestChoice:
@@ -316,11 +308,6 @@ class TestBadInput:
         (name,) = options
         with pytest.raises((TypeError, ValueError), match=name):
             optimizer(**options)
-
-    def test_values_that_json_cannot_hold_are_told_before_the_search(self, engine, caplog):
-        kept = [dspy.Example(example, seen={1, 2}).with_inputs("question") for example in EXAMPLES]
-        optimizer(candidates="labeled").estimate(predict(), trainset=kept)
-        assert "holds a set in field 'seen'" in caplog.text
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (

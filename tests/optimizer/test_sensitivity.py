@@ -72,11 +72,6 @@ class TestSpread:
         assert found.gain == 0.0
         assert found.gain_interval == (0.0, pytest.approx(0.0, abs=0.03))
 
-    @pytest.mark.parametrize("shape", [(1, 5), (2, 5), (5, 1)])
-    def test_too_few_are_refused(self, shape):
-        with pytest.raises(ValueError, match="at least"):
-            analysed(np.ones(shape))
-
 
 def tables(count, num_distinct, *, deviation, num_examples=30, common=False, num_orders=10):
     """Right-or-wrong scores of orders, and the true ones; with `common`, examples differ in how they like one demo."""

@@ -10,7 +10,7 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, LMAuthError
 from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions, scored, student
 
-from plr_dspy.programs.calls import as_score, metric_caller
+from plr_dspy.programs.calls import as_score
 from plr_dspy.programs.evaluator import program_scorer
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import error_counts
@@ -170,13 +170,6 @@ class TestErrors:
             assert scored(cells, [IDENTITY], range(4)) == [3 / 4]
             assert scored(cells, [IDENTITY], [0, 10]) == [-5.0]
 
-    @pytest.mark.parametrize("num_threads", [1, 8])
-    def test_too_many_failures_end_with_the_failure_itself(self, engine, num_threads):
-        cells = scorer(metric=failing_on(*range(10, 40)), max_errors=3, num_threads=num_threads)
-        with pytest.raises(ZeroDivisionError, match="boom"):
-            scored(cells, [IDENTITY], range(30))
-        assert 3 <= engine.num_calls <= 3 + num_threads
-
     def test_an_example_that_never_runs_is_one_failure_and_counts_for_no_ordering(self, engine):
         """As in `dspy.Evaluate`: a broken example does not end the run once it has met many orders."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
@@ -270,10 +263,3 @@ class TestMetric:
     def test_refuses_what_is_not_finite_or_overflows_when_squared(self, value, words):
         with pytest.raises(ValueError, match=f"metric must return a .*{words}"):
             as_score(value)
-
-    def test_passes_none_for_what_the_metric_insists_on(self):
-        assert metric_caller(lambda e, p: (e, p))(1, 2) == (1, 2)
-        assert metric_caller(lambda e, p, trace=5: trace)(1, 2) == 5
-        assert metric_caller(lambda e, p, trace: (e, p, trace))(1, 2) == (1, 2, None)
-        assert metric_caller(lambda gold, pred, trace, name, pred_trace: pred)(1, 2) == 2
-        assert metric_caller(max)(1, 2) == 2

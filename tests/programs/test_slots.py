@@ -146,15 +146,6 @@ class TestFactory:
 
 
 class TestLabelledDemos:
-    def test_fills_a_program_without_demos(self, caplog):
-        program = Pipeline()
-        filled = add_labelled_demos(program, questions(20), 8, random.Random(0))
-        assert filled == ["second.predict"]  # no example fits question -> hint
-        assert len(program.second.predict.demos) == 8
-        assert program.first.demos == []
-        words = "second.predict", "num_demos sets how many (None refuses", "PLFewShot chooses which"
-        assert all(each in caplog.text for each in words)
-
     def test_leaves_predictors_alone_that_an_optimizer_left_without_or_that_would_not_show_them(self):
         program = Pipeline()
         program.first.demos = [dspy.Example(question="q", hint="h")]
