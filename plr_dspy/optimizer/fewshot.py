@@ -284,9 +284,9 @@ def _best_by_number(
         for ordering in best_first:
             stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
             score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
-            interval = fitted.interval(ordering, score, reference=reference)
-            offsets = () if calibration is None or stays else calibration.offsets
-            found.append((ordering, offsets, round(score, 6), counts[ordering], interval))
+            ends = fitted.interval(ordering, score, reference=reference)
+            moved = () if calibration is None or stays else calibration.offsets
+            found.append((ordering, moved, round(score, 6), counts[ordering], ends))
     else:
         number = outcome.comparison.num_examples if outcome.comparison else 0
         for result in sorted(outcome.candidates, key=lambda result: -result.score):

@@ -1,6 +1,5 @@
 """Every mistake gets an error that names the argument and the cure, before any call is paid."""
 
-import asyncio
 import inspect
 import re
 
@@ -318,16 +317,6 @@ def test_numpy_numbers_are_numbers_and_an_lm_on_the_program_is_enough(engine):
         assert reorder.compile(program, trainset=EXAMPLES).lm is program.lm
 
 
-async def awaited(example, prediction):
-    await asyncio.sleep(0)
-    return exact_match(example, prediction)
-
-
-class Judge(dspy.Module):
-    async def forward(self, example, prediction):
-        return await awaited(example, prediction)
-
-
 def least(error):
     return int(re.search(r"max_metric_calls must be at least (\d+)", str(error.value)).group(1))
 
@@ -339,16 +328,6 @@ def compiled(reorder=None, program=None, **data):
 
 class TestCures:
     """What an error tells a user to do, done: it works, or at least the next error is another one."""
-
-    @pytest.mark.parametrize(
-        "made", [awaited, Judge(), lambda example, prediction: awaited(example, prediction)]
-    )
-    def test_of_an_async_metric(self, engine, made):
-        with pytest.raises(TypeError, match="async") as error:
-            compiled(optimizer(metric=made))
-        advice = re.search(r"pass metric=(lambda .*)", str(error.value)).group(1)
-        metric = eval(advice, {"asyncio": asyncio, "metric": made})
-        assert compiled(optimizer(metric=metric, max_metric_calls=120)).demos == compiled().demos
 
     def test_of_sets_that_overlap(self, engine):
         with pytest.raises(
@@ -396,14 +375,6 @@ class TestCures:
             settings.append(({"max_metric_calls": budget}, EXAMPLES[:60]))
         for options, trainset in settings:
             optimizer(**options).estimate(student(5), trainset=trainset)
-
-    def test_of_random_orders(self, engine):
-        with pytest.raises(ValueError, match="or pass fewer examples") as error:
-            compiled(TopKOrder(exact_match, max_metric_calls=6))
-        for calls, trainset in [(least(error), EXAMPLES[:60]), (6, EXAMPLES[:7])]:
-            compiled(
-                TopKOrder(exact_match, max_metric_calls=calls, display_progress=False), trainset=trainset
-            )
 
     def test_of_frozen_parts(self, engine):
         program = Frozen()

@@ -1,10 +1,7 @@
 """What PLReorder learns from a call: the score alone, or the log-probabilities of labels as well."""
 
 import time
-from collections import Counter
-from enum import Enum
 
-import dspy
 import numpy as np
 import pytest
 from dspy import lm15
@@ -125,19 +122,6 @@ class TestLogProbabilities:
             assert "learnt from the probabilities of labels that came with the calls" in text
         assert "% of the examples" in page(report)
 
-    def test_from_scores_to_log_probabilities(self, tmp_path):
-        """What was paid without them stays without."""
-        engine = Engine()
-        go(engine, log_dir=tmp_path, signal="score", max_metric_calls=60)
-        _, report = go(engine, log_dir=tmp_path, accept_changes=True)
-        assert report.program_calls["total"] == len(engine.prompts) <= 120
-        assert set(Counter(engine.prompts).values()) == {1}
-
-
-class Sentiment(Enum):
-    BAD = "negative"
-    GOOD = "positive"
-
 
 def some(name, share):
     """Numbers of calls."""
@@ -153,19 +137,6 @@ class TestPrograms:
         assert report.signal.used == "logprobs", report.signal
         assert str(report)
         return program, report
-
-    @pytest.mark.parametrize(("kind", "values"), [(bool, [False, True]), (Sentiment, list(Sentiment))])
-    def test_of_other_labels(self, kind, values):
-        def valued(example):
-            return dspy.Example(text=example.text, label=values[number(example.text) % 2]).with_inputs("text")
-
-        labels = ["False", "True"] if kind is bool else LABELS  # as the engine numbers them
-        _, report = self.check(
-            Engine(labels=labels),
-            program=student(kind, [valued(demo) for demo in DEMOS]),
-            trainset=[valued(example) for example in EXAMPLES],
-        )
-        assert set(report.signal.labels) == set(labels)
 
     @pytest.mark.parametrize(
         "options",

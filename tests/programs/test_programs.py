@@ -152,15 +152,6 @@ class TestOwned:
         duplicate = ProgramFactory(Agent()).build({"look_up": EXAMPLES[2::-1]})
         assert duplicate.react.tools["tool"](question="question 9").startswith("['question 2'")
 
-    def test_settings_of_predictors(self):
-        program = Holder()
-        program.answer.config = {"temperature": 0.5}
-        duplicate = ProgramFactory(program).build({})
-        duplicate.answer.config["temperature"] = 1.0
-        duplicate.answer.traces.append("x")
-        assert program.answer.config == {"temperature": 0.5}
-        assert program.answer.traces == []
-
 
 def test_models_are_found():
     lms = [dspy.LM(f"openai/{name}") for name in "abc"]
