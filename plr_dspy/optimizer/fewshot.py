@@ -257,14 +257,14 @@ class PLFewShot(PLReorder):
     ) -> list[BestOfNumber]:
         """Return the best arrangement of each number of demos, and keep their programs."""
         assert isinstance(job.slots, PoolSlots)
-        best = _best_by_number(job.slots, compilation, outcome)
+        best = _best_of_each_number(job.slots, compilation, outcome)
         self._found = {
             n: partial(program_in, ordering, offsets) for n, (ordering, offsets, _) in best.items()
         }
         return [told for *_, told in best.values()]
 
 
-def _best_by_number(
+def _best_of_each_number(
     slots: PoolSlots, compilation: Compilation, outcome: Outcome
 ) -> dict[int, tuple[Ordering, Sequence[float], BestOfNumber]]:
     """The best arrangement of each number of demos that was scored, with the offsets of labels that calibrate it.
