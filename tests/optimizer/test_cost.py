@@ -105,6 +105,17 @@ class TestPrices:
         tokens = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, **counts}
         assert cost_of({MODEL: tokens}) == pytest.approx(400 * PROMPT + 60 * PROMPT + 10 * COMPLETION)
 
+    @pytest.mark.parametrize("missing", ["input_cost_per_token", "output_cost_per_token"])
+    def test_need_both(self, missing, monkeypatch):
+        monkeypatch.delitem(litellm.model_cost[MODEL], missing)
+        assert price_of(MODEL) is None
+
+    def test_what_a_cache_takes_in_is_never_free(self, monkeypatch):
+        tokens = {MODEL: {"prompt_tokens": 1000, "cache_creation_tokens": 400}}
+        for written, expected in [(None, 1000 * PROMPT), (0.0, 1000 * PROMPT), (3 * PROMPT, 1800 * PROMPT)]:
+            monkeypatch.setitem(litellm.model_cost[MODEL], "cache_creation_input_token_cost", written)
+            assert cost_of(tokens) == pytest.approx(expected)
+
 
 class TestReport:
     def test_gives_what_the_calls_cost_earlier_parts_included(self, engine, tmp_path):

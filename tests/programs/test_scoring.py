@@ -14,6 +14,7 @@ from plr_dspy.programs.calls import as_score
 from plr_dspy.programs.evaluator import program_scorer
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import error_counts
+from plr_dspy.scoring.ledger import Ledger
 
 EXAMPLES = questions(40)
 NAMES = [f"example {i}" for i in range(40)]
@@ -225,6 +226,59 @@ class TestErrors:
         with answering(Locked()), pytest.raises(LMAuthError, match="bad key"):
             scored(scorer(num_threads=4, max_errors=1000), [IDENTITY], range(30))
         assert len(calls) <= 5
+
+    def test_a_metric_without_a_number_now_and_then_is_a_failure_that_counts(self, engine, tmp_path):
+        """Also where it is the first of a compile that goes on."""
+
+        def metric(example, prediction):
+            return None if example.question == "question 12" else 1.0
+
+        for examples in ([0, 1, 2, 3], [2, 4, 5]):
+            ledger = Ledger(tmp_path / "cells.jsonl")
+            cells = scorer(metric=metric, ledger=ledger, max_errors=2, num_threads=1)
+            ran, rows = cells.table([REVERSED if 4 in examples else IDENTITY], examples)
+            assert (ran, rows) == ([e for e in examples if e != 2], [[1.0] * (len(examples) - 1)])
+            ledger.close()
+
+    def test_messages_that_cannot_be_written(self, engine, tmp_path):
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError("no")
+
+        errors = {"question 12": ValueError("unknown label \ud83d"), "question 13": Mute()}
+
+        def metric(example, prediction):
+            if example.question in errors:
+                raise errors[example.question]
+            return True
+
+        cells = scorer(metric=metric, ledger=Ledger(tmp_path / "cells.jsonl"))
+        scored(cells, [IDENTITY], range(6))
+        messages = {error.type: error.message for error in errors_of(cells)}
+        assert messages["ValueError"] == "unknown label \\ud83d"
+        assert "cannot be read" in messages["Mute"]
+        cells.ledger.close()
+
+    @pytest.mark.parametrize("asks", ["an LM", "a module"])
+    def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(
+        self, engine, caplog, asks
+    ):
+        class Judging:
+            def __init__(self):
+                self.judge = lm = dspy.LM("openai/x", api_key="plain words")
+                if asks == "a module":
+                    self.judge = dspy.ChainOfThought("answer -> verdict")
+                    self.judge.set_lm(lm)
+
+            def __call__(self, example, prediction):
+                raise LookupError("x" * 195 + "plain words")
+
+        cells = scorer(metric=Judging())
+        with pytest.raises(RuntimeError, match="no call ended with an answer"):
+            scored(cells, [IDENTITY], [0])
+        (error,) = errors_of(cells)
+        assert error.message in caplog.text
+        assert error.message == "x" * 195 + "[hidd"
 
 
 class TestMetric:
