@@ -28,7 +28,7 @@ from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, arguments
-from plr_dspy.programs.calls import MetricWork, WrongAnswer, answer, own_copy
+from plr_dspy.programs.calls import WRONG_ANSWERS, MetricWork, WrongAnswer, own_copy
 from plr_dspy.programs.prompts import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.budget import MARGIN
@@ -352,8 +352,8 @@ def likely_labels(
         What the reply says of labels, None for nothing; and the answer, None for one that could not be read.
     """
     given, likeliest = None, Calibration.none(output.labels).applied
-    with labels_read(program, output, requests, decision=likeliest) as reader, suppress(WrongAnswer):
-        given = answer(program, example)
+    with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
+        given = program(**example.inputs())
     return reader.behind(given), given
 
 

@@ -135,13 +135,12 @@ class DEmO(LabelReorderer):
         """Entropy of the mean."""
         return fairness
 
-    def _finished(self, job: Job, work: Any, outcome: Any, compilation: Any, shares: Any) -> dspy.Module:
+    def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
         """The program that orders its demos for each input."""
         means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
         kept = []
         for ordering, mean in means[: self.num_kept]:
-            permutations = {name: list(order) for name, order in job.slots.permutations(ordering).items()}
-            kept.append({"permutations": permutations, "content_free": mean.tolist()})
+            kept.append({"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()})
         program = PerInputOrder(ProgramFactory(job.program).build({}), kept)
         program._compiled = True
         return program

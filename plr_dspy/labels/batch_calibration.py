@@ -27,13 +27,7 @@ from plr_dspy.labels.outputs import (
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
-from plr_dspy.programs.checks import (
-    check_demos,
-    check_examples,
-    check_fields,
-    check_language_model,
-    check_student,
-)
+from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
@@ -155,14 +149,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         predictor = self.predictor
         if isinstance(student, CalibratedProgram):
             student, predictor = student.program, predictor or student.predictor
-        check_student(student)
-        check_demos(student)
-        check_examples("trainset", trainset, student)
-        check_language_model(student)
+        check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         examples, counts = self._examples(student, trainset, output, seed=seed)
-        check_fields(student, trainset=examples)
         answers = output.numbers(examples)
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if deciding:
