@@ -96,13 +96,18 @@ class CellScorer:
 
         Returns:
             For each ordering that was scored on all of its examples, its cells by example; those of the first
-            orderings only, when the budget is up.
+            orderings only, when time or money is up.
 
         Raises:
+            RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
         keys = dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
+        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
+            raise RuntimeError(
+                f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} ({self.budget.calls} made)"
+            )
         try:
             if unpaid:
                 orderings = {self.fingerprint(ordering): ordering for ordering in reversed(list(wanted))}
