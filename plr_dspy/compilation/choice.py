@@ -95,10 +95,13 @@ def make_results(
     return results
 
 
-def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY) -> int:
+def choose(
+    results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY, by_score: bool = False
+) -> int:
     """The number of the result that is expected to score best on new examples; among equals the first.
 
     Those less probably better than the original, the first, are not chosen: than that as it is, nor as calibrated.
+    By score the one with the best score is chosen, as by PLR Algorithm 1.
     """
     gains = [result.gain for result in results]
     sure = [
@@ -106,7 +109,8 @@ def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILIT
         for i, gain in enumerate(gains)
         if not i or min(gain.probability, gain.probability_calibrated) >= min_probability
     ]
-    return max(sure, key=lambda i: (results[i].gain.expected + results[i].beyond, -i))
+    worth = [each.score if by_score else each.gain.expected + each.beyond for each in results]
+    return max(sure, key=lambda i: (worth[i], -i))
 
 
 def comparison(

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -58,7 +59,8 @@ class Compilation:
         search, plan: Proposes orderings; the shape of the compile.
         scorer: Of the train split followed by the selection split. Rounds that its ledger holds are taken as they were.
         original: What the user has: an ordering, or `WITHOUT_DEMOS`.
-        min_probability: Of being better on new examples that it takes to replace the original.
+        min_probability: Of being better on new examples that it takes to replace the original; None takes .5 where
+            plans race, and where they do not, 0: the best score on the selection split wins, as in PLR Algorithm 1.
         sample: Says one of the program's answers, for messages.
         limits: Arguments that say when the search ends, beside those of the plan.
         shifted: As in `StagedScores`.
@@ -72,7 +74,7 @@ class Compilation:
         plan: Plan,
         num_train: int,
         original: Ordering,
-        min_probability: float = MIN_PROBABILITY,
+        min_probability: float | None = None,
         sample: Callable[[], str] = str,
         stoppers: Sequence[Stopper] = (),
         limits: Mapping[str, Any] | None = None,
@@ -91,7 +93,12 @@ class Compilation:
         )
         self.selection = range(num_train, num_train + plan.num_selection_examples)
         self.stopped = INTERRUPTED
-        self._min_probability = min_probability
+        least = MIN_PROBABILITY if plan.racing else 0.0
+        self._choose_of = partial(
+            choose,
+            min_probability=least if min_probability is None else min_probability,
+            by_score=not plan.racing,
+        )
         by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
         self._stoppers = stoppers
@@ -304,7 +311,7 @@ class Compilation:
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
         best, evidence = 0, weigh(counted, self.original, entries[promising][1])
         if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
-            best = choose(results, min_probability=self._min_probability)
+            best = self._choose_of(results)
         before, ordering = fitted.as_it_is(self.original), entries[best][1]
         after = before + results[best].gain.expected
         effect = calibration_effect(fitted, self.original, ordering)

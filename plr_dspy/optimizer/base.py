@@ -35,7 +35,7 @@ from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.report.data import BestOfNumber, Report
-from plr_dspy.report.text import MIN_PROBABILITY, result
+from plr_dspy.report.text import result
 from plr_dspy.runtime.progress_bar import progress_bar
 from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.budget import Budget
@@ -97,7 +97,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     balanced: ClassVar[bool] = True
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False
-    min_probability: ClassVar[float] = MIN_PROBABILITY
+    min_probability: ClassVar[float | None] = None
     stoppers: ClassVar[Sequence[Stopper]] = ()
 
     def __post_init__(self) -> None:

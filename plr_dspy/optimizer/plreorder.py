@@ -21,7 +21,6 @@ from plr_dspy.optimizer.signal import probe, work_of
 from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.arguments import Count, Fraction, Number, Probability, WholeNumber, arguments, shown
 from plr_dspy.programs.calls import MetricWork
-from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search
@@ -82,8 +81,9 @@ class PLReorder(Reorderer):
             as the search estimates it.
         patience: The search ends when so many rounds in a row left the best order what it was.
         min_probability: Of the orders that are better on new examples with this probability or more, the one with the
-            largest expected gain replaces the original one; with none of them the original stays. The default changes
-            what is more likely better than not, 0.9 only what is sure, and 0 whatever is expected to gain at all.
+            largest expected gain replaces the original one; with none of them the original stays. None takes 0.5,
+            which changes what is more likely better than not; 0.9 changes only what is sure, and 0 whatever is expected
+            to gain at all. With auto="paper" it is 0, and of these orders the best on the selection split is taken.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
@@ -121,7 +121,7 @@ class PLReorder(Reorderer):
     auto: Literal["light", "medium", "heavy", "paper"] | None = "light"
     stop_at_score: Number | None = None
     patience: Count | None = None
-    min_probability: Probability = MIN_PROBABILITY  # type: ignore[misc]
+    min_probability: Probability | None = None  # type: ignore[misc]
     num_iterations: Count | None = None
     num_samples: Count | None = None
     elite_fraction: Fraction | None = None

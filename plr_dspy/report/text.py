@@ -221,9 +221,15 @@ def _verdict(report: Report) -> list[str]:
         claim = f"gain {gain} [{low}, {high}] {EXPECTED}, {p if sure else f'may be chance ({p})'}"
         return [claim, *([] if sure else _advice(report))]
     other = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
-    if other is None or other.expected_gain <= 0:
+    given = report.settings.get("min_probability")
+    least = MIN_PROBABILITY if given is None else given
+    if not report.settings.get("racing", True) and all(
+        each.score <= c.original for each in report.candidates[1:]
+    ):
+        claim = f"no {what} scored better on these examples: the {name} stays"
+    elif other is None or other.expected_gain <= 0:
         claim = f"no {what} is expected to do better on new examples: the {name} stays"
-    elif other.probability >= (least := report.settings.get("min_probability", MIN_PROBABILITY)):
+    elif other.probability >= least:
         claim = f"the {name} stays: no two {what}s scored differently on the same example"
     else:
         claim = (

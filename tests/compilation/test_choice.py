@@ -1,5 +1,8 @@
 """The finalists, and the choice among them."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +43,23 @@ def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draw
     assert found.ordering == favourite
 
 
+@pytest.mark.parametrize("seed", [0, 3, 6])
+def test_the_paper_takes_the_best_on_the_selection_split_though_its_gain_may_be_chance(seed):
+    scores = table()
+    scores[:] = np.random.default_rng(seed).random(np.shape(scores)) < 0.6
+    plan = make_plan("paper", num_train=30, num_selection=10, num_distinct=24, num_iterations=3)
+    search, scorer = (
+        CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15),
+        CellScorer(TablePayer(scores)),
+    )
+    found = Compilation(search, scorer, plan=plan, num_train=30, original=ORDERINGS[0]).run()
+    means = [each.score for each in found.candidates]
+    assert (
+        found.chosen == means.index(max(means)) and found.candidates[found.chosen].ordering == found.ordering
+    )
+    assert found.comparison.probability < 0.5
+
+
 class TestChoice:
     @given(st.lists(st.sampled_from([-0.1, 0.0, 0.2]), max_size=8))
     def test_the_best_on_new_examples_is_chosen_and_the_first_of_equals(self, expected):
@@ -63,6 +83,14 @@ class TestChoice:
 
     def test_estimates_beyond_the_highest_score_tell_equals_apart(self):
         assert choose([result(0.0, 0.0), result(0.2), result(0.2, beyond=0.1), result(0.2)]) == 2
+
+    @given(
+        st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8)
+    )
+    def test_by_score_the_best_on_the_selection_split_is_chosen_as_by_the_paper(self, others):
+        found = [result(0.0, 0.0), *(replace(result(gain, p), score=score) for score, gain, p in others)]
+        scores = [each.score for each in found]
+        assert choose(found, min_probability=0.0, by_score=True) == scores.index(max(scores))
 
     def test_evidence_by_hand(self):
         """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
