@@ -12,9 +12,6 @@ from scipy.stats import chisquare
 
 Array = NDArray[np.float64]
 
-NUM_BINS = 10
-"""Of confidence, as in C. Guo et al., "On calibration of modern neural networks", ICML 2017."""
-
 CLEARLY_UNEVEN = 0.01
 """Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
 
@@ -133,31 +130,3 @@ def cross_validated(
         answers.append(calibrated(known[i], offsets, unseen=hidden[i]).argmax())
     found: Array = given[rows, answers]
     return found
-
-
-def expected_calibration_error(log_probabilities: ArrayLike, right: ArrayLike) -> float:
-    """Mean distance between how probable answers are and how often they are right, over bins of equal width.
-
-    Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
-
-    The likeliest label is the answer, by log-probabilities ``[N, L]``; each label is right or not, ``[N, L]``.
-    """
-    probabilities = np.exp(np.asarray(log_probabilities, dtype=np.float64))
-    answers, rows = probabilities.argmax(axis=1), np.arange(len(probabilities))
-    confidence, correct = probabilities[rows, answers], np.asarray(right, dtype=bool)[rows, answers]
-    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
-    return float(np.abs(np.bincount(bins, confidence - correct)).sum()) / len(answers)
-
-
-def brier_score(log_probabilities: ArrayLike, right: ArrayLike) -> float:
-    """Mean squared distance between probabilities and what is right, 0 (best) to 2.
-
-    Source: G. W. Brier, "Verification of forecasts expressed in terms of probability", Monthly Weather Review 78
-    (1950).
-
-    Where several labels are right, ``[N, L]``, they share 1.
-    """
-    probabilities = np.exp(np.asarray(log_probabilities, dtype=np.float64))
-    wanted = np.asarray(right, dtype=np.float64)
-    wanted = wanted / np.maximum(wanted.sum(axis=1, keepdims=True), 1.0)
-    return float(((probabilities - wanted) ** 2).sum(axis=1).mean())

@@ -70,7 +70,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         "without demos": [fitted.gains(WITHOUT_DEMOS)[best].expected, fitted.as_it_is(WITHOUT_DEMOS)],
         "expected": [fitted.expected_scores(space.identity)[best], fitted.as_it_is(best)],
         "interval": fitted.interval(best, 0.6, reference=space.identity),
-        "calibration": effect and [*effect.offsets, effect.before, effect.after, *effect.calibrated[:, 0]],
+        "calibration": effect and [*effect.offsets, effect.before, effect.after],
         "calibrations": [
             x for each in calibrations if each for x in (each.offsets[0], each.before, each.after)
         ],

@@ -9,9 +9,7 @@ from scipy.special import log_softmax
 
 from plr_dspy.statistics.calibration import (
     batch_offsets,
-    brier_score,
     calibrated,
-    expected_calibration_error,
     is_uneven,
     label_offsets,
     likely_shares,
@@ -109,35 +107,3 @@ class TestCalibrated:
     def test_scales(self):
         told = calibrated(np.log([0.2, 0.8]), [0, 0], scales=[2, 2])
         assert np.exp(told) == pytest.approx([0.04 / 0.68, 0.64 / 0.68])
-
-
-class TestHowWellProbabilitiesHold:
-    def test_expected_calibration_error_by_hand(self):
-        """Four answers of .9, half of them right; one of .6, which is right: (4 * .4 + .4) / 5."""
-        p = np.array([[0.9, 0.1]] * 4 + [[0.4, 0.6]])
-        right = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 1]])
-        assert expected_calibration_error(np.log(p), right) == pytest.approx(0.4)
-
-    @pytest.mark.parametrize("confidence", [0.5, 1.0])
-    def test_the_edges_of_bins(self, confidence):
-        with np.errstate(divide="ignore"):
-            table = np.log([[confidence, 1 - confidence]])
-        assert expected_calibration_error(table, [[1, 0]]) == pytest.approx(1 - confidence)
-
-    def test_both_errors_cancel_in_one_bin(self):
-        p = [[0.95, 0.05], [0.91, 0.09]]
-        assert expected_calibration_error(np.log(p), [[1, 0], [1, 0]]) == pytest.approx(0.07)
-
-    @pytest.mark.parametrize(
-        ("p", "right", "expected"),
-        [
-            ([1.0, 0.0], [1, 0], 0.0),
-            ([1.0, 0.0], [0, 1], 2.0),
-            ([0.5, 0.5], [0, 1], 0.5),
-            ([0.7, 0.2, 0.1], [1, 0, 0], 0.09 + 0.04 + 0.01),
-            ([0.5, 0.5, 0.0], [1, 1, 0], 0.0),
-        ],
-    )
-    def test_brier_score_by_hand(self, p, right, expected):
-        with np.errstate(divide="ignore"):
-            assert brier_score(np.log([p]), [right]) == pytest.approx(expected)

@@ -23,9 +23,6 @@ class Calibrated(NamedTuple):
     offsets: tuple[float, ...]  # of the labels
     before: float  # mean score over all examples that is expected without calibration
     after: float  # and with it
-    log_probabilities: Array  # of labels, as its cells told them, [n, L]
-    calibrated: Array  # the same calibrated
-    scores: Array  # what the labels score there, [n, L]
 
 
 class LabelOffsets:
@@ -85,12 +82,6 @@ class LabelOffsets:
         """What the calibrated answers score, ``[m, E]``, by offsets ``[m, L]``; an unseen label wins none."""
         answers = calibrated(self._logs, offsets[:, None], unseen=self._unseen).argmax(axis=2)
         return np.asarray(scores[np.arange(len(scores)), answers])
-
-    def told(self, number: int, offsets: Array) -> tuple[Array, Array]:
-        """Log-probabilities of labels of an ordering's cells, as they came and calibrated by offsets, ``[n, L]``."""
-        known = self.known[number]
-        raw = self._logs[number, known]
-        return raw, calibrated(raw, offsets, unseen=self._unseen[number, known])
 
     def _of(self, log_means: Array) -> Array:
         """Offsets from the logarithms of mean probabilities of labels, ``[m, L]`` each."""

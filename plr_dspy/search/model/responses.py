@@ -297,7 +297,6 @@ class ResponseModel(NoResponses):
         return np.asarray(before.sum(axis=1)), np.asarray(after.sum(axis=1))
 
     def calibration(self, number: int, told: Array) -> Calibrated:
-        raw, moved = self._label_offsets.told(number, self.offsets[number])
         before, after = (float(each.mean()) for each in self._expected_of(number, self._shown))
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
         own = ~np.isnan(told)
@@ -308,7 +307,7 @@ class ResponseModel(NoResponses):
         if self.calibrating:  # Otherwise it is not known which of them calibration would read.
             after = float((1 - share) * after + rest)
         offsets = tuple(np.round(self.offsets[number], 6).tolist())
-        return Calibrated(offsets, before, after, raw, moved, self._scores[self._known[number]])
+        return Calibrated(offsets, before, after)
 
     def corrected(self, number: int, told: Array, counted: Array) -> tuple[float, float, Array]:
         """What an ordering scores as it is, and what calibration adds: as is expected, corrected by its own calls.
