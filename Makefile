@@ -11,9 +11,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 VLLM   ?= .venv-vllm
 LOWEST ?= .venv-lowest
-LOWEST_TESTS ?= teleprompter chaining finetuning plaintext scoring resume distribution search updates \
+LOWEST_TESTS ?= teleprompter chaining plaintext scoring resume distribution search updates \
 	process completion providers local report tracking release \
-	paper_data paper_tasks paper_results paper_tables paper_figures
+	paper_data paper_tasks paper_results paper_tables
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?=

@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from plr_dspy import CrossEntropySearch, MixtureEM, OrderingSpace
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.paper import PaperCompilation
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.plackett_luce.updates import UpdateRule
@@ -20,7 +19,6 @@ from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer, Payer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -108,17 +106,8 @@ def outcome(
 ) -> Outcome:
     """All that a search finds; `shifted` as in `StagedScores`, for searches that learn from log-probabilities."""
     scorer = CellScorer(payer or LandscapePayer(pool.landscape, plan.max_metric_calls))
-    original = pool.space.identity
-    staged = StagedScores(
-        scorer,
-        num_train=pool.num_train if plan.racing else plan.num_train_examples,
-        num_first=plan.num_first_examples if plan.racing else plan.num_train_examples,
-        num_more=plan.num_more_examples,
-        favoured=original if plan.racing else None,
-        shifted=shifted,
-    )
-    kind = Compilation if plan.racing else PaperCompilation
-    return kind(search, scorer, staged, plan=plan, num_train=pool.num_train, original=original).run()
+    shape = {"plan": plan, "num_train": pool.num_train, "original": pool.space.identity, "shifted": shifted}
+    return Compilation(search, scorer, **shape).run()
 
 
 def planned_outcome(

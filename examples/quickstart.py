@@ -2,7 +2,6 @@
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
-python examples/quickstart.py --task trec                           # from the Hugging Face hub
 python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs with fresh demos each
 """
 
@@ -41,10 +40,10 @@ class Data:
 
 
 def load_data(name: str, data_dir: Path | None) -> Data:
-    """The bundled reviews, or a task's examples from a folder or the Hugging Face hub."""
+    """The bundled reviews, or a task's examples from a folder."""
     if name == BUNDLED:
         return Data(TASKS["mr"], load_reviews("train"), load_reviews("test"))
-    return Data(TASKS[name], *load(TASKS[name], data_dir=data_dir))
+    return Data(TASKS[name], *load(TASKS[name], data_dir=data_dir or Path()))
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,7 @@ from typing import Any
 def lazy_exports(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the `__getattr__` and the `__dir__` of a package whose modules are slow to import.
-
-    Args:
-        package: Name of the package.
-        homes: Names that the package exports, by the module that holds them, such as ".optimizer.plreorder".
-    """
+    """Make the `__getattr__` and the `__dir__` of a package; its names are given by the modules that hold them."""
     module_of = {name: module for module, names in homes.items() for name in names}
 
     def get_attribute(name: str) -> Any:

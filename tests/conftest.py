@@ -32,13 +32,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 LOCAL_MODEL = {
-    "test_calibration_local",
     "test_cli",
     "test_end_to_end",
     "test_paper_run",
     "test_label_local",
     "test_local",
     "test_notebooks",
+    "test_quickstart",
 }
 """Their tests run one after another in one process: two servers would share the cores."""
 WITHOUT_MODEL = ("test_runs[02_",)
@@ -46,7 +46,7 @@ WITHOUT_MODEL = ("test_runs[02_",)
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage what has been imported by now, which is much and stays."""
+    """Spare the collector of garbage what has been imported by now."""
     gc.collect()
     gc.freeze()
 

@@ -275,6 +275,20 @@ def printed_whatever_the_hashes(code: str) -> str:
     return printed.pop()
 
 
+class PlainLabels:
+    """Answers plain prompts with a label whose probability its name, its lean and the whole prompt decide."""
+
+    def __init__(self, name: str = "", *, lean: float = 0.0) -> None:
+        self.name, self.lean, self.requests = name, lean, 0
+
+    def complete(self, request: Any) -> Any:
+        self.requests += 1
+        share = (1.0 - self.lean) * digest(f"{self.name}{request.messages[-1].text}")
+        told = logprobs_of([{" negative": share, " positive": 1.0 - share}])
+        asked = request.config.logprobs is not None
+        return chat_response(" positive" if share < 0.5 else " negative", logprobs=told if asked else None)
+
+
 class LabelEngine:
     """Answers with a label whose probabilities only the order of the demos and the input decide.
 

@@ -23,6 +23,17 @@ def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
     return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
 
 
+class Around(dspy.Module):
+    """A program that calls such a classifier in some way: `call(classify, text)` gives its answer."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.predict, self.call = classifier(), call
+
+    def forward(self, text: str) -> Any:
+        return self.call(self.predict, text)
+
+
 def exact(example, prediction, trace=None):
     return example.label == prediction.label
 
@@ -36,18 +47,15 @@ class Classifier:
         logprobs: Off, replies come without.
         refusal: Raised where log-probabilities are asked for.
         unreadable: Tells of which inputs the reply has no format.
-        split: Where the labels' tokens end; a label is one token without it.
 
     Attributes:
         asked: For each request in turn, how many log-probabilities it asked for.
         inputs: The input of each request.
     """
 
-    def __init__(
-        self, probabilities, *, logprobs=True, refusal=None, unreadable=lambda text: False, split=None
-    ):
+    def __init__(self, probabilities, *, logprobs=True, refusal=None, unreadable=lambda text: False):
         self.probabilities, self.logprobs, self.refusal = probabilities, logprobs, refusal
-        self.unreadable, self.split = unreadable, split
+        self.unreadable = unreadable
         self.asked: list[int | None] = []
         self.inputs: list[str] = []
         self._lock = threading.Lock()
@@ -72,44 +80,20 @@ class Classifier:
 
     def tokens(self, last: str, text: str) -> list[dict[str, float]]:
         """Each the probabilities of what might stand there."""
-        p = {label: share for label, share in self.probabilities(text).items() if share > 0}
-        answer = [{**p, **NOISE}]
-        if self.split is not None:
-            answer = self.in_parts(p)
+        answer = {label: share for label, share in self.probabilities(text).items() if share > 0} | NOISE
         wanted = [name for name in WANTED.findall(last) if name != "completed"]
         if self.unreadable(text):
-            before = [{"I would think that it is ": 1.0}, *answer, {", as all do.": 1.0}]
+            before = [{"I would think that it is ": 1.0}, answer, {", as all do.": 1.0}]
             return before if len(wanted) < 2 else [{"Let me see": 1.0}]
         if wanted:
             others = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in wanted[:-1]]
-            return [
-                *others,
-                {f"[[ ## {wanted[-1]} ## ]]\n": 1.0},
-                *answer,
-                {"\n\n[[ ## completed ## ]]": 1.0},
-            ]
+            header, footer = f"[[ ## {wanted[-1]} ## ]]\n", "\n\n[[ ## completed ## ]]"
+            return [*others, {header: 1.0}, answer, {footer: 1.0}]
         if "JSON" in last:
             names = re.findall(r"`(\w+)`", last.split("order of fields: ")[1])
             others = [{f'"{name}": "because", ': 1.0} for name in names[:-1]]
-            return [{"{": 1.0}, *others, {f'"{names[-1]}": "': 1.0}, *answer, {'"}': 1.0}]
-        return [
-            {f" {token}" if not i else token: q for token, q in top.items()} for i, top in enumerate(answer)
-        ]
-
-    def in_parts(self, p: dict[str, float]) -> list[dict[str, float]]:
-        """The tokens of the likeliest label, and of those that begin alike."""
-        likeliest, tops, before = max(p, key=p.get), [], ""
-        for part in self.split(likeliest):
-            top: dict[str, float] = {}
-            for label, share in p.items():
-                parts = self.split(label)
-                if label.startswith(before) and before in ["".join(parts[:i]) for i in range(len(parts))]:
-                    token = parts[["".join(parts[:i]) for i in range(len(parts))].index(before)]
-                    top[token] = top.get(token, 0.0) + share
-            total = sum(top.values())
-            tops.append({**{token: share / total for token, share in top.items()}, **NOISE})
-            before += part
-        return tops
+            return [{"{": 1.0}, *others, {f'"{names[-1]}": "': 1.0}, answer, {'"}': 1.0}]
+        return [{f" {token}": share for token, share in answer.items()}]
 
 
 class Async:
@@ -131,20 +115,20 @@ def softmax(scores: dict[str, float]) -> dict[str, float]:
     return {label: weight / sum(weights.values()) for label, weight in weights.items()}
 
 
-def leaning(labels: list[str], lean: float, *, towards: int = -1, spread: float = 1.5):
-    """Probabilities that would be right but for a lean to one of the labels."""
+def leaning(labels: list[str], lean: float) -> Any:
+    """Probabilities that would be right but for a lean to the last of the labels."""
 
     def probabilities(text: str) -> dict[str, float]:
-        scores = {label: spread * normal(f"{text} {label}") for label in labels}
-        scores[labels[towards]] += lean
+        scores = {label: 1.5 * normal(f"{text} {label}") for label in labels}
+        scores[labels[-1]] += lean
         return softmax(scores)
 
     return probabilities
 
 
-def gold(labels: list[str], text: str, *, spread: float = 1.5) -> str:
+def gold(labels: list[str], text: str) -> str:
     """The right label of a text: drawn from the probabilities without any lean."""
-    p, at = leaning(labels, 0.0, spread=spread)(text), digest(f"right {text}")
+    p, at = leaning(labels, 0.0)(text), digest(f"right {text}")
     for label, share in p.items():
         at -= share
         if at < 0:

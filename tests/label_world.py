@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Literal
+from typing import Any
 
 import dspy
 from fakes import FIELD, WANTED, LabelEngine, chat_response, logprobs_of, using
-from label_engines import normal
+from label_engines import KIND, LABELS, classifier, exact, normal
 
 from plr_dspy import PLReorder
 
-LABELS = ["negative", "positive"]
-KIND = Literal["negative", "positive"]
 EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(60)]
 DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
 FRESH = [f"text {i}" for i in range(1000, 1400)]
@@ -88,12 +86,8 @@ class Engine(LabelEngine):
         return demos, text
 
 
-def exact(example: Any, prediction: Any, trace: Any = None) -> bool:
-    return bool(example.label == prediction.label)
-
-
 def student(kind: Any = KIND, demos: Any = DEMOS) -> dspy.Predict:
-    program = dspy.Predict(dspy.Signature("text -> label").with_updated_fields("label", type_=kind))
+    program = classifier(kind)
     program.demos = list(demos)
     return program
 

@@ -47,9 +47,6 @@ def same_expression(predicted: str, gold: str) -> bool:
 
     Forms of one value are equal ("1/2" and "0.5", "x = 5" and "5"), a rounded decimal and the exact value are not;
     units do not matter, nor does the order in lists and sets.
-
-    Raises:
-        ImportError: when math-verify is not installed.
     """
     require_library()
     truth = _TRUTHS.get(re.sub(r"\\text\w*|\W", "", gold).lower())
@@ -119,11 +116,6 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
             end = start + len(content)
         found.append((_BOX.sub("", content).strip(), box.start(), end))
     return found
-
-
-def boxed(solution: str) -> str:
-    """The content of the last box of a solution, which is empty where there is none."""
-    return next((content for content, *_ in reversed(boxes(solution))), "")
 
 
 def stated_answer(output: str) -> str | None:

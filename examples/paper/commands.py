@@ -1,4 +1,4 @@
-"""The commands: `run` makes the runs of a grid; `table`, `ablation` and `figure` write files of their results."""
+"""The commands: `run` makes the runs of a grid, `table` writes the tables of their results."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import pandas as pd
-
-from plr_dspy.cli.commands import logged
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.signals import interrupts
 
-from . import tables
-from .figures import draw_accuracy_by_calls, draw_ranking
 from .model import LOCAL, ServedModel
 from .protocol import ABLATIONS, METHODS, Experiment, grid
 from .results import RESULTS, opened, read_results
 from .runner import count_calls, here, on_ray, run_grid
+from .tables import all_tables, frame_of
 from .tasks import CLASSIFICATION, TASKS, Format, MetricName
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
@@ -33,8 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     levels = {"plr_dspy": logging.WARNING, str(__package__): logging.INFO}  # a line for each run is enough
+    before = {name: logging.getLogger(name).level for name in levels}
     try:
-        with logged(levels), Interrupts():
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        with interrupts():
             return int(args.command(args) or 0)
     except KeyboardInterrupt:
         print("interrupted; what was paid for is kept", file=sys.stderr)
@@ -45,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
         print(f"{type(error).__name__}: {hide(str(error))} (--debug shows where)", file=sys.stderr)
         return USER_ERROR if isinstance(error, (ValueError, ImportError)) else FAILED
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,7 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     several("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
     any_number("--methods", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
     any_number("--ablations", default=[], choices=list(ABLATIONS), help="methods of these ablations too")
-    any_number("--rankings", type=int, default=[], metavar="K", help="also rank all orders of so many demos")
     several("--api-base", default=[], metavar="URL", help="servers that all serve the model")
     add = run.add_argument
     add("--pool", type=int, default=1_000, help="labelled examples beside the demos, 80/20 (default: 1000)")
@@ -70,20 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default=LOCAL, help="litellm name (default: local, which is SmolLM2-135M)")
     add("--api-key-env", help="environment variable that holds the key")
     add("--cache", action="store_true", help="let DSPy cache answers: what methods share is paid once")
-    add("--data-dir", type=Path, help="folder with TASK_train.jsonl, TASK_test.jsonl (default: the hub)")
+    add("--data-dir", type=Path, default=Path(), help="folder with TASK_train.jsonl, TASK_test.jsonl")
     add("--threads", type=_positive, default=2, help="calls under way at once in each worker (default: 2)")
     add("--jobs", type=_positive, help="runs made at a time, by Ray (default: one for each --api-base)")
     add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: its address, auto, or local")
     add("--dry-run", action="store_true", help="say how many runs and calls are missing, and stop")
     run.set_defaults(command=_run)
-    for name, text in (
-        ("table", "write accuracy, paired comparisons and calls, as Markdown, LaTeX and CSV"),
-        ("ablation", "write the ablations, as Markdown, LaTeX and CSV"),
-        ("figure", "draw accuracy by calls, and by learnt probability"),
-    ):
-        part = commands.add_parser(name, help=text)
-        part.add_argument("--to", type=Path, help=f"folder for the files (default: OUT/{name})")
-        part.set_defaults(command=partial(_write, name))
+    table = commands.add_parser("table", help="write the tables of the results, as Markdown and CSV")
+    table.add_argument("--to", type=Path, help="folder for the files (default: OUT/table)")
+    table.set_defaults(command=_table)
     for command in commands.choices.values():
         out = Path("runs/experiment")
         command.add_argument("--out", type=Path, default=out, help=f"folder of the results (default: {out})")
@@ -99,16 +95,14 @@ def _positive(text: str) -> int:
 def _run(args: argparse.Namespace) -> int:
     """Make the runs of a grid that have no result yet, and say what became of them."""
     methods = [*args.methods, *(m for name in args.ablations for m in ABLATIONS[name])]
-    runs = grid(
-        tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods, rankings=args.rankings
-    )
+    runs = grid(tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods)
     model = ServedModel(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache)
     model.check(args.format)
     experiment = Experiment(
         args.out.resolve(),
+        args.data_dir.resolve(),
         **{name: getattr(args, name) for name in ("pool", "test", "format", "metric")},
         model=model,
-        data_dir=args.data_dir and args.data_dir.resolve(),
         num_threads=args.threads,
     )
     if args.dry_run:
@@ -134,34 +128,7 @@ def _run(args: argparse.Namespace) -> int:
     return FAILED if outcome.failed else 0
 
 
-def _write(name: str, args: argparse.Namespace) -> None:
-    """Write the files of a part, of the results in a folder."""
-    path, nothing = args.out / RESULTS, "make some: python examples/paper run"
-    if not path.is_file():
-        raise ValueError(f"no results in {args.out}: {nothing} --out {args.out}")
-    frame, folder, files = tables.frame_of(read_results(path)), args.to or args.out / name, []
-    of_methods = _only(frame, frame.method.isin(METHODS))
-    found: list[tables.Table | None] = []
-    if name == "table" and len(of_methods):
-        makers = (tables.accuracy_table, tables.calls_table, tables.paired_table, tables.published_table)
-        found = [make(of_methods) for make in makers]
-    elif name == "ablation":
-        varied = _only(frame, frame.method.str.startswith("PLR-"))
-        found = [tables.ablation_table(frame), tables.published_table(varied, "ablation_published")]
-    elif name == "figure":
-        drawn = {"accuracy_by_calls": (draw_accuracy_by_calls, of_methods)}
-        drawn |= {"ranking": (draw_ranking, frame[frame.ranking.notna()])}
-        for figure, (draw, runs) in drawn.items():
-            if len(runs):
-                files.append(folder / f"{figure}.png")
-                draw(runs, files[-1])
-    files += [path for table in found if table is not None for path in table.save(folder)]
-    if not files:
-        raise ValueError(f"no results of {', '.join(METHODS)}, or rankings: {nothing}")
-    print(*files, sep="\n")
-
-
-def _only(frame: pd.DataFrame, chosen: pd.Series) -> pd.DataFrame:
-    """Some of the runs, whose methods and tasks are all that there are."""
-    runs = frame[chosen].reset_index(drop=True)
-    return runs.assign(**{name: runs[name].cat.remove_unused_categories() for name in ("method", "task")})
+def _table(args: argparse.Namespace) -> None:
+    """Write the tables of the results in a folder."""
+    for table in all_tables(frame_of(read_results(args.out / RESULTS))):
+        print(*table.save(args.to or args.out / "table"), sep="\n")

@@ -30,8 +30,7 @@ DECIMAL = re.compile(r"(\d+)\.(\d+)")
 class Checker:
     """A child process that compares expressions, one pair at a time; safe in threads.
 
-    A pair that takes more than `max_seconds` by the clock ends the child and counts as different; the next one starts
-    another.
+    A pair that takes more than `max_seconds` by the clock ends the child; the next one starts another.
     """
 
     def __init__(self, *, max_seconds: float = PAIR_SECONDS) -> None:
@@ -40,12 +39,7 @@ class Checker:
         self._child: subprocess.Popen[str] | None = None
 
     def equal(self, predicted: str, gold: str) -> bool:
-        """Whether two LaTeX expressions are equal; those that cannot be read, or take too long, are not.
-
-        Raises:
-            ImportError: when math-verify is not installed.
-            RuntimeError: when the child cannot be started.
-        """
+        """Whether two LaTeX expressions are equal; those that cannot be read, or take too long, are not."""
         require_library()
         with self._lock:
             if self._child is None or self._child.poll() is not None:

@@ -107,11 +107,9 @@ def tidy(text: str, *, symbols: bool = False) -> str:
 
 
 def members(latex: str) -> tuple[str, list[str]]:
-    """Take a tidy list, set, tuple or interval apart.
+    """The kind of a tidy answer, and its members, those of ``a \\pm b`` both.
 
-    Returns:
-        Its kind: "()", "[]", "(]" or "[)" for what has an order, "{}" for a set, "," for a list, and "" for
-        anything else; and its members, those of ``a \\pm b`` both.
+    "()", "[]", "(]" and "[)" have an order, "{}" is a set, "," a list, and "" anything else.
     """
     kind, inner, depths = "", latex, _depths(latex)
     closed = depths[-1:] == [0]
@@ -266,11 +264,7 @@ _RELATION = re.compile(r"<|>|\\[lg]eq|\\in(?![A-Za-z])|\\cup")
 
 
 def same(predicted: str, gold: str) -> bool:
-    """Whether two answers, without any text around them, are the same.
-
-    Raises:
-        ImportError: when that needs math-verify, and it is not installed.
-    """
+    """Whether two answers, without any text around them, are the same."""
     if not predicted.strip() or not gold.strip() or len(predicted) > _MAX_LENGTH:
         return False
     words = _words(gold)

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-import torch
 
-from plr_dspy import Report
-from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.programs.evaluator import program_scorer
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
-
-from .results import Ranking
 
 
 def digest(examples: Sequence[dspy.Example]) -> str:
@@ -30,15 +25,7 @@ def digest(examples: Sequence[dspy.Example]) -> str:
 
 
 class HeldOut:
-    """Held-out examples, and the calls on them.
-
-    Args:
-        program: The program, in the order chosen.
-        metric: The metric of the optimizer.
-        examples: The held-out examples.
-        num_threads: Calls under way at once.
-        folder: Folder that keeps the calls, for this metric alone; None keeps none.
-    """
+    """A program in the order chosen, and the calls on held-out examples; a folder keeps them, for one metric alone."""
 
     def __init__(
         self,
@@ -61,11 +48,7 @@ class HeldOut:
         return self.rows([self.slots.space.identity])[0]
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
-        """Score each ordering on each example, ``[orderings, examples]``; a wrong answer counts 0.
-
-        Raises:
-            RuntimeError: when a call failed: the next run of the same makes it again.
-        """
+        """Score each ordering on each example, ``[orderings, examples]``; the next run repeats calls that failed."""
         ledger = Ledger(self._path)
         ledger.number_examples([str(number) for number in self._examples])
         try:
@@ -80,17 +63,3 @@ class HeldOut:
             return [[cell.score or 0.0 for cell in row.values()] for row in cells.values()]
         finally:
             ledger.close()
-
-
-def ranked_orders(report: Report, held_out: HeldOut) -> Ranking:
-    """Score all orders that can be told apart, with the probability that the reported search gave each of them."""
-    slots = held_out.slots
-    orderings = list(slots.space.enumerate())
-    distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
-    log_probs = (
-        sum(float(d.log_prob(torch.tensor(p))) for d, p in zip(distributions, ordering, strict=True))
-        for ordering in orderings
-    )
-    orders = (tuple(d for order in slots.permutations(each).values() for d in order) for each in orderings)
-    accuracies = tuple(sum(row) / len(row) for row in held_out.rows(orderings))
-    return Ranking(tuple(orders), tuple(log_probs), accuracies)

@@ -56,13 +56,8 @@ class ServedModel:
     def open(self, *, format: Format, number: int = 0, num_threads: int | None = None) -> Iterator[MakeLM]:
         """Yield what makes LMs for prompts of a format; the local model's server runs while this context lasts.
 
-        Args:
-            format: Format of the prompts.
-            number: Picks one of several servers.
-            num_threads: Threads of the local model; None takes all cores.
+        The number picks one of several servers; the threads are those of the local model, by default one a core.
         """
-        import dspy
-
         from plr_dspy.lm.engines import completion_lm
         from plr_dspy.local.server import LocalServer
 

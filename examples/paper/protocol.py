@@ -26,12 +26,6 @@ LABEL_METHODS = ("LocalE", "GlobalE", "PDO-FewShot", "PDO-FewShotU", "PDO-FewSho
 METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours")
 """The methods of the paper's tables, in its order; "PLR-C" is its search with a mixture of C Plackett-Luce models."""
 
-RANKING = "Ranking"
-"""In place of a method: the paper's search with one Plackett-Luce, and then all orders on the held-out examples."""
-
-MOST_RANKED_DEMOS = 6
-"""Most demos of which all orders are ranked: 6 have 720 orders, and 7 have 5,040."""
-
 OUR_SHARE = 0.1
 """Budget of "Ours" as a share of the paper's program calls."""
 
@@ -74,23 +68,21 @@ class Experiment:
         test: Held-out examples; None takes all that the task has.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
         metric: "strict", or "lenient" as the published code scores reasoning tasks.
-        model: The language model.
-        data_dir: Folder with the tasks' files; None takes the Hugging Face hub.
         num_threads: Calls under way at once, in each worker.
     """
 
     folder: Path
+    data_dir: Path = Path()
     pool: int = 1_000
     test: int | None = None
     format: Format = "plain"
     metric: MetricName = "strict"
     model: ServedModel = field(default_factory=ServedModel)
-    data_dir: Path | None = None
     num_threads: int = 2
 
     def __post_init__(self) -> None:
-        _check("pool", [self.pool], least=4)
-        _check("test", [] if self.test is None else [self.test], least=1)
+        _check_least("pool", [self.pool], 4)
+        _check_least("test", [] if self.test is None else [self.test], 1)
 
     def settings(self) -> dict[str, Any]:
         """What decides the results, as plain data."""
@@ -103,31 +95,11 @@ class Experiment:
         return self.folder / "calls" / run.task / f"k{run.num_demos}" / f"seed{run.seed}" / method
 
 
-def _check(name: str, numbers: Sequence[int], *, least: int, most: float = math.inf) -> None:
-    """Raise unless all numbers are in a range."""
+def _check_least(name: str, numbers: Sequence[int], least: int) -> None:
+    """Raise where a number is too small."""
     for number in numbers:
-        if not least <= number <= most:
-            limit = "" if most == math.inf else f" and at most {most}"
-            raise ValueError(f"{name} must be at least {least}{limit}; got {number}")
-
-
-def check_method(name: str) -> None:
-    """Raise ValueError, with the names there are, unless a method has this one."""
-    if name not in METHODS and not _PAPER_METHOD.fullmatch(name):
-        raise ValueError(
-            f"method must be one of {list(METHODS)}, or PLR-C for a mixture of C, also with ' weighted' and "
-            f"' elites=0.3' after it; got {name!r}"
-        )
-
-
-def applies(method: str, task: str) -> bool:
-    """Whether the method can order demos of the task: those that read label probabilities need labels."""
-    return method not in LABEL_METHODS or task not in REASONING
-
-
-def paper_calls(num_train: int, num_selection: int) -> int:
-    """Program calls of PLR Algorithm 1: 15 x 15 orderings on the train split, 10 on the selection split."""
-    return 15 * 15 * num_train + 10 * num_selection
+        if number < least:
+            raise ValueError(f"{name} must be at least {least}; got {number}")
 
 
 def new_method(
@@ -135,10 +107,8 @@ def new_method(
 ) -> Any:
     """Make the optimizer that a name stands for; `common` are arguments that all optimizers take.
 
-    The size of the pool decides the budget of "Ours", and the train part's shares of labels are the prior of
-    "PDO-FewShotUP".
+    The shares of labels in the task's train part are the prior of "PDO-FewShotUP".
     """
-    check_method(name := "PLR-1" if name == RANKING else name)
     metric = task.metric(experiment.metric)
     if match := _PAPER_METHOD.fullmatch(name):
         weighted = match["weighted"] is not None
@@ -149,8 +119,9 @@ def new_method(
         return PLReorder(metric, auto="paper", update=rule, elite_fraction=elites, **common)
     if name == "Ours":
         num_selection = round(0.2 * experiment.pool)
-        calls = OUR_SHARE * paper_calls(experiment.pool - num_selection, num_selection)
-        return PLReorder(metric, max_metric_calls=math.ceil(calls), **common)
+        # PLR Algorithm 1 scores 15 x 15 orderings on the train split, and 10 on the selection split.
+        papers = 15 * 15 * (experiment.pool - num_selection) + 10 * num_selection
+        return PLReorder(metric, max_metric_calls=math.ceil(OUR_SHARE * papers), **common)
     if name == "PDO-FewShotUP":
         counts = Counter(example[task.output_field] for example in train)
         common["prior"] = {label: count / counts.total() for label, count in sorted(counts.items())}
@@ -194,23 +165,21 @@ def draw(
 
 
 def grid(
-    *,
-    tasks: Sequence[str],
-    num_demos: Sequence[int],
-    seeds: Sequence[int],
-    methods: Sequence[str],
-    rankings: Sequence[int] = (),
+    *, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]
 ) -> list[Run]:
-    """List all runs, those of one draw together; methods that a task has no use for are left out.
+    """List all runs, those of one draw together.
 
-    For `rankings` demos all orders are ranked too.
+    Methods that read label probabilities are left out of the reasoning tasks, which have no labels.
     """
-    for method in methods:
-        check_method(method)
-    _check("num_demos", num_demos, least=2)
-    _check("rankings", rankings, least=2, most=MOST_RANKED_DEMOS)
-    _check("seeds", seeds, least=0)
-    crossed = itertools.product(tasks, num_demos, seeds, methods)
-    runs = [Run(*each) for each in crossed if applies(each[3], each[0])]
-    runs += [Run(*each, RANKING) for each in itertools.product(tasks, rankings, seeds)]
-    return list(dict.fromkeys(runs))
+    for name in methods:
+        if name not in METHODS and not _PAPER_METHOD.fullmatch(name):
+            raise ValueError(
+                f"method must be one of {list(METHODS)}, or PLR-C for a mixture of C, also with ' weighted' and "
+                f"' elites=0.3' after it; got {name!r}"
+            )
+    _check_least("num_demos", num_demos, 2)
+    _check_least("seeds", seeds, 0)
+    runs = itertools.starmap(Run, itertools.product(tasks, num_demos, seeds, methods))
+    return list(
+        dict.fromkeys(run for run in runs if run.method not in LABEL_METHODS or run.task not in REASONING)
+    )

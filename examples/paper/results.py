@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,36 +12,17 @@ from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from plr_dspy.runtime.files import CutOffLine, append_json_line, mend_end, read_json_lines
+from plr_dspy.runtime.files import write_atomically
 
 from .protocol import Run
-
-logger = logging.getLogger(__name__)
 
 RESULTS = "results.jsonl"
 """Name of the file with the results, in the folder of an experiment."""
 
 # Strict, so that "8" or true in a file is an error, not the number that it could be taken for.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(min_length=1)]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
-class Ranking:
-    """Learnt log-probabilities and held-out accuracies, ``[m]``, of m orders of k demos, ``[m, k]``.
-
-    Orders that render to equal prompts are given once, so that there can be fewer than k!.
-    """
-
-    orders: Annotated[tuple[tuple[Count, ...], ...], Field(min_length=1)]
-    log_probs: tuple[Number, ...]
-    accuracies: tuple[Fraction, ...]
-
-    def __post_init__(self) -> None:
-        if not len(set(self.orders)) == len(self.log_probs) == len(self.accuracies) == len(self.orders):
-            raise ValueError("orders must differ, with a log-probability and an accuracy for each")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
@@ -56,7 +36,6 @@ class Result:
         program_calls: Program calls by phase of the search, and in "total".
         tokens: Tokens by kind, "prompt" and "completion"; empty where they are not known.
         seconds: Wall-clock time of the search.
-        ranking: All orders, of a run that ranked them.
         data: Digests of the "pool" and of the "test" examples, which are the same for one task and seed.
     """
 
@@ -69,14 +48,13 @@ class Result:
     settings: dict[str, Any]
     versions: dict[str, Any]
     orderings: tuple[tuple[Count, ...], ...] | None
-    accuracy: Fraction
+    accuracy: Annotated[Number, Field(ge=0, le=1)]
     scores: Annotated[tuple[Number, ...], Field(min_length=1)]
     program_calls: dict[str, Count]
     tokens: dict[str, Count]
-    seconds: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+    seconds: Annotated[Number, Field(ge=0)]
     schema: Literal[1]
-    ranking: Ranking | None = None
-    data: dict[str, str] | None = None
+    data: dict[str, str] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
         mean = math.fsum(self.scores) / len(self.scores)
@@ -95,21 +73,15 @@ RESULT = TypeAdapter(Result)
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read a file of results; a last line that a crash cut off is skipped with a warning.
-
-    Raises:
-        ValueError: when another line is broken; the message names it.
-    """
+    """Read a file of results, if there is one; the error of a broken line names it."""
     results = []
-    try:
-        for number, data in read_json_lines(path):
-            try:
-                results.append(RESULT.validate_python(data))
-            except ValueError as error:
-                message = f"line {number} of {path} is no result: {error}\nremove it and make its run again"
-                raise ValueError(message) from error
-    except CutOffLine as error:
-        logger.warning("%s: line %d was cut off while it was written; it is skipped", path, error.number)
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else [], start=1):
+        try:
+            if line.strip():
+                results.append(RESULT.validate_json(line))
+        except ValueError as error:
+            message = f"line {number} of {path} is no result: {error}\nremove it and make its run again"
+            raise ValueError(message) from error
     return results
 
 
@@ -119,7 +91,7 @@ class Store(dict[Run, Result]):
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self._path = path
-        for result in read_results(path) if path.exists() else []:
+        for result in read_results(path):
             there = {name: result.settings.get(name) for name in settings}
             if differing := [name for name in settings if there[name] != settings[name]]:
                 both = ", ".join(
@@ -130,18 +102,13 @@ class Store(dict[Run, Result]):
 
     def add(self, result: Result) -> None:
         """Write the result of a run; it is on disk when this returns."""
-        append_json_line(self._path, RESULT.dump_json(result))
         self[result.run] = result
+        write_atomically(self._path, b"".join(RESULT.dump_json(each) + b"\n" for each in self.values()))
 
 
 @contextmanager
 def opened(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Hold the results of an experiment for this process alone; results in the file must have the same settings.
-
-    Raises:
-        ValueError: when the file holds results of other settings, or cannot be read.
-        RuntimeError: when another process is writing to it.
-    """
+    """Hold the results of an experiment for this process alone; results in the file must have the same settings."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:
@@ -149,9 +116,6 @@ def opened(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
     except Timeout as error:
         raise RuntimeError(f"another process is writing to {folder}: wait, or take another folder") from error
     try:
-        store = Store(folder / RESULTS, settings)
-        if store:
-            mend_end(folder / RESULTS)
-        yield store
+        yield Store(folder / RESULTS, settings)
     finally:
         lock.release()

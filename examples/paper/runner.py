@@ -22,9 +22,9 @@ from plr_dspy import __version__
 from plr_dspy.runtime.redaction import Redactor
 
 from .data import load
-from .held_out import HeldOut, digest, ranked_orders
+from .held_out import HeldOut, digest
 from .model import MakeLM
-from .protocol import RANKING, Draw, Experiment, Run, draw, new_method
+from .protocol import Draw, Experiment, Run, draw, new_method
 from .results import Result, opened
 from .tasks import TASKS
 
@@ -38,7 +38,7 @@ VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platfor
 
 
 @functools.lru_cache(maxsize=2)
-def _examples(task: str, data_dir: Path | None) -> tuple[list[dspy.Example], list[dspy.Example]]:
+def _examples(task: str, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.Example]]:
     """The train and the test part of a task, read once in a process."""
     return load(TASKS[task], data_dir=data_dir)
 
@@ -78,29 +78,23 @@ def _prepared(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[d
 def count_calls(experiment: Experiment, run: Run) -> int:
     """Program calls that a run makes at most, those on the held-out examples included; none is made."""
     with _prepared(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
-        estimate = optimizer.estimate(program, trainset=drawn.pool)
-        orders = estimate.distinct_prompts if run.method == RANKING else 1
-        return int(estimate.program_calls + orders * len(drawn.test))
+        return int(optimizer.estimate(program, trainset=drawn.pool).program_calls + len(drawn.test))
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Make one run: draw, order, and score on the held-out examples.
-
-    What was paid for is kept in the experiment's folder, also where the program or the model fails.
-    """
+    """Make one run: draw, order, and score on the held-out examples; what was paid for is kept in its folder."""
     lm = make_lm(TASKS[run.task].max_tokens(experiment.format))
     with _prepared(experiment, run, lm) as (program, optimizer, drawn):
         started = time.monotonic()
         compiled = optimizer.compile(program, trainset=drawn.pool)
         seconds, report = time.monotonic() - started, optimizer.report
-        new_held_out = functools.partial(
-            HeldOut,
+        scores = HeldOut(
+            compiled,
             metric=TASKS[run.task].metric(experiment.metric),
             examples=drawn.test,
             folder=experiment.folder_of(run),
             num_threads=experiment.num_threads,
-        )
-        scores = new_held_out(compiled).scores()
+        ).scores()
         kinds = ("prompt", "completion")
         tokens = {k: sum(each.get(f"{k}_tokens", 0) for each in report.tokens.values()) for k in kinds}
         return Result(
@@ -116,7 +110,6 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
             tokens=tokens if any(tokens.values()) else {},
             seconds=round(seconds, 3),
             schema=1,
-            ranking=ranked_orders(report, new_held_out(program)) if run.method == RANKING else None,
             data=_data(drawn),
         )
 
@@ -146,9 +139,12 @@ class Worker:
             model.open(format=prompts, number=number, num_threads=threads)
         )
 
-    def run(self, run: Run) -> Result:
-        """Make one run."""
-        return make_run(self._experiment, run, self._make_lm)
+    def run(self, run: Run) -> tuple[Run, Result | Exception]:
+        """Make one run; what it raises comes as text, because not all exceptions can be sent."""
+        try:
+            return run, make_run(self._experiment, run, self._make_lm)
+        except Exception as error:
+            return run, RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def on_ray(
@@ -156,15 +152,13 @@ def on_ray(
 ) -> Iterator[tuple[Run, Result | Exception]]:
     """Make runs on a Ray cluster; their outcomes come in the order in which they end.
 
-    Args:
-        experiment: Its folder and data, and this file, must be where every machine sees them under the same path.
-        runs: The runs to make.
-        address: Address of the cluster, "auto" for the one that this machine is part of, or "local" to start one here.
-        num_workers: Runs made at a time; None takes as many as the cluster has CPUs.
+    The experiment's folder, its data and this file must be where every machine sees them under the same path. The
+    address "local" starts a cluster here. As many runs are made at a time as the cluster has CPUs, or `num_workers`.
     """
     if importlib.util.find_spec("ray") is None:
         raise ImportError("several workers need Ray: pip install 'plr-dspy[ray]'")
     import ray
+    from ray.util import ActorPool
 
     path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, path))}}
@@ -176,20 +170,8 @@ def on_ray(
             signal.signal(signal.SIGTERM, before)  # Ray has set its own.
         count = min(len(runs), num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
         remote: Any = ray.remote(num_cpus=1, max_restarts=0, runtime_env=environment)(Worker)
-        idle = [remote.remote(experiment, number, count) for number in range(count)]
-        waiting = list(reversed(runs))
-        under_way: dict[Any, tuple[Any, Run]] = {}
-        while waiting or under_way:
-            while waiting and idle:
-                worker, run = idle.pop(), waiting.pop()
-                under_way[worker.run.remote(run)] = (worker, run)
-            (done, *_), _ = ray.wait(list(under_way), num_returns=1)
-            worker, run = under_way.pop(done)
-            idle.append(worker)
-            try:
-                yield run, ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                yield run, error.cause if isinstance(error.cause, Exception) else error
+        workers = ActorPool([remote.remote(experiment, number, count) for number in range(count)])
+        yield from workers.map_unordered(lambda worker, run: worker.run.remote(run), runs)
     finally:
         ray.shutdown()
 
@@ -207,10 +189,7 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = he
     """Make the runs that have no result yet; each result is on disk as soon as its run has ended.
 
     A run that fails leaves no result: the same grid makes it again, and pays for none of its finished calls twice.
-
-    Raises:
-        Exception: of the last run, where several in a row have failed.
-        ValueError, RuntimeError: as `opened` does, and when missing runs would have other examples than those there.
+    Where several in a row have failed, what the last one raised is raised.
     """
     with opened(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]

@@ -1,4 +1,4 @@
-"""The paper's tables, of our runs: accuracy, paired differences, costs, ablations, rankings, and its own numbers."""
+"""The paper's tables, of our runs: accuracy, paired differences, costs, ablations, and its own numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 from .model import LOCAL
 from .protocol import ABLATIONS, METHODS
-from .results import Ranking, Result
+from .results import Result
 from .tasks import TASKS
 
 PARTIAL, AVERAGE, BASE = "†", "average", "Static"
@@ -29,17 +29,8 @@ PUBLISHED = Path(__file__).with_name("published.csv")
 Its reasoning table heads the MATH500 columns 8, 4, 32, 16; they are kept as headed, with which its averages are right.
 The unweighted PLR-1 and PLR-4 of its ablations, and those with an elite fraction of 0.2, are those of the main table.
 """
-MARKS = {"md": ("{}", "**{}**", "<ins>{}</ins>", "*{}*")}
-MARKS["tex"] = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}", r"\textit{{{}}}")
-LATEX = {**{character: "\\" + character for character in "&%$#_{}"}, "\\": r"\textbackslash{}", "\n": " "}
-LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"}
-# A line end takes the last two as arguments.
-LATEX |= {"±": r"$\pm$", PARTIAL: r"$^{\dagger}$", "[": "{[}", "*": "{*}"}
-
-
-def escape_latex(text: str) -> str:
-    """Text that LaTeX sets as it stands."""
-    return "".join(LATEX.get(character, character) for character in text)
+MARKS = ("{}", "**{}**", "<ins>{}</ins>", "*{}*")
+"""Of a cell without a rank, and of the first three."""
 
 
 def escape_markdown(text: str) -> str:
@@ -54,7 +45,7 @@ class Table:
     """A table of numbers, and what must be known to read them.
 
     Attributes:
-        name: Name of the files, and LaTeX label.
+        name: Name of the files.
         title: One sentence.
         cells: A line for each cell: its "block" (a heading), "row", "column" and "text" for people, a "rank" whose
             first three are marked, and numbers for the CSV.
@@ -67,22 +58,23 @@ class Table:
     notes: Sequence[str]
 
     def to_markdown(self) -> str:
-        """The table for people, readable as plain text too."""
+        """The table for people, readable as plain text too; what is no category is in the order in which it comes."""
+        ranks = self.cells["rank"].fillna(0) if "rank" in self.cells else [0] * len(self.cells)
+        texts = map(escape_markdown, self.cells.text)
+        shown = [MARKS[rank if rank < 4 else 0].format(text) for rank, text in zip(ranks, texts, strict=True)]
+        places = {}
+        for name in ("block", "row", "column"):
+            labels = self.cells[name]
+            known = labels.cat.categories if labels.dtype == "category" else labels.unique()
+            places[name] = pd.Categorical(labels.map(escape_markdown), map(escape_markdown, known))
+        grid = pd.Series(shown, pd.MultiIndex.from_frame(pd.DataFrame(places))).unstack("column")
         parts = [f"## {escape_markdown(self.title)}"]
-        for heading, block in self._grid("md", escape_markdown).groupby(level="block"):
-            shown = block.droplevel("block").dropna(axis=1, how="all").fillna("")
-            lines = [["", *shown.columns], ["---", *["---:"] * shown.shape[1]]]
-            lines += [[row, *shown.loc[row]] for row in shown.index]
+        for heading, block in grid.groupby(level="block"):
+            block = block.droplevel("block").dropna(axis=1, how="all").fillna("")
+            lines = [["", *block.columns], ["---", *["---:"] * block.shape[1]]]
+            lines += [[row, *block.loc[row]] for row in block.index]
             parts += [f"### {heading}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
         return "\n\n".join([*parts, *map(escape_markdown, self.notes)]) + "\n"
-
-    def to_latex(self) -> str:
-        """A float, which needs the packages booktabs and multirow."""
-        grid = self._grid("tex", escape_latex).rename_axis(index=[None, None], columns=None)
-        caption, end = escape_latex(self.title), r"\end{table}"
-        settings = {"caption": caption, "label": f"tab:{self.name}", "position": "t"}
-        latex: str = grid.to_latex(na_rep="", escape=False, **settings)
-        return latex.replace(end, "\n".join([*map(escape_latex, self.notes), end]))
 
     def to_csv(self) -> str:
         """One line for each number or interval, with all digits; what is not known is empty."""
@@ -91,23 +83,11 @@ class Table:
         return text
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the table as .md, .tex and .csv, each whole or not at all; returns the files."""
-        texts = {"md": self.to_markdown(), "tex": self.to_latex(), "csv": self.to_csv()}
-        for ending, text in texts.items():
-            write_atomically(folder / f"{self.name}.{ending}", text.encode())
-        return [folder / f"{self.name}.{ending}" for ending in texts]
-
-    def _grid(self, ending: str, escape: Any) -> pd.DataFrame:
-        """The texts by block and row, and by column; what is no category is in the order in which it comes."""
-        ranks = self.cells["rank"].fillna(0) if "rank" in self.cells else [0] * len(self.cells)
-        marks = [MARKS[ending][rank if rank < 4 else 0] for rank in ranks]
-        shown = [mark.format(escape(text)) for mark, text in zip(marks, self.cells.text, strict=True)]
-        places = {}
-        for name in ("block", "row", "column"):
-            labels = self.cells[name]
-            known = labels.cat.categories if labels.dtype == "category" else labels.unique()
-            places[name] = pd.Categorical(labels.map(escape), [escape(each) for each in known])
-        return pd.Series(shown, pd.MultiIndex.from_frame(pd.DataFrame(places))).unstack("column")
+        """Write the table as .md and .csv, each whole or not at all; returns the files."""
+        texts = {folder / f"{self.name}.md": self.to_markdown(), folder / f"{self.name}.csv": self.to_csv()}
+        for path, text in texts.items():
+            write_atomically(path, text.encode())
+        return list(texts)
 
 
 def counted(count: int, noun: str) -> str:
@@ -116,18 +96,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def frame_of(results: Sequence[Result]) -> pd.DataFrame:
-    """Make a frame of the results of one experiment, one row for each run: what all tables and figures take.
+    """Make a frame of the results of one experiment, one row for each run: what all tables take.
 
-    Returns:
-        The fields of `Result`, "percent", "calls" and tokens, by number of demos, task, method and seed. Tasks and
-        methods are categories in the order of the paper's tables; other ones come last, by name.
-
-    Raises:
-        ValueError: when there are no results, when they are of several models or prompt formats, when two are of one
-            run, or when the runs of one task and seed did not meet the same examples.
+    It has the fields of `Result`, "percent", "calls" and tokens, by number of demos, task, method and seed. Tasks and
+    methods are categories in the order of the paper's tables; other ones come last, by name.
     """
     if not results:
-        raise ValueError("results must hold at least one record; got none: run a part of the grid first")
+        raise ValueError("there are no results in that folder (--out): make some: python examples/paper run")
     frame = pd.DataFrame([vars(result) for result in results])
     frame["block"] = [counted(count, "demo") for count in frame.num_demos]
     frame["percent"], frame["calls"] = 100 * frame.accuracy, [calls["total"] for calls in frame.program_calls]
@@ -140,7 +115,7 @@ def frame_of(results: Sequence[Result]) -> pd.DataFrame:
     if names.duplicated().any():
         twice = names[names.duplicated()].iloc[0]
         raise ValueError(f"results must hold one record for each run; got two of {twice}: remove one")
-    examples = pd.Series([f"{len(each.scores)} {sorted((each.data or {}).items())}" for each in results])
+    examples = pd.Series([f"{len(each.scores)} {sorted(each.data.items())}" for each in results])
     if (examples.groupby([frame.task, frame.seed]).nunique() > 1).any():
         raise ValueError(
             "all runs of one task and seed must be scored on the same examples: make them with the same settings"
@@ -153,20 +128,14 @@ def frame_of(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def intervals(groups: Any) -> pd.DataFrame:
-    """The "mean" of each group of numbers, one for each seed, with the ends "low" and "high" of its 95 % t interval.
-
-    One seed has no interval: its ends are NaN. The number of "seeds" comes too.
-    """
+    """The "mean" by group of seeds, the ends "low" and "high" of its 95 % t interval (NaN of one), and their number."""
     found = groups.agg(["mean", "std", "size"]).rename(columns={"size": "seeds"})
     half = stats.t.ppf(0.975, found.seeds - 1) * found["std"] / np.sqrt(found.seeds)
     return found.assign(low=found["mean"] - half, high=found["mean"] + half)[["mean", "low", "high", "seeds"]]
 
 
 def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The 95 % Student-t interval of the mean of all values, where only values of different groups are independent.
-
-    It is the cluster-robust interval with as many degrees of freedom as there are groups less one; of one group, NaN.
-    """
+    """The cluster-robust 95 % t interval of the mean of all values; of one group, NaN."""
     mean, count = np.mean(np.concatenate(groups)), sum(map(len, groups))
     # The mean of these is the mean, and their spread is that of the groups' sums about what is expected of their size.
     parts = pd.Series([mean + len(groups) / count * np.sum(np.subtract(group, mean)) for group in groups])
@@ -228,10 +197,8 @@ def _differ(frame: pd.DataFrame) -> bool:
 def accuracy_table(frame: pd.DataFrame) -> Table:
     """Mean accuracy over seeds in %, a block for each number of demos, a column for each of its tasks.
 
-    The interval is Student's t on the accuracies by seed, so it is of the mean over other seeds, with all that a seed
-    draws: demos, held-out examples, the method's own choices. A macro average is the mean over the tasks of the block,
-    by seed, on the seeds that a method has on all of them. Ranks are by the mean, and ties share them. They are among
-    the methods that have all seeds of their column; where only one has, there are none.
+    A macro average is over the tasks of the block, by seed, on the seeds that a method has on all of them. Ranks are
+    among the methods that have all seeds of their column; where only one has, there are none. Ties share them.
     """
     place = ["num_demos", "block", "method"]
     frame = frame.assign(task=frame.task.cat.add_categories(AVERAGE))
@@ -263,11 +230,8 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 def paired_table(frame: pd.DataFrame) -> Table | None:
     """Mean differences of accuracy to Static in percentage points, paired; None without Static or any other method.
 
-    - By task and number of demos: the mean over the held-out examples of all shared seeds, pooled, with
-      `paired_interval`. It is of other examples for these very demos, and says nothing of other demos.
-    - Over all runs: the mean of the runs' differences, all runs counting alike, with `grouped_interval`. It is of
-      other runs like these (other draws of demos and examples, on tasks like these).
-    - p: of `sign_flip_test` on the same groups, two-sided; and with Holm's correction over the table's methods.
+    By task and number of demos they are over the pooled held-out examples of all shared seeds: intervals are of other
+    examples for these very demos. Over all runs, which count alike, they are of other draws on tasks like these.
     """
     place = ["task", "num_demos", "seed"]
     base = frame.loc[frame.method == BASE, [*place, "scores"]]
@@ -328,11 +292,7 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
 
 
 def calls_table(frame: pd.DataFrame) -> Table:
-    """What a run costs: mean program calls, tokens by kind and seconds, by method and number of demos.
-
-    Means are over all runs (task and seed) of the method with that many demos, so they compare methods only where the
-    methods have the same ones; a note says where they have not. Tokens are over the runs that know them.
-    """
+    """What a run costs: mean program calls, tokens by kind and seconds, by method and number of demos."""
     cells = []
     for (num_demos, block, method), runs in frame.groupby(["num_demos", "block", "method"], observed=True):
         means = runs[["calls", "prompt tokens", "completion tokens", "seconds"]].mean()
@@ -346,7 +306,7 @@ def calls_table(frame: pd.DataFrame) -> Table:
     return Table("calls", title, pd.DataFrame(cells), [*notes, *_setting_notes(frame)])
 
 
-def ablation_table(frame: pd.DataFrame) -> Table:
+def ablation_table(frame: pd.DataFrame) -> Table | None:
     """Accuracy by setting: a block for each ablation that has two, a column for each task and number of demos."""
     parts, names = [], ("unweighted", "weighted")
     for ablation, values in ABLATIONS.items():
@@ -356,8 +316,7 @@ def ablation_table(frame: pd.DataFrame) -> Table:
             settings = [names[int(v)] if ablation == "weighted" else f"{v:g}" for v in value]
             parts.append(runs.assign(ablation=ablation, value=value, setting=settings))
     if not parts:
-        cure = f"make some: run --ablations {' '.join(ABLATIONS)}"
-        raise ValueError(f"no ablation has results of two settings: {cure}")
+        return None
     keys = ["ablation", "value", "setting", "task", "num_demos", "block"]
     cells = intervals(pd.concat(parts).groupby(keys, observed=True).percent).reset_index()
     cells["column"] = cells.task.astype(str) + ", " + cells.block
@@ -367,23 +326,14 @@ def ablation_table(frame: pd.DataFrame) -> Table:
     return Table("ablation", "Held-out accuracy in % by setting", cells, [note, *_setting_notes(frame)])
 
 
-def kendall(ranking: Ranking) -> tuple[float, float]:
-    """Kendall's tau-b of log-probabilities and accuracies, and the p-value of a two-sided test of independence.
-
-    Tau is positive where probable orders are accurate. Both are NaN where all orders are equally accurate.
-    """
-    found = stats.kendalltau(ranking.log_probs, ranking.accuracies)
-    return float(found.statistic), float(found.pvalue)
-
-
 def load_published() -> pd.DataFrame:
-    """The numbers of the paper, with "published_model", "task" (or an average), "num_demos", "method", "published"."""
+    """The numbers of the paper, with "published_model", "task", "num_demos", "method", "published"."""
     wide = pd.read_csv(PUBLISHED).rename(columns={"model": "published_model"})
     places = ["published_model", "task", "num_demos"]
     return wide.melt(places, var_name="method", value_name="published").dropna()
 
 
-def published_table(frame: pd.DataFrame, name: str = "published") -> Table | None:
+def published_table(frame: pd.DataFrame) -> Table | None:
     """Our mean accuracy, that of the paper, and the difference: a block for each number of demos and of its models.
 
     None where the paper has none of the cells.
@@ -411,4 +361,12 @@ def published_table(frame: pd.DataFrame, name: str = "published") -> Table | Non
     if "math500" in set(cells.task):
         notes.append("The paper heads its MATH500 columns 8, 4, 32, 16; they are kept as headed.")
     title = f"Our accuracy beside that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
-    return Table(name, title, cells.assign(row=cells.method, column=cells.task), notes)
+    return Table("published", title, cells.assign(row=cells.method, column=cells.task), notes)
+
+
+def all_tables(frame: pd.DataFrame) -> list[Table]:
+    """Every table that there are results for; the first three are of the paper's methods alone."""
+    ours = frame[frame.method.isin(METHODS)].reset_index(drop=True)
+    ours = ours.assign(**{name: ours[name].cat.remove_unused_categories() for name in ("method", "task")})
+    found = [accuracy_table(ours), calls_table(ours), paired_table(ours)] if len(ours) else []
+    return [table for table in (*found, ablation_table(frame), published_table(frame)) if table is not None]

@@ -23,7 +23,7 @@ class Task:
     """A task: what is asked, and when an answer is right.
 
     Attributes:
-        name, title: Its names on the command line and in file names, and in texts for people.
+        name: Its name on the command line, in file names and in tables.
         input_field, output_field: Names of the fields; as titles they make the plain prompt.
         instructions: What chat models are told; plain prompts show no instructions.
         labels: All answers there are; empty where answers are open.
@@ -31,7 +31,6 @@ class Task:
     """
 
     name: str
-    title: str
     input_field: str
     output_field: str
     instructions: str
@@ -66,11 +65,7 @@ class Task:
         return PlainTextAdapter(show_instructions=False) if format == "plain" else dspy.ChatAdapter()
 
     def max_tokens(self, format: Format) -> int:
-        """Length of the longest answer, in tokens.
-
-        A plain label ends at a line break, and a plain open answer at a blank line: the limit is for models that go
-        on, and leaves room for a short solution. In chats a label stands between two markers.
-        """
+        """Length of the longest answer, in tokens; a plain one ends at a line break, an open one at a blank line."""
         if self.reasoning:
             return 256 if format == "plain" else 1024
         return 16 if format == "plain" else 64
@@ -78,8 +73,7 @@ class Task:
     def metric(self, name: MetricName = "strict") -> Callable[..., bool]:
         """Make the function of example, prediction and trace that says whether a prediction is right.
 
-        Args:
-            name: "strict", or "lenient" for the published code's way with open answers; labels must be equal in both.
+        "lenient" is the published code's way with open answers; labels must be equal in both.
         """
         output, same = self.output_field, lenient if name == "lenient" and self.reasoning else self.same
 
@@ -95,38 +89,38 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(
-            *("mr", "MR", "review", "sentiment"),
+            *("mr", "review", "sentiment"),
             instructions="Say whether the movie review is negative or positive.",
             labels=("negative", "positive"),
         ),
         Task(
-            *("sst5", "SST-5", "review", "sentiment"),
+            *("sst5", "review", "sentiment"),
             instructions="Say how good the movie is by its review, from terrible to great.",
             labels=("terrible", "bad", "okay", "good", "great"),
         ),
         Task(
-            *("trec", "TREC", "question", "type"),
+            *("trec", "question", "type"),
             instructions="Say what kind of answer the question asks for.",
             labels=("Description", "Entity", "Abbreviation", "Human", "Location", "Number"),
         ),
         Task(
-            *("agnews", "AG News", "article", "topic"),
+            *("agnews", "article", "topic"),
             instructions="Say what the news article is about.",
             labels=("World", "Sports", "Business", "Tech"),
         ),
         Task(
-            *("subj", "SUBJ", "input", "type"),
+            *("subj", "input", "type"),
             instructions="Say whether the sentence about a movie is subjective (an opinion) or objective (the plot).",
             labels=("subjective", "objective"),
         ),
         Task(
-            *("gsm8k", "GSM8K", "question", "answer"),
+            *("gsm8k", "question", "answer"),
             instructions="Solve the problem. The answer is a number alone.",
             same=same_number,
         ),
-        Task(*("math500", "MATH500", "question", "answer"), instructions=f"{_LATEX}.", same=same_expression),
+        Task(*("math500", "question", "answer"), instructions=f"{_LATEX}.", same=same_expression),
         Task(
-            *("deepmath", "DeepMath", "question", "answer"),
+            *("deepmath", "question", "answer"),
             instructions=f"{_LATEX}, or Yes or No.",
             same=same_expression,
         ),

@@ -1,4 +1,8 @@
-"""LocalE, GlobalE and PDO: the order with the best criterion of its label probabilities."""
+"""LocalE, GlobalE and PDO: the order with the best criterion of its label probabilities.
+
+Criteria are functions of tables ``[E, L]``, a probability distribution over L labels for each of E inputs; larger is
+better. Entropies are in nats.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,53 @@ from typing import Any, ClassVar, Literal
 
 import dspy
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import entr
 
-from plr_dspy.baselines import criteria
 from plr_dspy.baselines.label_based import Criterion, LabelReorderer
 from plr_dspy.labels.outputs import prior_shares
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Number, Positive, arguments
 from plr_dspy.statistics.calibration import Array
 
-Variant = Literal["lu", "plr"]
-Setting = Literal["few-shot", "unlabelled", "prior"]
+
+def entropy(distribution: ArrayLike) -> Array:
+    """Entropy of distributions ``[..., L]``."""
+    entropies: Array = entr(np.asarray(distribution, dtype=np.float64)).sum(axis=-1)
+    return entropies
+
+
+def local_entropy(table: ArrayLike) -> float:
+    """Mean entropy over the inputs (LocalE; Lu et al., ACL 2022, Eq. 5): high where no answer is over-confident."""
+    return float(entropy(table).mean())
+
+
+def global_entropy(table: ArrayLike) -> float:
+    """Entropy of the shares of the predicted labels (GlobalE; Lu et al., ACL 2022, Eq. 3): high where all occur.
+
+    Of equally probable labels the first is predicted.
+    """
+    table = np.asarray(table)
+    return float(entropy(np.bincount(table.argmax(axis=1), minlength=table.shape[1]) / len(table)))
+
+
+def mean_confidence(table: ArrayLike) -> float:
+    """Minus the mean entropy over the inputs: LocalE as arXiv:2603.21373 words it, which prefers confidence."""
+    return -local_entropy(table)
+
+
+def best_confidence(table: ArrayLike) -> float:
+    """Minus the least entropy of any input: GlobalE as arXiv:2603.21373 words it."""
+    return -float(entropy(table).min())
+
+
+def closeness(table: ArrayLike, prior: ArrayLike) -> float:
+    """Minus KL(mean distribution || prior) (PDO; Xu et al., NAACL Findings 2024); 0 at best.
+
+    No label has a share of 0 in `prior`, ``[L]``.
+    """
+    mean = np.asarray(table).mean(axis=0)
+    return float(entropy(mean) + mean @ np.log(prior))
 
 
 @arguments
@@ -40,14 +81,13 @@ class LocalE(LabelReorderer):
         all others: As in `PLReorder`; with max_metric_calls fewer probing inputs, so that it is never exceeded.
     """
 
-    name = makes_inputs = "LocalE"
-    least_calls = 2
+    name = "LocalE"
     entropies: ClassVar[dict[str, Criterion]] = {
-        "lu": criteria.local_entropy,
-        "plr": criteria.mean_confidence,
+        "lu": local_entropy,
+        "plr": mean_confidence,
     }
 
-    variant: Variant = "lu"
+    variant: Literal["lu", "plr"] = "lu"
     temperature: Positive = 2.0  # type: ignore[misc]
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
@@ -65,10 +105,6 @@ class LocalE(LabelReorderer):
         """Return the entropy of the method."""
         return self.entropies[self.variant]
 
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """One to write an input, and one for each that was written."""
-        return 1 + num_orders
-
 
 @arguments
 class GlobalE(LocalE):
@@ -81,10 +117,10 @@ class GlobalE(LocalE):
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
-    name = makes_inputs = "GlobalE"
+    name = "GlobalE"
     entropies: ClassVar[dict[str, Criterion]] = {
-        "lu": criteria.global_entropy,
-        "plr": criteria.best_confidence,
+        "lu": global_entropy,
+        "plr": best_confidence,
     }
 
 
@@ -108,7 +144,7 @@ class PDO(LabelReorderer):
 
     name = "PDO"
 
-    setting: Setting = "few-shot"
+    setting: Literal["few-shot", "unlabelled", "prior"] = "few-shot"
     prior: Mapping[Any, Number] | None = None
 
     def check_together(self) -> None:
@@ -117,29 +153,18 @@ class PDO(LabelReorderer):
             raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
 
     @property
-    def makes_inputs(self) -> str:  # type: ignore[override]
-        """The name of the method where it makes an input of its own."""
-        return "PDO(setting='few-shot')" if self.setting == "few-shot" else ""
+    def fillers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The null input."""
+        return ("",) if self.setting == "few-shot" else ()
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the null input can be made, or the prior is one."""
+        """Raise also where the prior is none."""
         super().check(program, trainset)
         self._prior(program, trainset)
 
     def criterion(self, job: Job) -> Criterion:
         """Closeness to the prior, or to the uniform distribution."""
-        return partial(criteria.closeness, prior=self._prior(job.program, job.splits.train))
-
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """One with the null input, or one for each train example."""
-        return 1 if self.setting == "few-shot" else num_train
-
-    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
-        """The null input, or those of the train split."""
-        examples = [dict(example.inputs().items()) for example in job.splits.train]
-        if self.setting == "few-shot":
-            return [dict.fromkeys(fields, "") for fields in examples[:1]]
-        return examples[: job.plan.num_train_examples]
+        return partial(closeness, prior=self._prior(job.program, job.splits.train))
 
     def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> Array:
         """The probability of each label, ``[L]``."""

@@ -6,15 +6,15 @@ Source: Q. Guo et al., "What makes a good order of examples in in-context learni
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import dspy
+import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field
 
-from plr_dspy.baselines import criteria
-from plr_dspy.baselines.label_based import OTHERS, Criterion, LabelReorderer
-from plr_dspy.baselines.probing import distribution, likely_labels
+from plr_dspy.baselines.label_based import OTHERS, Criterion, LabelReorderer, distribution, likely_labels
+from plr_dspy.baselines.label_methods import entropy
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
 from plr_dspy.labels.reader import LogprobRequests
@@ -23,17 +23,20 @@ from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.copies import ProgramFactory
 
 
-@dataclass(frozen=True)
-class Kept:
-    """An order that favours no label.
+def fairness(table: ArrayLike) -> float:
+    """Entropy of the mean distribution over content-free inputs (DEmO's filter; Guo et al., ACL Findings 2024)."""
+    return float(entropy(np.asarray(table).mean(axis=0)))
 
-    Attributes:
-        permutations: Demo indices by position, for each predictor.
-        content_free: Mean distribution ``[L]`` over content-free inputs.
+
+def influence(distribution: ArrayLike, content_free: ArrayLike) -> float:
+    """How much an input adds to the probability of the label predicted for it (DEmO's choice; Guo et al. 2024).
+
+    Args:
+        distribution: Of the input, ``[L]``.
+        content_free: Mean one of content-free inputs, ``[L]``.
     """
-
-    permutations: dict[str, list[int]]
-    content_free: list[float] = field(default_factory=list)
+    p, label = np.asarray(distribution), int(np.argmax(distribution))
+    return float(p[label] - np.asarray(content_free)[label])
 
 
 class PerInputOrder(dspy.Module):
@@ -44,10 +47,11 @@ class PerInputOrder(dspy.Module):
 
     Args:
         program: Makes one LM call, whose finite output is the answer.
-        orders: To choose from.
+        orders: To choose from: of each, its "permutations", the demo indices by position for each predictor, and
+            "content_free", the mean distribution ``[L]`` over content-free inputs.
     """
 
-    def __init__(self, program: dspy.Module, orders: Sequence[Kept] = ()) -> None:
+    def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # what is frozen would not be saved
@@ -60,26 +64,26 @@ class PerInputOrder(dspy.Module):
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program.
         """
-        orders = [(each, program) for each in self.orders if (program := self._in_order(each)) is not None]
-        if not orders:
-            return self.program(**inputs)
-        output, requests = needed_output(self.program, "DEmO", cure=OTHERS), LogprobRequests("DEmO")
         answers, example = [], dspy.Example(inputs).with_inputs(*inputs)
-        for order, program in orders:
+        requests = LogprobRequests("DEmO")
+        for order in self.orders:
+            if (program := self._in_order(order["permutations"])) is None:
+                continue
+            output = needed_output(self.program, "DEmO", cure=OTHERS)
             found, answer = likely_labels(program, example, output, requests)
             if found is not None and answer is not None:  # Else no label is likely in this order.
-                answers.append((criteria.influence(distribution(found), order.content_free), answer))
+                answers.append((influence(distribution(found), order["content_free"]), answer))
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
         """What `forward` does, in a thread."""
         return await dspy.asyncify(self.forward)(**inputs)
 
-    def _in_order(self, order: Kept) -> dspy.Module | None:
+    def _in_order(self, permutations: Mapping[str, Sequence[int]]) -> dspy.Module | None:
         """The program in an order; None where its demos are others by now, as after `reset_copy`."""
         predictors = dict(self.program.named_predictors())
         demos = {}
-        for name, permutation in order.permutations.items():
+        for name, permutation in permutations.items():
             if sorted(permutation) != list(range(len(predictors[name].demos))):
                 return None
             demos[name] = [predictors[name].demos[i] for i in permutation]
@@ -87,13 +91,12 @@ class PerInputOrder(dspy.Module):
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the program, and the orders."""
-        return {**super().dump_state(json_mode=json_mode), "orders": [asdict(each) for each in self.orders]}
+        return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
         """Become what `dump_state` was taken of."""
-        orders = tuple(Kept(**order) for order in state.get("orders", ()))
         super().load_state(state, **options)
-        self.orders = orders
+        self.orders = tuple(state.get("orders", ()))
 
 
 @arguments
@@ -118,8 +121,8 @@ class DEmO(LabelReorderer):
         report, best_program: As in `PLReorder`; the order in the report is the fairest one.
     """
 
-    name = makes_inputs = "DEmO"
-    least_calls = len(CONTENT_FREE)
+    name = "DEmO"
+    fillers = CONTENT_FREE
 
     num_candidates: Annotated[Count, Field(ge=2)] = 100
     num_kept: Count = 4
@@ -130,24 +133,14 @@ class DEmO(LabelReorderer):
 
     def criterion(self, job: Job) -> Criterion:
         """Entropy of the mean."""
-        return criteria.fairness
+        return fairness
 
-    def most_calls(self, *, num_train: int, num_orders: int) -> int:
-        """One for each content-free input."""
-        return len(CONTENT_FREE)
-
-    def inputs(self, job: Job) -> Sequence[Mapping[str, Any]]:
-        """The content-free inputs."""
-        first = [example.inputs().keys() for example in job.splits.train[:1]]
-        return [dict.fromkeys(names, text) for names in first for text in CONTENT_FREE]
-
-    def _finished(self, job: Job, work: Any, outcome: Any, compilation: Any, shares: Any) -> dspy.Module:
+    def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
         """The program that orders its demos for each input."""
-        means = sorted(compilation.means.items(), key=lambda known: -float(criteria.entropy(known[1])))
-        kept = [
-            Kept({name: list(order) for name, order in job.slots.permutations(each).items()}, mean.tolist())
-            for each, mean in means[: self.num_kept]
-        ]
+        means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
+        kept = []
+        for ordering, mean in means[: self.num_kept]:
+            kept.append({"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()})
         program = PerInputOrder(ProgramFactory(job.program).build({}), kept)
         program._compiled = True
         return program

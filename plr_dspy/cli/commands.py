@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
 
 PACKAGE = Path(__file__).parents[1]
-
-ADAPTERS = ("chat", "json", "plain")
 
 EXAMPLE = """
 example:
@@ -39,45 +37,41 @@ cost, and makes no call. With --log-dir, the same command goes on where it was s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    with _readers_may_leave():
-        args = _parser().parse_args(arguments)
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-        try:
-            with logged({"plr_dspy": logging.INFO}):
-                return int(args.run(args) or 0)
-        except KeyboardInterrupt:
-            kept = "interrupted; what was paid for is kept where there is a folder for it"
-            print(f"plr-dspy: {kept}", file=sys.stderr)
-            return INTERRUPTED
-        except Exception as error:
-            if args.debug:
-                raise
-            # What a check of this package raised is the user's; what a program, a model or Python raised a failure.
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
-            users = checked and isinstance(error, (ValueError, TypeError, ImportError))
-            kind = "" if users else f"{type(error).__name__}: "
-            hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
-            print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
-            if not users:
-                print("plr-dspy: --debug shows where", file=sys.stderr)
-            return USER_ERROR if users else FAILED
-
-
-@contextlib.contextmanager
-def _readers_may_leave() -> Iterator[None]:
-    """Let whoever reads the output stop at any time, as `head` does: nothing that is printed then raises."""
     output, errors = _Output(sys.stdout), _Output(sys.stderr)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         try:
-            yield
+            return _run(_parser().parse_args(arguments))
         finally:
             output.flush()
             errors.flush()
 
 
+def _run(args: argparse.Namespace) -> int:
+    """Run a command, and say in a line what ended it before its end."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        return int(args.run(args) or 0)
+    except KeyboardInterrupt:
+        kept = "interrupted; what was paid for is kept where there is a folder for it"
+        print(f"plr-dspy: {kept}", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if args.debug:
+            raise
+        # What a check of this package raised is the user's; what a program, a model or Python raised a failure.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
+        users = checked and isinstance(error, (ValueError, TypeError, ImportError))
+        kind = "" if users else f"{type(error).__name__}: "
+        hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
+        print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
+        if not users:
+            print("plr-dspy: --debug shows where", file=sys.stderr)
+        return USER_ERROR if users else FAILED
+
+
 class _Output:
-    """A stream that goes nowhere once its reader is gone."""
+    """A stream that goes nowhere once its reader is gone, as `head` goes: nothing that is printed then raises."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -86,17 +80,20 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._try(self._stream.write, text)
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            self._close()
         return len(text)
 
     def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def _try(self, act: Callable[..., Any], *arguments: str) -> None:
         try:
-            act(*arguments)
+            self._stream.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._close()
+
+    def _close(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,16 +133,12 @@ def _add_compile(commands: Any) -> None:
     add("--api-base", help="address of the model's server")
     add("--api-key-env", help="environment variable that holds the key")
     add("--max-tokens", type=int, help="longest answer")
-    add("--adapter", choices=ADAPTERS, default="chat", help="prompt format (default: chat)")
+    add("--adapter", choices=["chat", "json", "plain"], default="chat", help="prompt format (default: chat)")
     add("--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)")
     add("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
     learns = "what the search learns from a call: the metric's score alone, or the log-probabilities of labels as well"
-    add(
-        "--signal",
-        choices=SIGNALS,
-        default="auto",
-        help=f"{learns} (default: auto, these where they come with the calls)",
-    )
+    learns += " (default: auto, these where they come with the calls)"
+    add("--signal", choices=SIGNALS, default="auto", help=learns)
     calibrated = "score orders by calibrated answers, and save a calibrated program (see docs/calibration.md)"
     add("--calibrate", action="store_true", help=calibrated)
     select = "choose the demos as well: which, how many, in what order, from those of the program, and labelled and"
@@ -173,8 +166,7 @@ def _compile(args: argparse.Namespace) -> int:
             _check_file(Path(place), what)
     for option in ("train", "val", "demos"):
         _check_file(getattr(args, option), f"--{option}")
-    for path in (args.out, args.report):
-        _check_parent(path)
+    _check_parents(args.out, args.report)
     if args.out.suffix not in (".json", ".pkl"):
         raise ValueError(f"--out must end in .json or .pkl; got {args.out}")
     for option in ("max_calls", "threads", "max_tokens", "max_demos", "max_demo_tokens"):
@@ -196,7 +188,7 @@ def _compile(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     path = args.path / "report.json" if args.path.is_dir() else args.path
     _check_file(path, "report")
-    _check_parent(args.html)
+    _check_parents(args.html)
     from plr_dspy.report.data import Report
 
     report = Report.load(path)
@@ -213,20 +205,8 @@ def _check_file(path: Path | None, what: str) -> None:
         raise ValueError(f"{what}: no file {path}")
 
 
-def _check_parent(path: Path | None) -> None:
-    """Raise unless a file can be written because its folder is there, or none was named."""
-    if path is not None and not path.parent.is_dir():
-        raise ValueError(f"no folder {path.parent}: make it first")
-
-
-@contextlib.contextmanager
-def logged(levels: Mapping[str, int]) -> Iterator[None]:
-    """Set the levels of some loggers while this context lasts."""
-    before = {name: logging.getLogger(name).level for name in levels}
-    try:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+def _check_parents(*paths: Path | None) -> None:
+    """Raise unless all files that were named can be written because their folders are there."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"no folder {path.parent}: make it first")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,6 @@ from plr_dspy.local.server import local_lm
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
-from plr_dspy.runtime.files import read_json_lines
-
-OPTIONS = [
-    "signal",
-    "calibrate",
-    "auto",
-    "update",
-    "max_seconds",
-    "max_cost",
-    "seed",
-    "log_dir",
-    "accept_changes",
-]
-"""Arguments of the optimizers that options of the command are called as."""
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
@@ -50,12 +38,10 @@ def compile_program(args: argparse.Namespace) -> int:
         program = loaded.program if isinstance(loaded, CalibratedProgram) else loaded
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
-    options: dict[str, Any] = {name: getattr(args, name) for name in OPTIONS}
-    options |= {"max_metric_calls": args.max_calls, "num_threads": args.threads}
-    if args.select:
-        limits = {"max_demos": args.max_demos, "max_demo_tokens": args.max_demo_tokens}
-        options |= {name: limit for name, limit in limits.items() if limit is not None}
-    optimizer = (PLFewShot if args.select else PLReorder)(metric, **options)
+    kind = PLFewShot if args.select else PLReorder
+    names = {field.name for field in fields(kind)} - {"metric"}
+    options = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    optimizer = kind(metric, max_metric_calls=args.max_calls, num_threads=args.threads, **options)
     with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
         if args.estimate:
             print(optimizer.estimate(program, trainset=trainset, valset=valset))
@@ -102,23 +88,9 @@ def named_object(reference: str, what: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ImportError(f"{place} cannot be imported: it raised {type(error).__name__}: {error}") from error
-    try:
-        return getattr(module, name)
-    except AttributeError as error:
-        raise ValueError(f"{what}: {place} has no {name!r}") from error
-
-
-def read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
-    """The examples of a file of JSON lines."""
-    examples = []
-    for number, fields in read_json_lines(path):
-        missing = [name for name in inputs if not isinstance(fields, dict) or name not in fields]
-        if missing:
-            raise ValueError(
-                f"line {number} of {path} must be an object with the inputs {list(inputs)}; it has no {missing}"
-            )
-        examples.append(dspy.Example(fields).with_inputs(*inputs))
-    return examples
+    if not hasattr(module, name):
+        raise ValueError(f"{what}: {place} has no {name!r}")
+    return getattr(module, name)
 
 
 def named_program(reference: str) -> dspy.Module:
@@ -134,3 +106,22 @@ def named_program(reference: str) -> dspy.Module:
     if not isinstance(program, dspy.Module):
         raise TypeError(f"program: expected a DSPy module, or what makes one; {reference} gave {program!r}")
     return program
+
+
+def read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
+    """The examples of a file of JSON lines; JSON may hold others that `str.splitlines` takes for line ends."""
+    examples = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"line {number} of {path} is no JSON ({error}): mend or remove it") from error
+        missing = [name for name in inputs if not isinstance(fields, dict) or name not in fields]
+        if missing:
+            raise ValueError(
+                f"line {number} of {path} must be an object with the inputs {list(inputs)}; it has no {missing}"
+            )
+        examples.append(dspy.Example(fields).with_inputs(*inputs))
+    return examples

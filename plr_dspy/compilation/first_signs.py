@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from plr_dspy.report.data import Evidence, Iteration
+from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 
@@ -26,11 +26,10 @@ ENOUGH_PAIRS = 250
 
 
 class FirstSigns:
-    """Ends a search that can find nothing, before its budget does; a stopper of a search.
+    """Ends a search that can find nothing, before its budget does.
 
     Args:
-        scorer: Makes the calls.
-        num_train: Examples of the train split, the first ones.
+        scorer: Makes the calls; those on the first `num_train` examples count.
         sample: Says one of the program's answers, for messages.
         by_scores: Whether scores that are all the same say that there is nothing to find.
 
@@ -46,59 +45,41 @@ class FirstSigns:
         sample: Callable[[], str] = str,
         by_scores: bool = True,
     ) -> None:
-        self._by_scores = by_scores
         self.nothing_found = ""
-        self._scorer = scorer
-        self._num_train = num_train
-        self._sample = sample
+        self._scorer, self._num_train, self._sample, self._by_scores = scorer, num_train, sample, by_scores
         self._warned = False
 
-    def __call__(self, history: Sequence[Iteration]) -> str | None:
-        """Say why to end, or None.
+    def check(self) -> str:
+        """Say why more scores would be for nothing; empty where they would not.
 
         Raises:
             RuntimeError: when hardly any answer could be parsed, with whatever demos.
         """
-        return (self.of_scores() or None) if history else None
-
-    def of_scores(self) -> str:
-        """Say why more scores would be for nothing; empty where they would not.
-
-        Raises:
-            RuntimeError: when hardly any answer could be parsed.
-        """
-        by_example = self._by_example()
-        self._check_answers()
-        if not self._by_scores:
-            return ""
-        self.nothing_found = self._equal_scores(
-            [[cell.score or 0.0 for cell in cells] for cells in by_example.values()]
-        )
+        by_prompt, by_example = self._answers()
+        self._check_answers(by_prompt)
+        if self._by_scores:
+            self.nothing_found = self._equal_scores([[c.score or 0.0 for c in cells] for cells in by_example])
         return self.nothing_found
 
     def evidence(self) -> Evidence:
-        """What there was to tell orders apart by."""
-        met = [[cell.score for cell in cells] for cells in self._by_example().values() if len(cells) > 1]
+        """What there was to tell orders apart by, where they could not be told apart."""
         return Evidence(
-            num_met=len(met), num_differing=sum(len(set(scores)) > 1 for scores in met), num_compared=0
+            num_met=sum(len(cells) > 1 for cells in self._answers()[1]), num_differing=0, num_compared=0
         )
 
-    def _by_example(self) -> dict[int, list[Cell]]:
-        by_example: dict[int, list[Cell]] = defaultdict(list)
-        for _, example, cell in self._told():
-            by_example[example].append(cell)
-        return by_example
-
-    def _told(self) -> list[tuple[str, int, Cell]]:
-        """The prompt, the example and the cell of each call of the train split that did not fail."""
-        cells = self._scorer.cells_asked().items()
-        return [(p, e, cell) for (p, e), cell in cells if e < self._num_train and cell.outcome != FAILED]
-
-    def _check_answers(self) -> None:
+    def _answers(self) -> tuple[list[list[Cell]], list[list[Cell]]]:
+        """The calls of the train split that did not fail, by prompt and by example."""
         by_prompt: dict[str, list[Cell]] = defaultdict(list)
-        for prompt, _, cell in self._told():
-            by_prompt[prompt].append(cell)
-        cells = [cell for row in by_prompt.values() for cell in row]
+        by_example: dict[int, list[Cell]] = defaultdict(list)
+        for (prompt, example), cell in self._scorer.cells_asked().items():
+            if example < self._num_train and cell.outcome != FAILED:
+                by_prompt[prompt].append(cell)
+                by_example[example].append(cell)
+        return list(by_prompt.values()), list(by_example.values())
+
+    def _check_answers(self, by_prompt: Sequence[Sequence[Cell]]) -> None:
+        """Raise where hardly any answer could be parsed, and warn where half of them could not."""
+        cells = [cell for row in by_prompt for cell in row]
         unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
         if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):
             return
@@ -107,7 +88,7 @@ class FirstSigns:
             "another adapter (dspy.JSONAdapter(), or PlainTextAdapter for small and base models), a larger max_tokens, "
             "or a larger model"
         )
-        readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt.values())
+        readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt)
         if len(unparsed) >= UNPARSED * len(cells) and not readable:
             raise RuntimeError(said)
         if not self._warned:
@@ -115,7 +96,7 @@ class FirstSigns:
         self._warned = True
 
     def _equal_scores(self, rows: Sequence[Sequence[float]]) -> str:
-        """Why nothing can be found by scores that are equal; empty where they are not."""
+        """Why nothing can be found by the scores on each example; empty where they are not equal."""
         scores = {score for row in rows for score in row}
         num_scores, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)
         if len(scores) == 1 and num_scores >= ENOUGH_SCORES:

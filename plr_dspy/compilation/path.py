@@ -6,16 +6,16 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
+from tqdm import tqdm
+
 from plr_dspy.compilation.choice import (
-    Finalist,
     Outcome,
-    any_difference,
     calibration_effect,
     choose,
     comparison,
-    effect_without_comparison,
     make_results,
     weigh,
 )
@@ -23,13 +23,11 @@ from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.report.data import Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
-from plr_dspy.runtime.progress_bar import ProgressBar
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
-from plr_dspy.scoring.rounds import StagedScores, Wanted
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, as_ordering, mean_score
-from plr_dspy.search.space import Ordering, ScoreEstimate
+from plr_dspy.search.space import Ordering
 from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
@@ -52,48 +50,58 @@ KEPT_SHARE = 0.4
 class Compilation:
     """A compile under way; what it has found can be had at any moment (`unfinished`).
 
+    Where the plan is no racing one, this is PLR Algorithm 1: draws of the final distribution meet on the selection
+    split, and scores of the train split choose nothing. Deviation: the original order, the best orders seen and the
+    mode join the draws; PLR Algorithm 1 compares the draws alone, and can end with an order worse than the original or
+    than one it has seen.
+
     Args:
-        search: Proposes orderings.
+        search, plan: Proposes orderings; the shape of the compile.
         scorer: Of the train split followed by the selection split. Rounds that its ledger holds are taken as they were.
-        staged: Scores of the train split.
-        plan: The shape of the compile.
-        num_train: Examples of the train split.
         original: What the user has: an ordering, or `WITHOUT_DEMOS`.
-        min_probability: Of being better on new examples that it takes to replace the original.
+        min_probability: Of being better on new examples that it takes to replace the original; None takes .5 where
+            plans race, and where they do not, 0: the best score on the selection split wins, as in PLR Algorithm 1.
         sample: Says one of the program's answers, for messages.
-        stoppers: What ends the search early.
         limits: Arguments that say when the search ends, beside those of the plan.
-        bar: Shows how far it is.
+        shifted: As in `StagedScores`.
     """
 
     def __init__(
         self,
         search: Search,
         scorer: CellScorer,
-        staged: StagedScores,
         *,
         plan: Plan,
         num_train: int,
         original: Ordering,
-        min_probability: float = MIN_PROBABILITY,
+        min_probability: float | None = None,
         sample: Callable[[], str] = str,
         stoppers: Sequence[Stopper] = (),
         limits: Mapping[str, Any] | None = None,
-        bar: ProgressBar | None = None,
+        shifted: bool = False,
+        bar: tqdm | None = None,
     ) -> None:
-        self.search, self.scorer, self.staged, self.plan, self.original = (
-            search,
+        self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
+        all_at_once = max(1, plan.num_train_examples)
+        self.staged = StagedScores(
             scorer,
-            staged,
-            plan,
-            original,
+            num_train=num_train if plan.racing else all_at_once,
+            num_first=plan.num_first_examples if plan.racing else all_at_once,
+            num_more=plan.num_more_examples,
+            favoured=original if plan.racing else None,
+            shifted=shifted,
         )
         self.selection = range(num_train, num_train + plan.num_selection_examples)
         self.stopped = INTERRUPTED
-        self._min_probability = min_probability
+        least = MIN_PROBABILITY if plan.racing else 0.0
+        self._choose_of = partial(
+            choose,
+            min_probability=least if min_probability is None else min_probability,
+            by_score=not plan.racing,
+        )
         by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
-        self._stoppers = [*self._signal_stoppers(), *stoppers]
+        self._stoppers = stoppers
         self._limits = {**asdict(plan), **(limits or {})}
         self._bar = bar
         self._history: list[Iteration] = []
@@ -117,11 +125,7 @@ class Compilation:
         return self._calibrated(self._choose(self._finalists(share), share))
 
     def _replay(self) -> float | None:
-        """Take the rounds that the ledger tells of as they were.
-
-        Returns:
-            The share of race and comparison that is to be done, where the search has ended; otherwise None.
-        """
+        """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
         for scored in list(course.rounds):
             wanted = {as_ordering(ordering): examples for ordering, examples in scored}
@@ -132,26 +136,28 @@ class Compilation:
             self.search.ask()  # which draws what it drew before
             self.staged.score(wanted)
             self._tell([as_ordering(ordering) for ordering, _ in scored])
-        if course.ended is None or course.ended["limits"] != self._limits_of(course.ended["stopped"]):
+        ended = course.ended
+        if ended is None or ended["limits"] != self._limits_of(ended["stopped"]):
             return None
-        self.stopped, self._signs.nothing_found = course.ended["stopped"], course.ended["nothing_found"]
-        if course.ended["untold"] is not None:
+        self.stopped, self._signs.nothing_found = ended["stopped"], ended["nothing_found"]
+        if ended["untold"] is not None:
             self.search.ask()
-            self.staged.score({as_ordering(o): examples for o, examples in course.ended["untold"]})
-        return float(course.ended["share"])
+            self.staged.score({as_ordering(o): examples for o, examples in ended["untold"]})
+        return float(ended["share"])
 
     def _note_end(self) -> float:
         """Note why the search has ended, and return the share of race and comparison that is to be done."""
-        ended: dict[str, Any] = {
+        share = self._share_left()
+        ended = {
             "stopped": self.stopped,
             "nothing_found": self._signs.nothing_found,
-            "share": self._share_left(),
+            "share": share,
             "untold": None if self._untold is None else list(self._untold.items()),
             "limits": self._limits_of(self.stopped),
         }
         if self.stopped != TIME_LIMIT:
             self.scorer.ledger.note({"ended": ended})
-        return float(ended["share"])
+        return share
 
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
@@ -161,9 +167,10 @@ class Compilation:
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
         while True:
-            for stopper in self._stoppers:
-                if reason := stopper(self._history):
-                    return reason
+            if self._history and (nothing := self._signs.check()):
+                return nothing
+            if reason := next(filter(None, (stopper(self._history) for stopper in self._stoppers)), None):
+                return reason
             if len(self._history) >= self.plan.num_iterations:
                 return ALL_ROUNDS
             orderings, self._untold = self.search.ask(), {}
@@ -183,10 +190,10 @@ class Compilation:
                 self._untold = {ordering: wanted[ordering] for ordering in scored}
             if len(scored) < len(wanted):
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
+            last = self._history[-1]
             if self._bar is not None:
-                last = self._history[-1]
-                self._bar.show(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
-            logger.info("%s", self._history[-1])
+                self._bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
+            logger.info("%s", last)
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
@@ -209,9 +216,9 @@ class Compilation:
             )
         )
 
-    def _best(self, count: int) -> list[ScoreEstimate]:
+    def _best(self, count: int) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
-        return self.search.ranked(self.staged.scores())[:count]
+        return [estimate.ordering for estimate in self.search.ranked(self.staged.scores())[:count]]
 
     @property
     def _least_compared(self) -> int:
@@ -236,24 +243,30 @@ class Compilation:
         pays = self.scorer.budget.calls_left / max(1, plan.race_calls + plan.final_calls)
         return min(1.0, wanted, pays)
 
-    def _finalists(self, share: float) -> list[Finalist]:
-        """The original, and the winners of a race among the best orderings of the search."""
+    def _finalists(self, share: float) -> list[tuple[str, Ordering]]:
+        """The original, and the winners of a race among the best orderings of the search, with their origins."""
         plan, scorer, search = self.plan, self.scorer, self.search
+        if not plan.racing:
+            found = [("best seen", ordering) for ordering in self._best(plan.num_best_seen)]
+            found += [("mode", search.mode())] if plan.with_mode else []
+            found += [("draw", ordering) for ordering in search.draw(plan.num_final_draws)]
+            origins = {ordering: origin for origin, ordering in reversed(found)}
+            distinct = dict.fromkeys([self.original, *(ordering for _, ordering in found)])
+            return [({**origins, self.original: "original"}[ordering], ordering) for ordering in distinct]
         scorer.phase = "race"
         self._keep(plan.final_calls)
         num_calls = left = scorer.budget.limit - plan.final_calls - scorer.calls()
         if share < 1.0:
             kept = max(self._least_compared, share * plan.final_calls)
-            num_calls = max(
-                0, min(left, round(share * plan.race_calls), int(scorer.budget.calls_left - kept))
-            )
-        found = [estimate.ordering for estimate in self._best(plan.num_entrants)]
-        if found:
-            found += [search.mode(), *search.draw(plan.num_final_draws)]
+            affordable = int(scorer.budget.calls_left - kept)
+            num_calls = max(0, min(left, round(share * plan.race_calls), affordable))
+        entrants = self._best(plan.num_entrants)
+        if entrants:
+            entrants += [search.mode(), *search.draw(plan.num_final_draws)]
         winners = race(
             self.staged,
             scorer,
-            [ordering for ordering in dict.fromkeys(found) if ordering != self.original],
+            [ordering for ordering in dict.fromkeys(entrants) if ordering != self.original],
             num_examples=plan.num_train_examples,
             num_calls=num_calls,
             kept=plan.final_calls,
@@ -262,43 +275,44 @@ class Compilation:
             estimate=lambda scores: dict(search.model.fit(scores).estimates()),
         )
         self.stopped = scorer.budget.refused or self.stopped
-        return [Finalist("original", self.original), *(Finalist("best seen", winner) for winner in winners)]
+        return [("original", self.original), *(("best seen", winner) for winner in winners)]
 
     def known_scores(self) -> Scores:
         """Scores that the choice goes by, beside those of the final comparison."""
-        return self.staged.scores()
+        return self.staged.scores() if self.plan.racing else {}
 
-    def _signal_stoppers(self) -> list[Stopper]:
-        """What ends a search that can find nothing."""
-        return [self._signs]
-
-    def _choose(self, entries: Sequence[Finalist], share: float) -> Outcome:
+    def _choose(self, entries: Sequence[tuple[str, Ordering]], share: float) -> Outcome:
         """Score the finalists on the selection split, and choose by what all scores let one expect."""
-        scorer = self.scorer
-        if len(entries) < 2:
-            return self._nothing_compared()
-        rows, examples = self._compare([entry.ordering for entry in entries], share)
+        rows, examples = self._compare([ordering for _, ordering in entries], share)
         if len(rows) < 2:
-            return self._nothing_compared()
+            if self.stopped == BUDGET and (made := self.scorer.ledger.num_resumed):
+                logger.warning(
+                    "the %d calls that log_dir holds count towards max_metric_calls=%d, and leave too few to compare "
+                    "any orders: raise it, or pass another log_dir",
+                    made,
+                    self.scorer.budget.limit,
+                )
+            return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
         if len(rows) == len(entries):
-            scorer.ledger.settle()
+            self.scorer.ledger.settle()
         entries = entries[: len(rows)]
         known: dict[Ordering, dict[int, float]] = {o: dict(row) for o, row in self.known_scores().items()}
-        for entry, row in zip(entries, rows, strict=True):
-            known.setdefault(entry.ordering, {}).update(zip(examples, row, strict=True))
-        fitted = self.search.model.fit(known, kept=[entry.ordering for entry in entries])
+        for (_, ordering), row in zip(entries, rows, strict=True):
+            known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+        fitted = self.search.model.fit(known, kept=[ordering for _, ordering in entries])
         counted = fitted.counted(known)
         if fitted.calibrating:
-            entries = [entries[0], Finalist("calibrated", self.original), *entries[1:]]
+            entries = [entries[0], ("calibrated", self.original), *entries[1:]]
         rows = [
-            [(counted if i else known)[entry.ordering][example] for example in examples]
-            for i, entry in enumerate(entries)
+            [(counted if i else known)[ordering][example] for example in examples]
+            for i, (_, ordering) in enumerate(entries)
         ]
         results = make_results(entries, rows, fitted)
-        differ = fitted.calibrating or any_difference(counted)
-        best = choose(results, min_probability=self._min_probability) if differ else 0
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
-        before, ordering = fitted.as_it_is(self.original), entries[best].ordering
+        best, evidence = 0, weigh(counted, self.original, entries[promising][1])
+        if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
+            best = self._choose_of(results)
+        before, ordering = fitted.as_it_is(self.original), entries[best][1]
         after = before + results[best].gain.expected
         effect = calibration_effect(fitted, self.original, ordering)
         return replace(
@@ -315,35 +329,23 @@ class Compilation:
             candidates=results,
             chosen=best,
             offsets=results[best].offsets if fitted.calibrating else (),
-            evidence=weigh(counted, self.original, entries[best or promising].ordering),
+            evidence=weigh(counted, self.original, ordering) if best else evidence,
             leaning=fitted.leaning(self.original, ordering),
             calibration=effect and effect.model_copy(update={"applied": fitted.calibrating and best > 0}),
             fitted=fitted,
         )
 
-    def _nothing_compared(self) -> Outcome:
-        """The outcome where no calls are left for a comparison; a warning where a `log_dir` holds them."""
-        if self.stopped == BUDGET and (made := self.scorer.ledger.num_resumed):
-            logger.warning(
-                "the %d calls that log_dir holds count towards max_metric_calls=%d, and leave too few to compare any "
-                "orders: raise it, or pass another log_dir",
-                made,
-                self.scorer.budget.limit,
-            )
-        return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
-
     def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
-        """Scores of the finalists on as many selection examples as the budget pays for, and these.
+        """Scores of finalists on as many selection examples as the budget pays for, and these.
 
-        Failed calls of the first one, the original, count as the best score of the others. There are rows of the first
-        orderings only where time or money is up.
+        There are none of less than two finalists, and those of the first ones only where time or money is up.
         """
         scorer, plan = self.scorer, self.plan
+        if len(orderings) < 2:
+            return [], []
         scorer.phase = "final"
         scorer.budget.allow(1.0)
-        count = min(
-            plan.num_selection_examples, max(MIN_COMPARED, round(share * plan.num_selection_examples))
-        )
+        count = max(MIN_COMPARED, round(share * plan.num_selection_examples))
         known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
         cheapest_first = sorted(
             self.selection[:count], key=lambda e: -sum(e in row for row in known.values())
@@ -360,10 +362,11 @@ class Compilation:
 
     def _calibrated(self, outcome: Outcome) -> Outcome:
         """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
-        model = self.search.model
-        if outcome.calibration is not None or not model.calibrating:
+        model, scores = self.search.model, self.staged.scores()
+        known = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
+        if outcome.calibration is not None or not model.calibrating or not known:
             return outcome
-        effect = effect_without_comparison(model, self.staged.scores(), self.original, outcome.ordering)
+        effect = calibration_effect(model.fit(scores, kept=known), known[0], known[-1])
         if effect is None or outcome.ordering == self.original:
             return replace(outcome, calibration=effect)
         applied = effect.model_copy(update={"applied": True})
@@ -373,35 +376,20 @@ class Compilation:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
         if not self._history and (scored := self.staged.salvage()):
             self.search.tell(list(scored), self.staged.scores())
-        best = self._best(1)
         phases = {"race": " in the race of the best", "final": " in the final comparison"}
         ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         stopped = ended + phases.get(self.scorer.phase, "")
-        ordering = best[0].ordering if best else self.original
+        (ordering,) = self._best(1) or [self.original]
         return self._calibrated(replace(self._keep_original(), ordering=ordering, stopped=stopped))
 
     def _keep_original(self) -> Outcome:
         """The outcome where the original order stays and nothing was compared."""
-        return Outcome(
-            ordering=self.original,
-            distributions=self.search.distributions,
-            comparison=None,
-            candidates=[],
-            evidence=None,
-            history=self._history,
-            program_calls=calls_by_phase(self.scorer, self.original, self.selection),
-            stopped=self.stopped,
-        )
+        calls = calls_by_phase(self.scorer, self.original, self.selection)
+        return Outcome(self.original, self.search.distributions, self._history, calls, self.stopped)
 
 
 def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> dict[str, int]:
-    """Count the calls of a compile by phase, as in `Report`.
-
-    Args:
-        scorer: Has made them.
-        original: What the user has; its calls on the selection split count by themselves.
-        selection: That split.
-    """
+    """Count the calls by phase, as in `Report`; those of the original on the selection split count by themselves."""
     counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
     counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
     name = scorer.fingerprint(original)
@@ -429,30 +417,25 @@ def race(
 
     Args:
         staged, scorer: Have scored entrants in the search.
-        entrants: Distinct orderings. Those that are new are scored as often as the least scored one,
-            where half of the calls pay for that, and stay out otherwise.
-        num_examples: That there are.
-        num_calls: Program calls, at most; each heat has an equal share.
-        num_winners: How many to find.
-        kept: Calls of the budget that are for what follows.
-        guest: An ordering that is scored in the last heat as often as the others there, and cannot win: what
-            the winners are compared with afterwards.
-        estimate: What ranks them, from the scores of all orderings that are known; an ordering that
-            it says nothing of has lost.
+        entrants: Distinct orderings. Those that are new are scored as often as the least scored one, where half of the
+            calls pay for that, and stay out otherwise.
+        num_calls, kept: Program calls, at most, of which each heat has an equal share; and those kept for what follows.
+        guest: An ordering that is scored in the last heat as often as the others there, and cannot win: what the
+            winners are compared with afterwards.
+        estimate: What ranks them, from all scores that are known; an ordering that it says nothing of has lost.
 
     Returns:
-        The winners, best first: fewer when there are fewer entrants, and no call is made without any. When time or
-        money is up, by what is known.
+        The winners, best first, when time or money is up by what is known; none without entrants.
     """
 
     def extended(orderings: Sequence[Ordering], level: int) -> Wanted:
         return scorer.affordable(staged.wanted(orderings, level), kept=kept)
 
     known = [count for entrant in entrants if (count := staged.num_asked(entrant))]
-    least = min(known, default=staged.num_first)
+    level = least = min(known, default=staged.num_first)
     new = [entrant for entrant in entrants if not staged.num_asked(entrant)][: num_calls // 2 // least]
     staged.score(extended(new, least))
-    alive, spent, level = [e for e in entrants if staged.num_asked(e)], least * len(new), least
+    alive, spent = [e for e in entrants if staged.num_asked(e)], least * len(new)
     if not alive:
         return []
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
 """Program calls of each `auto` setting."""
 
-MIN_EXAMPLES = 2
-"""Fewest examples a finalist is compared on."""
-
-MIN_ORDERS = 4
-"""Fewest orders that the first round scores."""
+MIN_EXAMPLES, MIN_ORDERS = 2, 4
+"""Fewest examples a finalist is compared on, and fewest orders that the first round scores."""
 
 MIN_FIRST = {"score": 4, "logprobs": 2}
 """Fewest examples that an order is scored on at first, by what a call tells."""
@@ -22,11 +19,9 @@ MIN_FIRST = {"score": 4, "logprobs": 2}
 SIGNALS = ("auto", *MIN_FIRST)
 """What a search can be asked to learn from a call."""
 
-NUM_LOOKS = 360
-"""First looks that the search's calls would pay for; larger budgets look more closely, not at more orders."""
-
-ROUNDS = 30
-"""Rounds of first looks that the search's calls would pay for."""
+NUM_LOOKS, ROUNDS = 360, 30
+"""First looks, and rounds of them, that the search's calls would pay for; larger budgets look more closely, not at more
+orders."""
 
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 """Random ones of the first round, at most, over the samples of a later one, by what is searched: more for choices of
@@ -55,25 +50,24 @@ class Plan:
     Attributes:
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1.
         num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
-        num_train_examples: Examples that score a sample, the same ones for all samples; with `racing`, at most.
-        num_selection_examples: Examples of the final comparison.
+        num_train_examples, num_selection_examples: Examples that score a sample, with `racing` at most, the same ones
+            for all samples; and those of the final comparison.
         exhaustive: Whether the search scores every distinct ordering on the whole train split.
         racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
         max_metric_calls: Hard limit on program calls; None for none.
         with_mode: Whether the most probable ordering joins the final comparison.
         num_initial: Orderings of the first round.
-        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is
-            asked for again; this and all below of racing plans only.
-        num_entrants: Of the race that ends the search; of an exhaustive plan, all orderings.
-        race_calls: Program calls kept for it.
+        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is asked for
+            again; this and all below of racing plans only.
+        num_entrants, race_calls: Of the race that ends the search; of an exhaustive plan, all orderings enter.
     """
 
-    num_iterations: int
-    num_samples: int
-    num_best_seen: int
-    num_train_examples: int
-    num_selection_examples: int
-    max_metric_calls: int | None
+    num_iterations: int = 0
+    num_samples: int = 1
+    num_best_seen: int = 0
+    num_train_examples: int = 0
+    num_selection_examples: int = 0
+    max_metric_calls: int | None = None
     elite_fraction: float = 0.125
     num_final_draws: int = 0
     exhaustive: bool = False
@@ -87,10 +81,7 @@ class Plan:
 
     @property
     def num_finalists(self) -> int:
-        """Orderings of the final comparison, at most: the original, the best seen, the mode, the draws.
-
-        In a racing plan the mode and the draws run in the race.
-        """
+        """Orderings of the final comparison, at most; in a racing plan the mode and the draws run in the race."""
         return 1 + self.num_best_seen + (0 if self.racing else self.with_mode + self.num_final_draws)
 
     @property
@@ -119,27 +110,15 @@ class Plan:
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
-NOTHING_TO_DO = Plan(
-    num_iterations=0,
-    num_samples=1,
-    elite_fraction=1.0,
-    num_best_seen=0,
-    num_train_examples=0,
-    num_selection_examples=0,
-    exhaustive=True,
-    max_metric_calls=0,
-)
+NOTHING_TO_DO = Plan(elite_fraction=1.0, exhaustive=True, max_metric_calls=0)
 """The plan where all choices give the same prompt."""
 
 
 def most_calls(num_usable: int) -> int:
-    """Program calls that so few examples can make use of.
+    """Program calls that so few examples, of both splits together, can make use of.
 
     On n examples chance alone moves the score of an order by up to 1 / sqrt(4 n), so that the best of many orders is
     the luckiest one. Looks at 2.5 n orders, each on all n, are as many as can pay.
-
-    Args:
-        num_usable: Examples of both splits.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -151,40 +130,35 @@ def make_plan(
     num_selection: int,
     num_distinct: int,
     max_metric_calls: int | None = None,
-    num_iterations: int | None = None,
     num_samples: int | None = None,
-    elite_fraction: float | None = None,
-    num_final_draws: int | None = None,
     signal: str = "score",
     searched: str = "orders",
+    **chosen: Any,
 ) -> Plan:
     """Lay out a compile.
 
     Args:
-        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`.
-        num_train, num_selection: Examples of the two splits.
-        num_distinct: Distinct prompts in the space.
-        max_metric_calls: Budget in program calls; None takes that of `auto`.
-        num_iterations, num_samples, elite_fraction, num_final_draws: Win over the plan's own; None leaves them to it.
+        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`, which wins.
+        num_train, num_selection, num_distinct: Examples of the two splits; distinct prompts in the space.
+        num_samples, chosen: Fields of the plan (`num_iterations`, `elite_fraction`, `num_final_draws`) that win over
+            its own; None leaves them to it.
         signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.
         searched: What the search is for: "orders" of given demos, or "demos" and their order.
 
     Raises:
         ValueError: when a budget is too small for what was asked.
     """
+    sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": num_distinct}
 
     def fixed(samples: int | None) -> dict[str, Any]:
-        given = {
-            "num_iterations": num_iterations,
-            "elite_fraction": elite_fraction,
-            "num_final_draws": num_final_draws,
-            "num_samples": samples,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        return {n: value for n, value in {**chosen, "num_samples": samples}.items() if value is not None}
 
     def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
-        sizes = (num_train, num_selection, num_distinct)
-        return _budget_plan(calls, fixed(samples), *sizes, FIRST_ROUND[searched], MIN_FIRST[signal])
+        exhaustive = _exhaustive_plan(calls, fixed(samples), **sizes)
+        first_round, min_first = FIRST_ROUND[searched], MIN_FIRST[signal]
+        return exhaustive or _racing_plan(
+            calls, fixed(samples), first_round=first_round, min_first=min_first, **sizes
+        )
 
     if auto == "paper":
         has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
@@ -204,98 +178,91 @@ def _shortage(
     while plan_for(high, num_samples) is None:
         high *= 2
     enough = bisect_left(range(high), True, lo=budget, key=lambda n: plan_for(n, num_samples) is not None)
-    fewer = 0
-    if num_samples is not None:
-        fewer = bisect_left(range(1, num_samples), True, key=lambda n: plan_for(budget, n) is None)
+    fewer = bisect_left(range(1, num_samples or 1), True, key=lambda n: plan_for(budget, n) is None)
     purpose = "a search and a final comparison" if num_samples is None else f"{num_samples=}"
     came = f"got {budget}: raise it" if auto is None else f"{auto=} gives {budget}: pass it"
     lower = f", or lower num_samples to {fewer}" if fewer else ""
     return ValueError(f"max_metric_calls must be at least {enough} for {purpose}; {came}{lower}")
 
 
-def _budget_plan(
+def _racing_plan(
     budget: int,
-    fixed: dict[str, Any],
+    fixed: Mapping[str, Any],
+    *,
     num_train: int,
     num_selection: int,
     num_distinct: int,
     first_round: float,
     min_first: int,
 ) -> Plan | None:
-    """The plan for a budget, or None if that is too small."""
-    exhaustive = replace(_exhaustive_plan(budget, num_train, num_selection, num_distinct), **fixed)
-    if exhaustive.planned_calls <= budget:
-        return replace(exhaustive, num_initial=min(fixed.get("num_samples", num_distinct), num_distinct))
-    plan = replace(_racing_plan(budget, num_train, num_selection, num_distinct, min_first), **fixed)
-    num_initial = fixed.get("num_samples")
-    if num_initial is None:
-        affordable = plan.search_calls // (2 * plan.num_first_examples)
-        random = round(first_round * plan.num_samples) if num_distinct > affordable else num_distinct
-        num_initial = max(MIN_ORDERS, min(random, affordable))
-    plan = replace(plan, num_initial=min(num_initial, num_distinct))
-    return plan if plan.search_calls >= plan.num_initial * plan.num_first_examples else None
-
-
-def _racing_plan(budget: int, num_train: int, num_selection: int, num_distinct: int, min_first: int) -> Plan:
-    """Rounds, samples and entrants that a budget affords."""
+    """Rounds, samples and entrants that a budget affords; None if it is too small."""
     num_best_seen = min(2, num_distinct - 1)
     num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
     left = budget - (1 + num_best_seen) * num_compared
     race_calls = max(0, int(RACE_SHARE * left))
     num_first = min(max((left - race_calls) // NUM_LOOKS, min_first), num_train)
-    return Plan(
-        num_iterations=MAX_ROUNDS,
-        num_samples=min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
-        num_best_seen=num_best_seen,
-        num_train_examples=num_train,
-        num_selection_examples=num_compared,
-        racing=True,
-        max_metric_calls=budget,
-        num_first_examples=num_first,
-        num_more_examples=MORE_THAN_FIRST * num_first,
-        num_entrants=min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
-        race_calls=race_calls,
-    )
+    shape = {
+        "num_iterations": MAX_ROUNDS,
+        "num_samples": min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
+        "num_best_seen": num_best_seen,
+        "num_train_examples": num_train,
+        "num_selection_examples": num_compared,
+        "racing": True,
+        "max_metric_calls": budget,
+        "num_first_examples": num_first,
+        "num_more_examples": MORE_THAN_FIRST * num_first,
+        "num_entrants": min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
+        "race_calls": race_calls,
+    }
+    plan = Plan(**{**shape, **fixed})
+    num_initial = fixed.get("num_samples")
+    if num_initial is None:
+        affordable = plan.search_calls // (2 * num_first)
+        random = round(first_round * plan.num_samples) if num_distinct > affordable else num_distinct
+        num_initial = max(MIN_ORDERS, min(random, affordable))
+    plan = replace(plan, num_initial=min(num_initial, num_distinct))
+    return plan if plan.search_calls >= plan.num_initial * num_first else None
 
 
-def _exhaustive_plan(budget: int, num_train: int, num_selection: int, num_distinct: int) -> Plan:
+def _exhaustive_plan(
+    budget: int, fixed: Mapping[str, Any], *, num_train: int, num_selection: int, num_distinct: int
+) -> Plan | None:
     """Every order on every train example, and as many as the budget pays for on every selection example.
 
     A quarter of the examples comes first, so that a search that is ended early, or can find nothing, saves the rest.
+    None if the budget is too small.
     """
-    first = num_train if num_distinct > MANY_ORDERS else -(-num_train // 4)
     left = budget - num_distinct * num_train
-    return Plan(
-        num_iterations=MAX_ROUNDS,
-        num_samples=min(24, num_distinct),
-        num_best_seen=min(num_distinct - 1, max(2, left // num_selection - 1)),
-        num_train_examples=num_train,
-        num_selection_examples=num_selection,
-        exhaustive=True,
-        racing=True,
-        max_metric_calls=budget,
-        num_initial=num_distinct,
-        num_first_examples=first,
-        num_more_examples=num_train,
-        num_entrants=num_distinct,
-    )
+    shape = {
+        "num_iterations": MAX_ROUNDS,
+        "num_samples": min(24, num_distinct),
+        "num_best_seen": min(num_distinct - 1, max(2, left // num_selection - 1)),
+        "num_train_examples": num_train,
+        "num_selection_examples": num_selection,
+        "exhaustive": True,
+        "racing": True,
+        "max_metric_calls": budget,
+        "num_initial": min(fixed.get("num_samples", num_distinct), num_distinct),
+        "num_first_examples": num_train if num_distinct > MANY_ORDERS else -(-num_train // 4),
+        "num_more_examples": num_train,
+        "num_entrants": num_distinct,
+    }
+    plan = Plan(**{**shape, **fixed})
+    return plan if plan.planned_calls <= budget else None
 
 
 def _paper_plan(
-    budget: int | None, fixed: dict[str, Any], num_train: int, num_selection: int, has_light: bool
+    budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, has_light: bool
 ) -> Plan:
     """The paper's values; `has_light` says whether other settings have a plan for the budget."""
-    paper = Plan(
-        num_iterations=15,
-        num_samples=15,
-        elite_fraction=0.2,
-        num_final_draws=10,
+    shape = {"num_iterations": 15, "num_samples": 15, "elite_fraction": 0.2, "num_final_draws": 10, **fixed}
+    plan = Plan(
         num_best_seen=1,
         num_train_examples=num_train,
         num_selection_examples=num_selection,
         max_metric_calls=budget,
+        **shape,
     )
-    plan = replace(paper, **fixed)
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
         cures = ["raise it"]
@@ -317,16 +284,7 @@ def random_plan(
     num_compared: int,
     max_metric_calls: int | None,
 ) -> Plan:
-    """The plan of a compile that scores random orders, each once, and compares the best with the original one.
-
-    Args:
-        num_orders: In all.
-        batch: Orders scored in a round.
-        num_examples: That score an order.
-        num_best: Orders that are compared with the original one.
-        num_compared: Examples of the comparison.
-        max_metric_calls: Hard limit on program calls; None for none.
-    """
+    """The plan of a compile that scores random orders, each once, and compares the best with the original one."""
     return Plan(
         num_iterations=-(-num_orders // batch),
         num_samples=min(batch, num_orders),

@@ -27,19 +27,13 @@ from plr_dspy.labels.outputs import (
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
-from plr_dspy.programs.checks import (
-    check_demos,
-    check_examples,
-    check_fields,
-    check_language_model,
-    check_student,
-)
+from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.runtime.progress_bar import progress_bar
+from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import (
@@ -155,17 +149,11 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         predictor = self.predictor
         if isinstance(student, CalibratedProgram):
             student, predictor = student.program, predictor or student.predictor
-        check_student(student)
-        check_demos(student)
-        check_examples("trainset", trainset, student)
-        check_language_model(student)
+        check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         examples, counts = self._examples(student, trainset, output, seed=seed)
-        check_fields(student, trainset=examples)
         answers = output.numbers(examples)
-        if self.method == "linear":
-            _check_labels(answers, examples, output)
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if deciding:
             warn_of_labels(student, output, counts)
@@ -173,20 +161,24 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
         calibration: Calibration | None
+        labels = replies.labels
         if self.method == "linear":
-            calibration = replies.fitted_to(answers, seed=seed)
+            calibration, fit = None, fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed)
+            if fit is not None:
+                scales, offsets = (tuple(each.tolist()) for each in fit)
+                calibration = Calibration("linear", tuple(labels), offsets, scales, len(replies.inputs))
         elif deciding:
             calibration = self._best(replies, answers, counts=counts)
         else:
             calibration = replies.calibrated_to(prior, method=self.method)
             if prior is None:
                 replies.warn_of_answers(calibration)
-        to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
+        to = f" to {_named(labels, calibration.shares)}" if calibration and calibration.shares else ""
         logger.info(
             "%s, by %d inputs; mean probabilities before: %s%s",
             "answers stay as they are" if calibration is None else f"calibrated{to}",
             len(replies.inputs),
-            _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0)),
+            _named(labels, np.exp(replies.log_probabilities).mean(axis=0)),
             "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
         )
         options: dict[str, Any] = {"allow_uncalibrated": self.allow_uncalibrated}
@@ -197,10 +189,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     ) -> Calibration | None:
         """The calibration by which the labels are answered best; None where that is none. Sets `accuracies`.
 
-        Args:
-            replies: Of the student as it is.
-            answers: The right label of all inputs ``[N]``; replies that say nothing of labels count as wrong.
-            counts: Examples of the trainset that each label is right for, ``[L]``.
+        Replies that say nothing of labels count as wrong; `answers` ``[N]`` are the right labels of all inputs, and
+        `counts` ``[L]`` the examples of the trainset that each label is right for.
         """
         told, labels = replies.log_probabilities, replies.labels
         right, rows = np.eye(len(labels))[answers[replies.inputs]], np.arange(len(told))
@@ -220,11 +210,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _examples(
         self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
     ) -> tuple[list[dspy.Example], Array]:
-        """The examples that are used, inputs that differ and that no demo shows, and how often all have each label.
-
-        Raises:
-            ValueError: when there are too few.
-        """
+        """The examples that are used, inputs that differ and that no demo shows, and how often all have each label."""
         num_labels = len(output.labels)
         if self.method == "contextual":
             if not trainset:
@@ -258,19 +244,18 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 " and a larger num_inputs" if self.num_inputs < wanted else "",
             )
         counts = np.bincount(known[known >= 0], minlength=num_labels).astype(np.float64)
-        return random.Random(seed).sample(usable, count), counts
+        examples = random.Random(seed).sample(usable, count)
+        if self.method == "linear":
+            _check_labels(examples, output)
+        return examples, counts
 
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """What replies said of labels, those that said anything.
+    """What replies said of labels: those to the `inputs` ``[n]``, by number, that said anything.
 
-    Attributes:
-        labels: What demos call them, ``[L]``.
-        inputs: Numbers of the inputs, ``[n]``.
-        log_probabilities: Of labels, ``[n, L]``.
-        unseen: Where a label was not among the likeliest tokens, ``[n, L]``.
-        answered: Number of the label that the program answered, ``[n]``; -1 for none.
+    Log-probabilities are ``[n, L]``; a label was `unseen` ``[n, L]`` where it was not among the likeliest tokens, and
+    `answered` ``[n]`` has the number of the label that the program answered, -1 for none.
     """
 
     labels: list[str]
@@ -290,14 +275,6 @@ class LabelReplies:
             num_inputs=len(self.inputs),
             shares=tuple(np.round(to, 6).tolist()),
         )
-
-    def fitted_to(self, answers: NDArray[np.int64], *, seed: int) -> Calibration | None:
-        """Return the linear calibration to the right label of all inputs, ``[N]``; None where it gains nothing."""
-        fit = fit_linear(self.log_probabilities, answers[self.inputs], seed=seed)
-        if fit is None:
-            return None
-        scales, offsets = (tuple(each.tolist()) for each in fit)
-        return Calibration("linear", tuple(self.labels), offsets, scales, len(self.inputs))
 
     def warn_of_answers(self, calibration: Calibration) -> None:
         """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
@@ -322,15 +299,10 @@ def read_replies(
     max_errors: int | None = None,
     display_progress: bool = False,
 ) -> LabelReplies:
-    """Run a program on the inputs of examples, for what its replies say of labels.
+    """Run a program on the inputs of examples, for what its replies say of the labels of an output.
 
-    Args:
-        program: It has the output.
-        examples: Only their inputs are used.
-        output: The output whose labels are read.
-        as_it_is: Whether the program answers as it is. Otherwise the likeliest label is its answer, so that a reply
-            that cannot be read costs no second call, as in use.
-        num_threads, max_errors, display_progress: As in `BatchCalibration`.
+    Unless it is to answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no
+    second call, as in use. Other arguments are those of `BatchCalibration`.
 
     Raises:
         NoProbabilities: when the LM gives no log-probabilities, or fewer than two replies say anything of labels.
@@ -339,8 +311,8 @@ def read_replies(
     """
     slots = ProgramSlots(program)
     with (
-        ProgressBar(len(examples), display=display_progress, title="BatchCalibration") as bar,
-        Interrupts() as interrupts,
+        progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar,
+        interrupts() as interrupted,
     ):
         evaluator = ProgramEvaluator(
             program,
@@ -349,8 +321,8 @@ def read_replies(
             names=[f"calibration input {i}" for i in range(len(examples))],
             num_threads=num_threads,
             max_errors=max_errors,
-            on_cell=bar.advance,
-            interrupted=interrupts.received,
+            on_cell=bar.update,
+            interrupted=interrupted,
         )
         scorer = CellScorer(evaluator)
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
@@ -363,7 +335,7 @@ def read_replies(
     if len(told) < 2:
         needs = "replies with labels among the likeliest tokens"
         cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
-        if output.stated is not None:
+        if output.decision is not None:
             needs = f"replies that state the probabilities of {output.name!r} as JSON"
             cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
         raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(cells)} have any: {cure}")
@@ -455,8 +427,9 @@ def _warn_of_missing(examples: Sequence[dspy.Example], known: NDArray[np.int64],
         )
 
 
-def _check_labels(answers: NDArray[np.int64], examples: Sequence[dspy.Example], output: LabelOutput) -> None:
+def _check_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> None:
     """Raise a ValueError unless all examples have one of the labels, and not all the same."""
+    answers = output.numbers(examples)
     texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
     for answer, example in zip(answers, examples, strict=True):
         if answer < 0:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import dspy
 import numpy as np
 import orjson
 from dspy.predict.parameter import Parameter
 from dspy.predict.predict import serialize_object
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from plr_dspy._version import __version__
 from plr_dspy.labels.outputs import LabelOutput, needed_output
@@ -29,8 +29,6 @@ from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
 logger = logging.getLogger(__name__)
-
-_WARNING = threading.Lock()
 
 PURPOSE = "calibration"
 
@@ -46,8 +44,11 @@ LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_progr
 _REQUESTS: weakref.WeakKeyDictionary[Any, LogprobRequests] = weakref.WeakKeyDictionary()
 """What is known of LMs that need not give log-probabilities."""
 
+_WARNED: set[Any] = set()
+_WARNING = threading.Lock()
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files from later versions may hold more.
 class Calibration:
     """How the probabilities of labels are calibrated: ``scales * log p + offsets``, normalised.
 
@@ -62,8 +63,6 @@ class Calibration:
             the name of the adapter, that of the language model, and a digest of the instructions, fields and demos.
             None where that is not known. Equality of calibrations does not look at them.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # Of files from later versions.
 
     method: str
     labels: tuple[str, ...]
@@ -94,15 +93,8 @@ class Calibration:
         return Reading(self.labels[int(told.argmax())], tuple(told.tolist()), found.unseen)
 
 
-_CALIBRATION = TypeAdapter(Calibration)
-
-
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
-    """Find the output that is calibrated.
-
-    Args:
-        program: It has one.
-        predictor: Name of the predictor that has it; None where only one does.
+    """Find the output that is calibrated; `predictor` names the predictor that has it, where several do.
 
     Raises:
         ValueError: when there is no such output, or more than one, or one that the probabilities would replace.
@@ -165,17 +157,10 @@ class CalibratedProgram(dspy.Module):
             raise ValueError(
                 "program must not be calibrated already: pass its attribute program, which it wraps"
             )
-        if not isinstance(calibration, (Calibration, type(None))):
-            raise TypeError(
-                f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
-            )
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = calibrated_output(program, predictor).predictor
-        if not isinstance(allow_uncalibrated, bool):
-            raise TypeError(f"allow_uncalibrated must be True or False; got {allow_uncalibrated!r}")
-        self.allow_uncalibrated = allow_uncalibrated
-        self.calibration = calibration
+        self.allow_uncalibrated, self.calibration = allow_uncalibrated, calibration
         self._check(calibration)
 
     def forward(self, **inputs: Any) -> Any:
@@ -183,7 +168,6 @@ class CalibratedProgram(dspy.Module):
 
         Raises:
             NoProbabilities: when the LM gives no log-probabilities.
-            Exception: of the program.
         """
         with self._reading() as with_probabilities:
             prediction = self.program(**inputs)
@@ -234,16 +218,10 @@ class CalibratedProgram(dspy.Module):
                 )
 
     def bound(self) -> CalibratedProgram:
-        """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment.
-
-        Returns:
-            This program.
-        """
-        if self.calibration is not None:
-            known = {name: getattr(self.calibration, name) for name in ("adapter", "model", "prompt")}
-            self.calibration = replace(
-                self.calibration, **{n: known[n] or now for n, now in self._now().items()}
-            )
+        """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment."""
+        if (found := self.calibration) is not None:
+            of = {name: getattr(found, name) or now for name, now in self._now().items()}
+            self.calibration = replace(found, **of)
         return self
 
     @property
@@ -292,11 +270,7 @@ class CalibratedProgram(dspy.Module):
         """Take what optimizers assign."""
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
-        """Become what `dump_state` was taken of.
-
-        Raises:
-            ValueError: when it is the state of a program without calibration, or with one of other labels.
-        """
+        """Become what `dump_state` was taken of; a ValueError says where that is a program without calibration."""
         if "calibration" not in state:
             raise ValueError(
                 "the state is of a program that is not calibrated: load it into the program itself, and wrap that"
@@ -314,11 +288,7 @@ class CalibratedProgram(dspy.Module):
             write_atomically(Path(path), orjson.dumps(state, option=layout))
 
     def load(self, path: str | Path, allow_pickle: bool = False, allow_unsafe_lm_state: bool = False) -> None:
-        """Load what `save` wrote, as DSPy does.
-
-        Raises:
-            ValueError: as `load_state` does, or for a file that holds no saved program.
-        """
+        """Load what `save` wrote, as DSPy does; a ValueError says where the file holds something else."""
         if Path(path).suffix == ".json":
             self.load_state(saved_state(path), allow_unsafe_lm_state=allow_unsafe_lm_state)
         else:
@@ -344,16 +314,12 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give the program this calibration.
-
-        Raises:
-            ValueError: when it is of other labels, or has other fields than this version knows.
-        """
+        """Give the program this calibration; a ValueError says where it is of other labels, or another version's."""
         program, found = self._program, state["found"]
         program.predictor = calibrated_output(program.program, state["predictor"]).predictor
         program.allow_uncalibrated |= state.get("allow_uncalibrated", False)
         try:
-            program.calibration = None if found is None else _CALIBRATION.validate_python(found)
+            program.calibration = None if found is None else Calibration(**found)
         except ValidationError as error:
             told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
             raise ValueError(
@@ -366,10 +332,6 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
 def _warn_once(message: str, what: Any) -> None:
     """Warn, once for each message and what it is about, whichever copy of a program is called in whatever thread."""
     with _WARNING:
-        _warn(message, what)
-
-
-@functools.lru_cache(maxsize=1_000)
-def _warn(message: str, what: Any) -> None:
-    """Warn, but not of what is among the last thousand."""
-    logger.warning("%s", message)
+        if (message, what) not in _WARNED:
+            _WARNED.add((message, what))
+            logger.warning("%s", message)

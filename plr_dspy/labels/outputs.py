@@ -9,8 +9,6 @@ from typing import Any
 
 import dspy
 import numpy as np
-from dspy.adapters.decision import evidence_type
-from dspy.adapters.decision_state import DecisionState
 from dspy.adapters.types.decision import Choice, Noul, Score
 from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
@@ -36,53 +34,6 @@ ONE_SIDED = 3
 """Demos that are all of one label, from which on that is told."""
 
 
-@dataclass(frozen=True)
-class StatedProbabilities:
-    """How the probabilities that a reply states of an output become its answer: DSPy's decision outputs ask for them.
-
-    Attributes:
-        kind: The output's type: a `dspy.experimental.Choice` or `Noul`.
-        weights: What DSPy multiplies the probability of each label by before it takes the largest, ``[L]``. A
-            threshold t of a `Noul` is the weights 1 - t of True and t of False.
-    """
-
-    kind: type[Choice] | type[Noul]
-    weights: tuple[float, ...]
-
-    @classmethod
-    def of(cls, state: DecisionState, name: str) -> StatedProbabilities:
-        """Return those of an output by what DSPy knows of a predictor's outputs."""
-        kind, settings = state.types[name], state.fields[name]
-        if issubclass(kind, Noul):
-            return cls(kind, (1.0 - settings["threshold"], settings["threshold"]))
-        return cls(kind, tuple(settings["weights"].get(label, 1.0) for label in kind.criteria()))
-
-    def are_asked_of(self, field: Any) -> bool:
-        """Tell whether a reply with this output field states them."""
-        return bool(field.annotation is evidence_type(self.kind))
-
-    def weighted(self, evidence: Any) -> Array:
-        """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
-        told = _as_dict(evidence)
-        if "noul" in told:
-            return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
-        return np.array([told["probabilities"][name] for name in self.kind.criteria()]) * self.weights
-
-    def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
-        """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
-        told, weights = _as_dict(evidence), np.array(self.weights)
-        stated = np.divide(probabilities, weights, out=np.zeros(len(weights)), where=weights > 0)
-        shares = (stated / stated.sum()).tolist()
-        if "noul" in told:
-            return {**told, "noul": shares[0]}
-        return {**told, "probabilities": dict(zip(self.kind.criteria(), shares, strict=True))}
-
-
-def _as_dict(evidence: Any) -> dict[str, Any]:
-    """Return evidence as a dict, its labels by their names."""
-    return evidence.model_dump(by_alias=True) if isinstance(evidence, BaseModel) else dict(evidence)
-
-
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
     """The one output of a program that has few possible values.
@@ -91,15 +42,45 @@ class LabelOutput:
         predictor: Name of the predictor that gives it.
         name: Of the field.
         labels: Its values, by what demos call them.
-        stated: How replies state the probabilities of its labels; None where log-probabilities tell them.
-        kind: The type of what predictions hold, where that is a decision with a label; None for the label itself.
+        decision: Its type where replies state its probabilities as DSPy's decision outputs ask for them, a
+            `dspy.experimental.Choice` or `Noul`; None where log-probabilities tell them.
+        weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
+            `Noul` is the weights 1 - t of True and t of False.
+        held: Whether predictions hold the decision, and not the label itself.
     """
 
     predictor: str
     name: str
     labels: Mapping[str, Any]
-    stated: StatedProbabilities | None = None
-    kind: Any = None
+    decision: type[Choice] | type[Noul] | None = None
+    weights: tuple[float, ...] = ()
+    held: bool = False
+
+    def stated(self, evidence: Any) -> Array:
+        """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
+        told = self._as_dict(evidence)
+        if "noul" in told:
+            return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
+        return np.array(list(map(told["probabilities"].__getitem__, self._names))) * self.weights
+
+    def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
+        """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
+        told, weights = self._as_dict(evidence), np.array(self.weights)
+        stated = np.divide(probabilities, weights, out=np.zeros(len(weights)), where=weights > 0)
+        shares = (stated / stated.sum()).tolist()
+        if "noul" in told:
+            return {**told, "noul": shares[0]}
+        return {**told, "probabilities": dict(zip(self._names, shares, strict=True))}
+
+    @property
+    def _names(self) -> list[str]:
+        """What evidence calls the labels."""
+        return [] if self.decision is None else list(self.decision.criteria())
+
+    @staticmethod
+    def _as_dict(evidence: Any) -> dict[str, Any]:
+        """Return evidence as a dict, its labels by their names."""
+        return evidence.model_dump(by_alias=True) if isinstance(evidence, BaseModel) else dict(evidence)
 
     def answered(self, answer: Any) -> str | None:
         """Return the label that a program's answer holds, as demos call it; None where it holds none."""
@@ -116,28 +97,29 @@ class LabelOutput:
         )
 
 
-def label_outputs(name: str, predictor: dspy.Predict) -> list[LabelOutput]:
+def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:
     """Find all outputs of a predictor that have few possible values."""
     decisions, found = decision_adapter(predictor), []
-    state = None if decisions is None else decisions.state
-    for field_name, field in predictor.signature.output_fields.items():
-        kind = None if state is None else state.types.get(field_name)
+    for name, field in predictor.signature.output_fields.items():
+        kind = None if decisions is None else decisions.state.types.get(name)
         annotation = without_none(field.annotation) if kind is None else kind.model_fields["value"].annotation
         if (labels := labels_of(annotation)) is None:
             continue
-        stated = None if state is None or kind is None else StatedProbabilities.of(state, field_name)
-        of_decision = kind if field.annotation is kind else None
-        found.append(LabelOutput(name, field_name, labels, stated, of_decision))
+        if decisions is None or kind is None:
+            found.append(LabelOutput(predictor_name, name, labels))
+            continue
+        settings = decisions.state.fields[name]
+        if issubclass(kind, Noul):
+            weights = (1.0 - settings["threshold"], settings["threshold"])
+        else:
+            weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
+        held = field.annotation is kind
+        found.append(LabelOutput(predictor_name, name, labels, kind, weights, held))
     return found
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Find the only output with few possible values; a text is the reason why there is none.
-
-    Args:
-        program: Its predictors have the output.
-        only: Name of the predictor that is looked at; None for all.
-    """
+    """Find the only output with few possible values, of the predictor `only` or all; a text says why there is none."""
     predictors = {name: each for name, each in named_predictors(program) if only in (None, name)}
     found = [output for name, predictor in predictors.items() for output in label_outputs(name, predictor)]
     if not found:
@@ -167,16 +149,7 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
 
 
 def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str) -> LabelOutput:
-    """Find the only output with few possible values, which something needs.
-
-    Args:
-        program, only: As in `label_output`.
-        purpose: What needs it.
-        cure: What else can be done, for the message; it begins where a sentence may go on.
-
-    Raises:
-        ValueError: when there is none, or more than one.
-    """
+    """Find what `label_output` does, or raise a ValueError that says what needs it, and what else can be done."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
@@ -197,15 +170,10 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
 def prior_shares(
     prior: Mapping[Any, float | None], labels: Mapping[str, Any], *, name: str = "prior"
 ) -> Array:
-    """Return the shares ``[L]`` of labels, which sum to 1; shares that were rounded are taken.
-
-    Args:
-        prior: Shares by label, either its value or what demos call it.
-        labels: Values ``[L]`` of the labels by what demos call them.
-        name: What users call the shares.
+    """Return the shares ``[L]`` of labels from those by label, either its value or what demos call it.
 
     Raises:
-        ValueError: unless each label has a share above 0, and they sum to 1.
+        ValueError: unless each label has a share above 0, and they sum to 1, but for rounding.
     """
     texts = {text: prior.get(value, prior.get(text)) for text, value in labels.items()}
     if None in texts.values() or len(prior) != len(texts):
@@ -223,13 +191,7 @@ def prior_shares(
 
 
 def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> None:
-    """Warn where demos are all of one label, or the labels of the examples are far from equally frequent.
-
-    Args:
-        program: Has the demos.
-        output: Its labels.
-        counts: Examples that each label is right for, ``[L]``.
-    """
+    """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
     texts, most = list(output.labels), int(counts.argmax())
     demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
     if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
@@ -248,9 +210,7 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> 
         )
 
 
-def check_text_inputs(
-    purpose: str, inputs: Mapping[str, Any], *, cure: str = "use PLReorder or TopKOrder"
-) -> None:
+def check_text_inputs(purpose: str, inputs: Mapping[str, Any], *, cure: str) -> None:
     """Raise a ValueError that names the first input that is no text, which something makes inputs in place of."""
     for name, value in inputs.items():
         if not isinstance(value, str):

@@ -8,17 +8,19 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
+from dspy.adapters.decision import evidence_type
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.labels.tokens import Position, masses_in_reply, positions_of
+from plr_dspy.labels.tokens import Position, from_alternatives, label_position, positions_of
 from plr_dspy.lm.engines import Hopeless
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
@@ -47,25 +49,17 @@ class LogprobRequests:
     One is shared by all calls of a compile; threads may share it. Until a first reply has come, calls that ask
     follow one another, so that an endpoint refuses one request at most.
 
-    Args:
-        purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
-        cure: What can be used in place of it.
-
     Attributes:
-        purpose: The same.
+        purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
         wanted: Whether calls ask; it can be switched off.
         given: Whether any reply had them.
         reason: Why they are no longer asked for; empty otherwise.
     """
 
     def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
-        self.purpose = purpose
-        self.wanted = True
-        self.given = False
-        self.reason = ""
-        self._cure = cure
-        self._model = ""
-        self._accepted = False
+        self.purpose, self._cure = purpose, cure
+        self.wanted, self.given, self._accepted = True, False, False
+        self.reason = self._model = ""
         self._lock = threading.RLock()  # Coroutines of one thread pass together.
 
     @contextmanager
@@ -92,7 +86,13 @@ class LogprobRequests:
         with self._lock:
             if isinstance(error, AdapterParseError):  # of a reply
                 self._accepted = True
-            if self.given or not _is_refusal(lm, error):
+            # An error that cannot parse repeats the reply, which may hold any word; and one of another LM, such as the
+            # one that reads replies for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
+            others = isinstance(error, AdapterParseError)
+            others |= not str(lm.model).endswith(getattr(error, "model", None) or "")
+            # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments.
+            refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+            if self.given or others or not refuses:
                 return False
             self._stop(lm, "refuses requests for log-probabilities")
             return not self.purpose
@@ -109,20 +109,6 @@ class LogprobRequests:
         """Note that no more are asked for, and why."""
         self.wanted, self._model = False, str(lm.model)
         self.reason = self.reason or f"{self._model} {why}"
-
-
-def _is_refusal(lm: Any, error: Exception) -> bool:
-    """Tell whether an LM that was asked for log-probabilities refuses to give them.
-
-    Errors of another LM, such as the one that reads replies for `dspy.TwoStepAdapter`, say nothing of this. Providers
-    say so by errors of many types, and LMs of the user's own may not take the arguments; all name them.
-    """
-    if isinstance(error, AdapterParseError):  # It repeats the reply, which may hold any word.
-        return False
-    # Errors may name the model without the provider.
-    if not str(lm.model).endswith(getattr(error, "model", None) or ""):
-        return False
-    return isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
 
 
 def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,15 +138,16 @@ def _light_memory() -> Iterator[None]:
     finally:
         for entry in record.history:
             entry["response"] = None
-            entry["outputs"] = [_without_logprobs(output) for output in entry["outputs"]]
-
-
-def _without_logprobs(output: Any) -> Any:
-    """Return what a history holds of a reply as it would be without log-probabilities."""
-    if not isinstance(output, dict):
-        return output
-    rest = {name: value for name, value in output.items() if name != "logprobs"}
-    return rest["text"] if rest.keys() == {"text"} else rest
+            outputs = [
+                {name: value for name, value in each.items() if name != "logprobs"}
+                if isinstance(each, dict)
+                else each
+                for each in entry["outputs"]
+            ]
+            entry["outputs"] = [
+                each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each
+                for each in outputs
+            ]
 
 
 class _DiskOnly(BaseCallback):  # type: ignore[misc]
@@ -170,13 +157,11 @@ class _DiskOnly(BaseCallback):  # type: ignore[misc]
         self._calls: dict[str, tuple[dspy.LM, dict[str, Any]]] = {}
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        """Keep what was called."""
         self._calls[call_id] = (instance, inputs)
 
     def on_lm_end(
         self, call_id: str, outputs: dict[str, Any] | None, exception: Exception | None = None
     ) -> None:
-        """Take the reply out of the memory. DSPy logs an error here, and goes on."""
         # DSPy has no public name for the key of a call. Imported here, another DSPy costs memory and no more.
         from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 
@@ -196,9 +181,8 @@ class Reading(NamedTuple):
 
     Attributes:
         label: The label that was answered, as demos call it; None where the adapter could not read one.
-        log_probabilities: Of all labels ``[L]``, normalised over them. One that is not among the likeliest tokens
-            has the smallest of these, which is an upper bound.
-        unseen: Numbers of the labels that were not among the likeliest tokens.
+        log_probabilities: Of all labels ``[L]``, normalised over them. One that is not among the likeliest tokens has
+            the smallest of these, which is an upper bound, and its number in `unseen`.
     """
 
     label: str | None
@@ -256,7 +240,7 @@ class LabelReader:
         """
         if not self._is_ours(signature):
             yield None
-        elif self._output.stated is not None:
+        elif self._output.decision is not None:
             yield lm_kwargs
         else:
             with self._requests.turn() as wanted:
@@ -279,8 +263,8 @@ class LabelReader:
             return False
         if not self._is_read((dspy.settings.caller_modules or [None])[-1]):
             return False
-        if ours.stated is not None:
-            return ours.stated.are_asked_of(outputs[ours.name])
+        if ours.decision is not None:
+            return bool(outputs[ours.name].annotation is evidence_type(ours.decision))
         return labels_of(without_none(outputs[ours.name].annotation)) == ours.labels
 
     def _call_postprocess(
@@ -294,7 +278,7 @@ class LabelReader:
             )
             return values
         except AdapterParseError:
-            alone = len(original_signature.output_fields) == 1 and self._output.stated is None
+            alone = len(original_signature.output_fields) == 1 and self._output.decision is None
             if not (alone and self._requests.wanted and self._is_ours(original_signature)):
                 raise
             told = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Mapping) else {}
@@ -309,13 +293,13 @@ class LabelReader:
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
-        output, stated = self._output, self._output.stated
+        output, states = self._output, self._output.decision is not None
         for i, value in enumerate(values or [{}]):
             positions = positions_of(value.get("logprobs"))
             said, given = value.get(output.name), any(len(place.alternatives) > 1 for place in positions)
             found = None
-            if stated is not None and value:
-                found, given = _stated_reading(stated.weighted(said), output), True
+            if states and value:
+                found, given = _stated_reading(output.stated(said), output), True
             # None is an answer of its own where the type allows it.
             elif (label := label_text(output.labels, said)) is not None or (
                 self._decision and said is not None
@@ -323,12 +307,13 @@ class LabelReader:
                 found = _reading_of(positions, output, label)
             if found is not None and self._decision is not None:
                 found = self._decision(found)
-                value[output.name] = output.labels[str(found.label)]
-                if stated is not None:
-                    value[output.name] = stated.evidence(said, np.exp(found.log_probabilities))
+                decided = output.labels[str(found.label)]
+                value[output.name] = (
+                    output.evidence(said, np.exp(found.log_probabilities)) if states else decided
+                )
             if i == 0:
                 self._keep(found, lm, given=given)
-        if stated is None and not _asks_itself(lm, lm_kwargs):
+        if not (states or _asks_itself(lm, lm_kwargs)):
             for value in values:
                 value.pop("logprobs", None)
         return values
@@ -344,9 +329,8 @@ class LabelReader:
     def behind(self, answer: Any) -> Reading | None:
         """Return what the reply behind a program's answer said of labels; None where that is nothing.
 
-        Args:
-            answer: What the program returned. Where it made several calls, the last of those that gave the same label
-                counts; the last of all where it holds no label, and none where no call gave its label.
+        Where the program made several calls, the last of those that gave the same label counts; the last of all where
+        the answer holds no label, and none where no call gave its label.
         """
         label = self._output.answered(answer)
         if label is None:
@@ -369,8 +353,8 @@ def labels_read(
         program: Its calls of the predictor are read, those of copies that it makes on the way (`dspy.BestOfN`) too.
         output: The output that is read.
         requests: Decides whether log-probabilities are asked for; where replies state probabilities, nothing is.
-        decision: Gives the answer, whatever label the reply says; it is asked where the adapter could not read the
-            reply, too, if the output is the only one. None leaves the answer as it is.
+        decision: Gives the answer, whatever label the reply says, and where the adapter could not read the reply, too,
+            if the output is the only one. None leaves the answer as it is.
 
     Raises:
         NoProbabilities: where something cannot do without log-probabilities, and the LM gives none.
@@ -424,10 +408,14 @@ def _reading_of(positions: Sequence[Position], output: LabelOutput, label: str |
     said = "".join(position.token for position in positions).casefold()
     if not positions or (label is not None and label.casefold() not in said):
         return None
-    masses, alternatives = masses_in_reply(positions, list(output.labels), label, name=output.name)
-    if len(alternatives) < 2 or not masses.any():
+    labels = list(output.labels)
+    positions = positions[label_position(positions, labels, label, name=output.name) :]
+    generated = accumulate((position.token for position in positions), initial="")
+    after = {text: position.alternatives for text, position in zip(generated, positions, strict=False)}
+    masses = from_alternatives(after[""], labels, after=after)
+    if len(after[""]) < 2 or not masses.any():
         return None
-    return _normalised(label, masses, min(alternatives.values()))
+    return _normalised(label, masses, min(after[""].values()))
 
 
 def _stated_reading(masses: Array, output: LabelOutput) -> Reading | None:

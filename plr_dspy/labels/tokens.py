@@ -29,11 +29,7 @@ class Position(NamedTuple):
 
 
 def positions_of(logprobs: Any) -> list[Position]:
-    """Return the positions of a reply from its log-probabilities, in the shape of chat or of plain completions.
-
-    Args:
-        logprobs: What DSPy gives as "logprobs"; None and empty ones make an empty list.
-    """
+    """Return the positions of a reply from what DSPy gives as "logprobs", of chat or of plain completions."""
 
     def part(name: str) -> Any:
         return logprobs.get(name) if isinstance(logprobs, Mapping) else getattr(logprobs, name, None)
@@ -53,19 +49,6 @@ def positions_of(logprobs: Any) -> list[Position]:
     ]
 
 
-def masses_in_reply(
-    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
-) -> tuple[Array, Alternatives]:
-    """Return the probabilities ``[L]`` of labels where a reply answers with one, and the likeliest tokens there.
-
-    Takes what `label_position` does, of a reply that has positions.
-    """
-    positions = positions[label_position(positions, labels, answered, name=name) :]
-    generated = accumulate((position.token for position in positions), initial="")
-    known = {text: position.alternatives for text, position in zip(generated, positions, strict=False)}
-    return from_alternatives(known[""], labels, after=known), known[""]
-
-
 def from_alternatives(
     alternatives: Alternatives,
     labels: Sequence[str],
@@ -76,10 +59,11 @@ def from_alternatives(
 
     A token that only one label begins with counts for this label. One that several begin with is followed by the tokens
     after it, where these are known, and shared evenly among them elsewhere.
+    Case matters only where labels differ in nothing else.
 
     Args:
         alternatives: The likeliest tokens at the position where the label begins.
-        labels: Distinct labels, ``[L]``; case matters only where they differ in nothing else.
+        labels: Distinct labels, ``[L]``.
         after: The likeliest tokens further on, by the text that comes before them from there.
     """
     fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
@@ -91,7 +75,14 @@ def from_alternatives(
         left = probability
         for token, log_probability in alternatives.items():
             text = fold(token if before else token.lstrip(before_label))
-            fitting = [i for i, rest in rests.items() if token and rest and _begin_alike(rest, text)]
+            # It is the beginning of what is missing of a label, or that and the end of the word.
+            fitting = [
+                i
+                for i, rest in rests.items()
+                if token
+                and rest
+                and (rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum()))
+            ]
             if not fitting:
                 continue
             mass = probability * math.exp(min(0.0, log_probability))
@@ -113,15 +104,10 @@ def from_alternatives(
 def label_position(
     positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
 ) -> int:
-    """Find where the label begins in a reply.
+    """Find where the label begins in a reply: behind the name of the field, if a label is there, or else anywhere.
 
-    Args:
-        positions: The positions of the reply.
-        labels: What may stand there.
-        answered: The label that the adapter read from the reply: its last occurrence is the answer, as what was
-            thought aloud comes before. None where it read none: the first occurrence of any label, or what
-            follows the field's header, or the beginning.
-        name: The name of the field: where an occurrence comes right after it, others do not count.
+    The last occurrence of what the adapter read as `answered` is the answer, as what was thought aloud comes before.
+    Where it read none, that is the first occurrence of any label, or what follows the field's header, or the beginning.
     """
     tokens = [position.token for position in positions]
     reply, ends = "".join(tokens), list(accumulate(map(len, tokens)))
@@ -133,8 +119,3 @@ def label_position(
     # Something else stands in the place of a label: after the field's header, as in chat, or at the beginning.
     header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
     return min(bisect_right(ends, 0 if header is None else header.end()), len(tokens) - 1)
-
-
-def _begin_alike(rest: str, text: str) -> bool:
-    """Whether a token's text is the beginning of what is missing of a label, or that and the end of the word."""
-    return rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum())

@@ -44,7 +44,6 @@ class LabelWork(MetricWork):
         own: The calibration that it has in use; None for none.
 
     Attributes:
-        output, scores: The same.
         lacking: Why the last call that asked for log-probabilities brought none to learn from; empty where it did.
     """
 
@@ -60,14 +59,12 @@ class LabelWork(MetricWork):
         original: Mapping[str, Sequence[Any]] | None = None,
         own: Decision | None = None,
     ) -> None:
-        super().__init__(metric or _no_score, examples)
+        super().__init__(metric or (lambda example, prediction: 0.0), examples)
         self._likeliest = Calibration.none(output.labels).applied if calibrating else None
-        self._original = original if calibrating else None
-        self._own = own
+        self._original, self._own = original if calibrating else None, own
         self._why = self.lacking = ""
-        self.output = output
+        self.output, self._requests = output, LogprobRequests(purpose)
         self.scores = np.empty((0, 0)) if scores is None else scores
-        self._requests = LogprobRequests(purpose)
 
     @property
     def reading(self) -> bool:
@@ -142,27 +139,11 @@ class LabelWork(MetricWork):
         return {"label_logprobs": told, "unseen_labels": found.unseen}
 
 
-def _no_score(example: Any, prediction: Any) -> float:
-    """Score nothing."""
-    return 0.0
-
-
 def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:
-    """Ask a metric for the score of each label on each example.
+    """Ask a metric for the score of each label on each example, ``[E, L]``, or say why there are none.
 
-    The metric gets predictions that hold the label alone. Nothing else may be needed for a score: a metric that
-    looks at more, calls a language model, takes long, or fails is not asked any further.
-
-    Args:
-        metric: As in `MetricWork`.
-        examples: ``[E]``; the metric gets copies.
-        output: Its labels ``[L]`` are asked for.
-
-    Returns:
-        The scores ``[E, L]``, or the reason why there are none, in a few words.
-
-    Raises:
-        KeyboardInterrupt: When the user interrupts.
+    The metric gets predictions that hold the label alone, and copies of the examples. Nothing else may be needed for a
+    score: a metric that looks at more, calls a language model, takes long, or fails is not asked any further.
     """
     reasons: list[str] = []
 
@@ -171,8 +152,10 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
         raise _Stop(reason)
 
     values = list(output.labels.values())
-    if output.kind is not None:  # Without a confidence, so that a metric that looks at it is seen to.
-        values = [output.kind.model_construct(value=value) for value in values]
+    if (
+        output.decision is not None and output.held
+    ):  # Without a confidence: a metric that looks at it is seen to.
+        values = [output.decision.model_construct(value=value) for value in values]
     scores = np.zeros((len(examples), len(values)))
     durations: list[float] = []
     try:
@@ -190,10 +173,12 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        failure = (
-            f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
+        name = type(error).__name__
+        return (
+            reasons[0]
+            if reasons
+            else f"the metric raises {name} for a prediction that holds {output.name!r} alone"
         )
-        return reasons[0] if reasons else failure
     if (scores == scores[:, :1]).all():
         return "the metric gives every label the same score"
     return scores
@@ -214,10 +199,7 @@ class _NoCalls(BaseCallback):  # type: ignore[misc]
 
 
 class _LabelAlone(dspy.Prediction):
-    """A prediction that holds one field, and stops a metric that looks at anything else.
-
-    All other methods of a prediction use its attributes, and stop there.
-    """
+    """A prediction that holds one field, and stops a metric that looks at anything else: all methods use attributes."""
 
     def __init__(self, stop: Callable[[str], None], name: str, value: Any) -> None:
         def read(key: Any) -> Any:
@@ -237,7 +219,6 @@ class _LabelAlone(dspy.Prediction):
         return object.__getattribute__(self, "_read")(key)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the label."""
         return self[key]
 
     def __contains__(self, key: Any) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import os
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -30,6 +29,9 @@ CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")
 """Settings of requests that plain completions do not have."""
 
 SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
+
+_ssl_context = functools.cache(httpx.create_ssl_context)
+"""Reads the certificates, which takes 16 ms that every new client would spend again."""
 
 
 class Hopeless(Exception):
@@ -109,8 +111,7 @@ class _CompletionSettings:
             "model": f"{self.provider}/{self.model or request.model.removeprefix(f'{self.provider}/')}",
             "prompt": "\n\n".join(map(str, texts)),
             "timeout": self.timeout,
-            # DSPy owns retries and the cache.
-            "num_retries": 0,
+            "num_retries": 0,  # DSPy owns retries and the cache.
             "cache": {"no-cache": True, "no-store": True},
         }
 
@@ -166,13 +167,7 @@ class CompletionEngine(_CompletionSettings):
     """
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt.
-
-        Args:
-            request: DSPy's request; text only.
-
-        Returns:
-            The response with its text, finish reason, usage, and logprobs if asked for.
+        """Make one attempt at a request, which holds text only.
 
         Raises:
             dspy.lm15.LM15Error: If the server refuses, fails, or cannot be reached.
@@ -238,14 +233,7 @@ def completion_lm(
             as the provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
-        temperature: The sampling temperature.
-        max_tokens: The longest answer, in tokens.
-        cache: Whether DSPy caches the answers.
-        num_retries: How often DSPy repeats an attempt that failed for a passing reason.
-        **lm_kwargs: More arguments of `dspy.LM`.
-
-    Returns:
-        The LM, with a sync and an async engine.
+        temperature, max_tokens, cache, num_retries, lm_kwargs: As of `dspy.LM`; an answer has 16 tokens at most.
 
     Raises:
         ValueError: If `model`, `api_base`, `provider` or `timeout` is not of these.
@@ -260,23 +248,19 @@ def completion_lm(
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: dict[str, Any] = {"api_key": api_key, "api_key_env": api_key_env, "timeout": timeout}
     settings |= {"api_base": api_base, "model": model, "provider": provider, "extra_body": extra_body}
+    lm_kwargs |= {
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "cache": cache,
+        "num_retries": num_retries,
+    }
     return dspy.LM(
         # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
         f"{provider}/{model}",
         engine=CompletionEngine(**settings),
         async_engine=AsyncCompletionEngine(**settings),
-        temperature=temperature,
-        max_tokens=max_tokens,
-        cache=cache,
-        num_retries=num_retries,
         **lm_kwargs,
     )
-
-
-@functools.cache
-def _ssl_context() -> ssl.SSLContext:
-    """Read the certificates, which takes 16 ms that every new client would spend again."""
-    return httpx.create_ssl_context()
 
 
 def _unsupported(feature: str) -> lm15.UnsupportedFeatureError:
@@ -289,14 +273,10 @@ def _chat_logprobs(logprobs: dict[str, Any]) -> dict[str, Any]:
     if logprobs.get("content") is not None:
         return logprobs
     tokens, chosen = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-    alternatives = logprobs.get("top_logprobs") or [None] * len(tokens)
-    places = [
-        {
-            "token": token,
-            "logprob": logprob,
-            "top_logprobs": [{"token": t, "logprob": value} for t, value in (top or {}).items()],
-        }
-        for token, logprob, top in zip(tokens, chosen, alternatives, strict=False)
-        if logprob is not None
-    ]
+    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+    places = []
+    for token, logprob, top in zip(tokens, chosen, tops, strict=False):
+        if logprob is not None:
+            others = [{"token": other, "logprob": value} for other, value in (top or {}).items()]
+            places.append({"token": token, "logprob": logprob, "top_logprobs": others})
     return {"content": places}

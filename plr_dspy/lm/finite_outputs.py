@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from dspy.adapters.types.decision import Choice, Noul
 from dspy.adapters.utils import annotation_allows_none
 
-_BLANK_LINES = re.compile(r"\n\s*\n")
+BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def without_none(annotation: Any) -> Any:
@@ -47,4 +47,4 @@ def label_text(labels: Mapping[str, Any], value: Any) -> str | None:
 
 def one_block(text: str) -> str:
     """Return the text stripped, without blank lines, which separate demos."""
-    return _BLANK_LINES.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
+    return BLANK_LINES.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n")).strip()

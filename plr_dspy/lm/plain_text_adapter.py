@@ -18,9 +18,8 @@ import pydantic
 from dspy.adapters.utils import annotation_allows_none, apply_output_field_defaults, format_field_value
 from dspy.utils.exceptions import AdapterParseError
 
-from plr_dspy.lm.finite_outputs import labels_of, one_block, without_none
+from plr_dspy.lm.finite_outputs import BLANK_LINES, labels_of, one_block, without_none
 
-_BLANK_LINES = re.compile(r"\n\s*\n")
 # Modules such as ChainOfThought add fields and keep the text, so it need not name the fields of today.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
@@ -60,11 +59,7 @@ class PlainTextAdapter(dspy.Adapter):
         return await super().acall(lm, lm_kwargs, signature, demos, inputs)  # type: ignore[no-any-return]
 
     def format(self, signature: Any, demos: list[Any], inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Render the prompt as one user message.
-
-        Raises:
-            ValueError: If a field's type is not text-like.
-        """
+        """Render the prompt as one user message; a ValueError names a field whose type is not text-like."""
         blocks = [message["content"] for message in self.format_demos(signature, demos)]
         instructions = str(signature.instructions).strip()
         if self.show_instructions and instructions and not _DEFAULT_INSTRUCTIONS.fullmatch(instructions):
@@ -80,7 +75,16 @@ class PlainTextAdapter(dspy.Adapter):
         A demo without any input or without any output field is left out. A demo that lacks some fields shows
         the lines it has.
         """
-        _require_text_fields(signature)
+        for name, field in signature.fields.items():
+            kinds = dspy.Type.extract_custom_type_from_annotation(field.annotation)
+            if dspy.History in (field.annotation, *get_args(field.annotation)):
+                kinds.append(dspy.History)
+            if strange := [kind.__name__ for kind in kinds if kind is not dspy.Reasoning]:
+                raise ValueError(
+                    f"field {name!r}: PlainTextAdapter writes text-like types (str, Literal, bool, numbers, "
+                    f"enums, lists, dicts, pydantic models), got {strange[0]}; use another adapter for this "
+                    "program, such as dspy.ChatAdapter, or change the field's type"
+                )
         messages = []
         for demo in demos:
             given = {name: field for name, field in signature.fields.items() if _given(name, field, demo)}
@@ -124,20 +128,6 @@ def _with_stop(lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> dict[str, 
     return {**lm_kwargs, "stop": ["\n" if one_line else "\n\n"]}
 
 
-def _require_text_fields(signature: Any) -> None:
-    for name, field in signature.fields.items():
-        kinds = dspy.Type.extract_custom_type_from_annotation(field.annotation)
-        if dspy.History in (field.annotation, *get_args(field.annotation)):
-            kinds.append(dspy.History)
-        for kind in kinds:
-            if kind is not dspy.Reasoning:
-                raise ValueError(
-                    f"field {name!r}: PlainTextAdapter writes text-like types (str, Literal, bool, numbers, "
-                    f"enums, lists, dicts, pydantic models), got {kind.__name__}; use another adapter for this "
-                    "program, such as dspy.ChatAdapter, or change the field's type"
-                )
-
-
 def _given(name: str, field: Any, values: Mapping[str, Any]) -> bool:
     return name in values and (values[name] is not None or annotation_allows_none(field.annotation))
 
@@ -161,7 +151,7 @@ def _sections(signature: Any, completion: str) -> dict[str, str]:
     if _starts_with_title(text.lstrip(), titles[current]):
         text = text.lstrip()[len(titles[current]) :]
     found: dict[str, list[str]] = {current: []}
-    for line in _BLANK_LINES.split(text, maxsplit=1)[0].split("\n"):
+    for line in BLANK_LINES.split(text, maxsplit=1)[0].split("\n"):
         starting = [name for name, title in titles.items() if _starts_with_title(line, title)]
         if starting and len(titles) > 1:
             current = starting[0]

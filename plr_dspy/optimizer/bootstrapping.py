@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dspy
@@ -13,9 +12,9 @@ import orjson
 from dspy.predict.predict import serialize_object
 from dspy.teleprompt import BootstrapFewShot
 
+from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.programs.calls import (
     WRONG_ANSWERS,
-    Metric,
     WrongAnswer,
     as_score,
     metric_caller,
@@ -25,6 +24,7 @@ from plr_dspy.programs.calls import (
 )
 from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
 from plr_dspy.programs.evaluator import Failures, token_counts
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.splits import shown_by
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.runtime.redaction import Redactor
@@ -40,27 +40,8 @@ WAYS_OUT = (
 )
 """What can be done where too many of a teacher's calls fail."""
 
-
 NO_DEMO = "gave no demo"
 """Outcome of an attempt that ended without an answer, or failed."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What a teacher made of an example.
-
-    Attributes:
-        example: Its number in the trainset.
-        key: Of its cell in the ledger.
-        demos: By predictor; empty where the answer was not right.
-        error, message: Class name and first line of the exception that it ended in; empty where it ended in none.
-    """
-
-    example: int
-    key: tuple[str, str]
-    demos: dict[str, Any]
-    error: str = ""
-    message: str = ""
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
@@ -71,69 +52,52 @@ def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
     return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})
 
 
-class Bootstrapper:
-    """Runs a teacher on examples, one after the other, until enough of its answers were right.
+class Teacher:
+    """Runs the teacher of a job, or its student, on examples; what is right makes demos.
 
-    Args:
-        student: Whose predictors get the demos; it is not changed.
-        teacher: None takes the student. A teacher without demos that no optimizer has compiled is shown labelled
-            examples, as by DSPy.
-        metric: As in `PLFewShot`; DSPy's `trace` is passed to metrics that take three arguments.
-        threshold: Least value of the metric that makes a demo; None takes any but 0.
-        examples: By their numbers: what the teacher is run on, and what one without demos may be shown.
-        num_labelled: How many of them it is shown.
-        max_errors: As in `PLFewShot`.
-
-    Attributes:
-        failures: Of the attempts so far.
-
-    Raises:
-        ValueError: when teacher and student are not of the same structure.
+    A teacher without demos that no optimizer has compiled is shown labelled examples, as by DSPy; DSPy's `trace` is
+    passed to metrics that take three arguments. Teacher and student must be of the same structure.
     """
 
-    def __init__(
-        self,
-        student: dspy.Module,
-        teacher: dspy.Module | None,
-        *,
-        metric: Metric,
-        threshold: float | None,
-        examples: Mapping[int, dspy.Example],
-        num_labelled: int,
-        max_errors: int | None,
-    ) -> None:
-        copied = ProgramFactory(student).build({})
+    def __init__(self, job: Job) -> None:
+        optimizer: Any = job.optimizer
+        copied = ProgramFactory(job.program).build({})
         copied._compiled = False  # DSPy refuses others
-        teaching = copied if teacher is None else teacher
-        bare = not any(predictor.demos for _, predictor in named_predictors(teaching))
-        if bare and num_labelled and not getattr(teaching, "_compiled", False):
-            teaching = _shown(teaching, list(examples.values()), num_labelled)
-        self._judge, self._threshold = _with_trace(metric), threshold
+        teacher = copied if job.teacher is None else job.teacher
+        names = [name for name, predictor in named_predictors(teacher) if not predictor.demos]
+        if len(names) == len(named_predictors(teacher)) and not getattr(teacher, "_compiled", False):
+            # Drawn as by LabeledFewShot, which itself would take the program's model away, and be logged by trackers.
+            rng, labelled = random.Random(0), list(job.part.values())
+            number = min(optimizer.max_demos, len(labelled))
+            teacher = ProgramFactory(teacher).build({name: rng.sample(labelled, number) for name in names})
+        metric = optimizer.metric
+        two = metric_caller(metric)
+        self._judge = (
+            metric if takes_trace(metric) else lambda example, prediction, _: two(example, prediction)
+        )
+        self._threshold = optimizer.metric_threshold
         self.failures = Failures(
-            {number: f"trainset[{number}]" for number in examples},
+            {number: f"trainset[{number}]" for number in job.part},
             ran=(),
             scored=False,
-            max_errors=dspy.settings.max_errors if max_errors is None else max_errors,
-            redact=Redactor([dspy.settings.lm, *language_models(teaching), *models_of(metric)]),
+            max_errors=optimizer.max_errors,
+            redact=Redactor([dspy.settings.lm, *language_models(teacher), *models_of(metric)]),
             ways_out=WAYS_OUT,
         )
         # With one error as its limit, DSPy lets each out, and counts none itself.
         self._dspy = BootstrapFewShot(metric=self._accepts, max_labeled_demos=0, max_errors=1)
         self._dspy.trainset = []
         try:
-            self._dspy._prepare_student_and_teacher(copied, teaching)
+            self._dspy._prepare_student_and_teacher(copied, teacher)
             self._dspy._prepare_predictor_mappings()
         except AssertionError as error:
             raise ValueError(f"teacher must be a program like student: {error}") from error
         self._shown = [(predictor, list(predictor.demos)) for predictor in self._dspy.teacher.predictors()]
 
     def attempt(self, number: int, example: dspy.Example) -> tuple[Cell, dict[str, dict[str, int]]]:
-        """Run the teacher on an example, without its demos that show this example.
+        """Run the teacher on an example, without its demos that show this example; return the cell and its tokens.
 
-        A call that fails makes no demo, nor does one whose reply cannot be read.
-
-        Returns:
-            A cell whose value is the demos by predictor, and the tokens of the call.
+        The cell's value is the demos by predictor: none of a call that fails, or whose reply cannot be read.
         """
         # DSPy leaves out demos that equal the example, not saved or bootstrapped ones, and puts none back on a failure.
         for predictor, shown in self._shown:
@@ -150,7 +114,10 @@ class Bootstrapper:
         if error is None:
             self.failures.note_answer(number, scored=True)
             demos = {n: made[0] for n, made in self._dspy.name2traces.items() if made and right}
-            return Cell(None, value=_as_json(demos)), tokens
+            plain = {name: serialize_object(dict(demo.items())) for name, demo in demos.items()}
+            option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+            # As they will be read from the ledger: as those of a saved program are.
+            return Cell(None, value=orjson.loads(orjson.dumps(plain, option=option, default=str))), tokens
         wrong = isinstance(error, WRONG_ANSWERS) and not self._has_answered
         message = self.failures.first_line(WrongAnswer(error) if wrong else error)
         if wrong:
@@ -166,38 +133,23 @@ class Bootstrapper:
         return score != 0 if self._threshold is None else score >= self._threshold
 
 
-def bootstrapped(
-    bootstrapper: Bootstrapper,
-    examples: Mapping[int, dspy.Example],
-    keys: Mapping[int, tuple[str, str]],
-    *,
-    num_wanted: int,
-    max_attempts: int,
-    ledger: Ledger,
-    budget: Budget,
-    on_call: Callable[[], None],
-) -> list[Attempt]:
-    """Attempts at examples in their order, until so many have succeeded.
+def bootstrapped(job: Job, ledger: Ledger, budget: Budget, on_call: Callable[[], None]) -> list[Attempt]:
+    """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
-    Args:
-        bootstrapper: Makes them.
-        examples: By their numbers.
-        keys: Of the cells by the numbers of the examples.
-        num_wanted: Successes.
-        max_attempts: Program calls, at most.
-        ledger: Keeps them; what it holds is not done again.
-        budget: Pays for them. When they end for want of money or calls, those made are all there will be.
-        on_call: Called after each call.
+    What the ledger holds is not done again. When money or calls are up, the attempts made are all there will be.
 
     Raises:
         RuntimeError: when the time is up before the end.
         Exception: of the program or the metric, when `max_errors` have failed, or every further call would.
     """
+    optimizer: Any = job.optimizer
+    teacher = Teacher(job)
+    name = digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])
     attempts: list[Attempt] = []
-    for number, example in list(examples.items())[:max_attempts]:
-        if (found := _successes(attempts)) >= num_wanted:
+    for number, example in list(job.part.items())[: len(job.attempts)]:
+        if (found := sum(bool(each.demos) for each in attempts)) >= optimizer.max_bootstrapped:
             break
-        key = keys[number]
+        key = f"bootstrapped by {name}", digest(example)
         if key not in ledger.earlier:
             if not budget.begin():
                 if budget.refused != TIME_LIMIT:
@@ -209,50 +161,21 @@ def bootstrapped(
                     "with log_dir, the next compile goes on from there"
                 )
             try:
-                cell, tokens = bootstrapper.attempt(number, example)
+                cell, tokens = teacher.attempt(number, example)
             except BaseException:
                 budget.cancel()
                 raise
             budget.end(tokens)
             ledger.add_earlier(key, cell, tokens)
             on_call()
-            if bootstrapper.failures.fatal is not None:
+            if teacher.failures.fatal is not None:
                 ledger.retry()
-                raise bootstrapper.failures.fatal
+                raise teacher.failures.fatal
         cell = ledger.earlier[key]
-        demos = {name: dspy.Example(**fields) for name, fields in cell.value.items()}
+        demos = {predictor: dspy.Example(**fields) for predictor, fields in cell.value.items()}
         attempts.append(Attempt(number, key, demos, cell.error, cell.message))
     ledger.settle()
-    _say_what_came(attempts)
-    return attempts
-
-
-def _as_json(demos: Mapping[str, Any]) -> Any:
-    """Demos as they will be read from the ledger: as those of a saved program are."""
-    plain = {name: serialize_object(dict(demo.items())) for name, demo in demos.items()}
-    option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    return orjson.loads(orjson.dumps(plain, option=option, default=str))
-
-
-def _shown(program: dspy.Module, labelled: Sequence[dspy.Example], most: int) -> dspy.Module:
-    """Return a copy that shows labelled examples, drawn as by `LabeledFewShot`."""
-    # LabeledFewShot itself would take the program's model away, and be logged by trackers of DSPy's optimizers.
-    rng = random.Random(0)
-    drawn = {n: rng.sample(list(labelled), min(most, len(labelled))) for n, _ in named_predictors(program)}
-    return ProgramFactory(program).build(drawn)
-
-
-def _with_trace(metric: Metric) -> Callable[[Any, Any, Any], Any]:
-    """Return the metric as a function of an example, a prediction and a trace, which not every metric takes."""
-    if takes_trace(metric):
-        return metric
-    two = metric_caller(metric)
-    return lambda example, prediction, _: two(example, prediction)
-
-
-def _say_what_came(attempts: Sequence[Attempt]) -> None:
-    """Log how many attempts made demos, as a warning where none did."""
-    if found := _successes(attempts):
+    if found := sum(bool(each.demos) for each in attempts):
         logger.info("bootstrapped demos from %d of %d examples", found, len(attempts))
     elif attempts:
         errors = attempt_errors(attempts)
@@ -265,8 +188,4 @@ def _say_what_came(attempts: Sequence[Attempt]) -> None:
             len(attempts),
             ", ".join(reasons),
         )
-
-
-def _successes(attempts: Sequence[Attempt]) -> int:
-    """Count the attempts that made demos."""
-    return sum(bool(attempt.demos) for attempt in attempts)
+    return attempts

@@ -1,15 +1,15 @@
-"""What a compile would cost, said before anything is paid."""
+"""What a compile would cost, said before anything is paid, and the budget that it has."""
 
 from __future__ import annotations
 
 import importlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
+from itertools import product
 from typing import Any
 
 import dspy
@@ -19,7 +19,7 @@ from plr_dspy.compilation.plan import MIN_ORDERS
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
-from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
+from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.report.text import dollars, prompt_count
 from plr_dspy.scoring.budget import MARGIN, Budget
@@ -29,33 +29,33 @@ TOKENIZER = "gpt-4o"
 """The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
 
 SAMPLED_PROMPTS = 20
-"""Prompts whose tokens are counted for the mean."""
+"""Examples whose prompts' tokens are counted for the mean."""
+
+BOOTSTRAP_SHARE = 0.25
+"""Of the dollars, at most, for demos that a teacher makes."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a compile would cost.
+    """What a compile would cost; `print` says it in a few lines.
 
     Attributes:
         orders: Orders of its demos that give different prompts, for each predictor that has demos.
         distinct_prompts: Over all predictors together.
         num_train, num_selection: Examples of the two splits, demo examples left out.
-        num_orders, num_train_examples: Orders that the search scores, and examples that score one, at most.
-        scored_on: What these are: "train examples", or "probing inputs" of methods that make their own.
-        num_first_examples: Examples that score an order at first; the good ones go on to more.
-        num_finalists, num_selection_examples: The same of the final comparison.
+        num_orders: Orders that the search scores, at most.
+        num_finalists, num_selection_examples: Orders and examples of the final comparison, at most.
+        bootstrap_calls: Program calls that make demos before the search, at most.
         search_calls, race_calls, final_calls: Program calls planned for the search, for the race of its best
             orders, and for the final comparison; what one leaves goes to the next.
-        program_calls: Of all three, at most; a compile never makes more.
+        program_calls: Of all four, at most; a compile never makes more.
         prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. None where the
             prompts cannot be told from the examples, as with predictors that read each other's outputs.
         cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
             prices that come with litellm, without hidden reasoning. None where that is not known: where no price is
             known for a model, or a language model scores the answers. As if there were no `max_cost`.
-        bootstrap_calls: Program calls that make demos before, at most; they are part of `program_calls`.
-        noun: What is scored, in a word.
-        max_cost, max_seconds: Limits that may end the compile earlier; None for none.
         affordable_calls: As many of the `program_calls` as `max_cost` pays for, about; None where `cost` is.
+        text: What is printed.
     """
 
     orders: dict[str, int]
@@ -63,118 +63,90 @@ class Estimate:
     num_train: int
     num_selection: int
     num_orders: int
-    num_train_examples: int
-    num_first_examples: int
     num_finalists: int
     num_selection_examples: int
+    bootstrap_calls: int
     search_calls: int
     race_calls: int
     final_calls: int
     program_calls: int
     prompt_tokens: int | None
     cost: float | None
-    scored_on: str = "train examples"
-    bootstrap_calls: int = 0
-    noun: str = "order"
-    max_cost: float | None = None
-    max_seconds: float | None = None
-    affordable_calls: int | None = None
-
-    @property
-    def _ends_by_cost(self) -> bool:
-        """Tell whether the money is known to pay for fewer calls than there may be."""
-        return self.affordable_calls is not None and self.affordable_calls < self.program_calls
-
-    @property
-    def _limits(self) -> str:
-        """Say what other limits than that of calls do."""
-        if not self.program_calls:
-            return ""
-        effect = "may end it earlier" if self.affordable_calls is None else "pays for all of them"
-        if self._ends_by_cost:
-            effect = f"ends it earlier, after about {self.affordable_calls:,} calls at this price"
-        cost = "" if self.max_cost is None else f"; max_cost=${self.max_cost:g} {effect}"
-        seconds = "" if self.max_seconds is None else f"; max_seconds={self.max_seconds:g} may end it earlier"
-        return cost + seconds
-
-    @property
-    def _scored_on(self) -> str:
-        if self.scored_on != "train examples":
-            return f"{self.num_train_examples} {self.scored_on}"
-        first = f"{self.num_first_examples} to " if self.num_first_examples < self.num_train_examples else ""
-        return f"{first}{self.num_train_examples} of {self.num_train} train examples"
+    affordable_calls: int | None
+    text: str
 
     def __repr__(self) -> str:
-        return f"<Estimate: {str(self).splitlines()[0]}>"
+        return f"<Estimate: {self.text.splitlines()[0]}>"
 
     def __str__(self) -> str:
-        tokens = "not known" if self.prompt_tokens is None else f"about {self.prompt_tokens:,}"
-        cost = "" if self.cost is None else f", about {dollars(self.cost)} (answers as long as the demos')"
-        orders = ", ".join(f"{name}: {prompt_count(count)}" for name, count in self.orders.items())
-        return (
-            f"at most {self.program_calls:,} program calls, prompt tokens {tokens}{cost}{self._limits}\n"
-            + ("  without max_cost:\n" if self._ends_by_cost else "")
-            + f"  search: about {self.search_calls:,} calls, {self.num_orders:,} {self.noun}s on {self._scored_on}\n"
-            + (
-                f"  bootstrapped demos: at most {self.bootstrap_calls:,} calls\n"
-                if self.bootstrap_calls
-                else ""
-            )
-            + (f"  race: about {self.race_calls:,} calls\n" if self.race_calls else "")
-            + f"  final comparison: about {self.final_calls:,} calls, {self.num_finalists} {self.noun}s on "
-            f"{self.num_selection_examples} of {self.num_selection} selection examples\n"
-            f"  {prompt_count(self.distinct_prompts)} distinct prompts ({orders})"
-        )
+        return self.text
 
 
-def estimate(
-    job: Job,
-    *,
-    bootstrap_calls: int = 0,
-    max_cost: float | None = None,
-    max_seconds: float | None = None,
-) -> Estimate:
-    """The cost of a prepared compile, and of calls that make demos before; limits are those of `PLReorder`."""
+def estimate(job: Job) -> Estimate:
+    """The cost of a prepared compile, and of calls that make demos before."""
+    plan, max_cost, num_distinct = job.plan, job.optimizer.max_cost, job.slots.space.num_distinct
     tokens = tokens_a_call(job)
-    prompt_tokens = None if tokens is None else sum(counts["prompt_tokens"] for counts in tokens.values())
     dollars_a_call = cost_a_call(job, tokens)
-    plan, num_distinct = job.plan, job.slots.space.num_distinct
-    calls, all_calls = plan.program_calls, plan.program_calls + bootstrap_calls
+    calls = plan.program_calls
+    all_calls = calls + len(job.attempts)
+    prompt_tokens = cost = affordable = None
+    if tokens is not None:
+        prompt_tokens = round(all_calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
+    if dollars_a_call is not None:
+        cost = dollars_a_call * all_calls
+        pays = all_calls if max_cost is None or not dollars_a_call else max_cost / dollars_a_call
+        affordable = min(all_calls, int(pays))
     first = plan.num_first_examples if plan.racing else plan.num_train_examples
     search_calls = calls - min(plan.race_calls + plan.final_calls, calls)
-    asked = search_calls // first if first else 0
-    return Estimate(
+    found = Estimate(
         orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
         distinct_prompts=num_distinct,
         num_train=len(job.splits.train),
         num_selection=len(job.splits.selection),
-        num_orders=min(asked, num_distinct),
-        num_train_examples=plan.num_train_examples,
-        num_first_examples=first,
+        num_orders=min(search_calls // first if first else 0, num_distinct),
         num_finalists=min(plan.num_finalists, num_distinct),
         num_selection_examples=plan.num_selection_examples,
+        bootstrap_calls=len(job.attempts),
         search_calls=search_calls,
         race_calls=min(plan.race_calls, calls),
         final_calls=min(plan.final_calls, calls),
         program_calls=all_calls,
-        prompt_tokens=None if prompt_tokens is None else round(prompt_tokens * all_calls),
-        cost=None if dollars_a_call is None else dollars_a_call * all_calls,
-        scored_on=job.optimizer.scored_on,
-        bootstrap_calls=bootstrap_calls,
-        noun=job.slots.noun,
-        max_cost=max_cost,
-        max_seconds=max_seconds,
-        affordable_calls=_affordable(all_calls, dollars_a_call, max_cost),
+        prompt_tokens=prompt_tokens,
+        cost=cost,
+        affordable_calls=affordable,
+        text="",
     )
+    return replace(found, text="\n  ".join(_lines(job, found, first)))
 
 
-def _affordable(num_calls: int, dollars_a_call: float | None, max_cost: float | None) -> int | None:
-    """As many of the calls as the money pays for; None where nobody knows what a call costs."""
-    if dollars_a_call is None:
-        return None
-    if max_cost is None or not dollars_a_call:
-        return num_calls
-    return min(num_calls, int(max_cost / dollars_a_call))
+def _lines(job: Job, found: Estimate, first: int) -> list[str]:
+    """What is printed; orders are scored on so many examples at first."""
+    optimizer, noun, affordable = job.optimizer, job.slots.noun, found.affordable_calls
+    line = f"at most {found.program_calls:,} program calls, prompt tokens "
+    line += "not known" if found.prompt_tokens is None else f"about {found.prompt_tokens:,}"
+    line += "" if found.cost is None else f", about {dollars(found.cost)} (answers as long as the demos')"
+    ends_by_cost = affordable is not None and affordable < found.program_calls
+    if found.program_calls and optimizer.max_cost is not None:
+        effect = "may end it earlier" if affordable is None else "pays for all of them"
+        if ends_by_cost:
+            effect = f"ends it earlier, after about {affordable:,} calls at this price"
+        line += f"; max_cost=${optimizer.max_cost:g} {effect}"
+    if found.program_calls and optimizer.max_seconds is not None:
+        line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
+    most = job.plan.num_train_examples
+    examples = f"{most} {optimizer.scored_on}"
+    if optimizer.scored_on == "train examples":
+        examples = f"{f'{first} to ' * (first < most)}{most} of {found.num_train} train examples"
+    lines = [line, *["without max_cost:"] * ends_by_cost]
+    lines.append(f"search: about {found.search_calls:,} calls, {found.num_orders:,} {noun}s on {examples}")
+    lines += [f"bootstrapped demos: at most {found.bootstrap_calls:,} calls"] * bool(found.bootstrap_calls)
+    lines += [f"race: about {found.race_calls:,} calls"] * bool(found.race_calls)
+    lines.append(
+        f"final comparison: about {found.final_calls:,} calls, {found.num_finalists} {noun}s on "
+        f"{found.num_selection_examples} of {found.num_selection} selection examples"
+    )
+    of_each = ", ".join(f"{name}: {prompt_count(count)}" for name, count in found.orders.items())
+    return [*lines, f"{prompt_count(found.distinct_prompts)} distinct prompts ({of_each})"]
 
 
 def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
@@ -183,15 +155,19 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
     None where some predictor reads more than the examples' inputs; nan for answers where it has no demos to show any.
     """
     examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
-    tokens: dict[str, dict[str, float]] = {}
+    renderer, tokens = PromptRenderer(), dict[str, dict[str, float]]()
     try:
-        prompts = _prompts(job, examples)
-        with offline_litellm() as litellm:
-            # Images count as so many tokens each, so that none is downloaded.
-            count = partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
-            for model, messages in prompts:
+        program = ProgramFactory(job.program).build(job.slots.demos(job.slots.typical))
+        with token_counter() as count:
+            for inputs, predictor in product(
+                [dict(each.inputs().items()) for each in examples], program.predictors()
+            ):
+                lm = predictor.lm or dspy.settings.lm
+                if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
+                    return None
+                messages = renderer.prompt(predictor, predictor.demos, inputs)
                 answers = [message for message in messages if message["role"] == "assistant"]
-                kinds = tokens.setdefault(model, {"prompt_tokens": 0.0, "completion_tokens": 0.0})
+                kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
                 kinds["prompt_tokens"] += count(messages=messages) / len(examples)
                 answer = count(messages=answers) / len(answers) if answers else math.nan
                 kinds["completion_tokens"] += answer / len(examples)
@@ -210,30 +186,16 @@ def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> f
     return None if cost is None or math.isnan(cost) else cost
 
 
-def _prompts(job: Job, examples: Sequence[dspy.Example]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The models and messages of all predictors on these examples; none where they cannot be told before a call."""
-    renderer = PromptRenderer()
-    program = ProgramFactory(job.program).build(job.slots.demos(job.slots.typical))
-    predictors = program.predictors()
-    prompts = []
-    for example in examples:
-        inputs = dict(example.inputs().items())
-        for predictor in predictors:
-            lm = predictor.lm or dspy.settings.lm
-            if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
-                return []
-            prompts.append((str(lm.model), renderer.prompt(predictor, predictor.demos, inputs)))
-    return prompts
-
-
 @contextmanager
-def offline_litellm() -> Iterator[ModuleType]:
-    """Import litellm without the look at its price list on the network that the first import takes."""
+def token_counter() -> Iterator[Callable[..., int]]:
+    """Count the tokens of messages, without the look at its price list on the network that litellm's import takes."""
     name = "LITELLM_LOCAL_MODEL_COST_MAP"
     before = os.environ.get(name)
     os.environ[name] = "True"
     try:
-        yield importlib.import_module("litellm")
+        litellm = importlib.import_module("litellm")
+        # Images count as so many tokens each, so that none is downloaded.
+        yield partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
     finally:
         if before is None:
             del os.environ[name]
@@ -241,59 +203,34 @@ def offline_litellm() -> Iterator[ModuleType]:
             os.environ[name] = before
 
 
-def models_in_use(job: Job) -> list[dspy.BaseLM]:
-    """The language models of the predictors, and those that score answers, as far as they can be found."""
-    own = [predictor.lm or dspy.settings.lm for _, predictor in named_predictors(job.program)]
-    return [lm for lm in [*own, *models_of(job.optimizer.metric)] if lm is not None]
-
-
-def make_budget(
-    job: Job,
-    ledger: Ledger | None = None,
-    *,
-    max_cost: float | None = None,
-    max_seconds: float | None = None,
-    teacher: dspy.Module | None = None,
-    share: float = 0.0,
-) -> Budget:
-    """Return the budget of a compile, whose time begins now.
-
-    Args:
-        job: What is paid for.
-        ledger: What has been paid for before.
-        max_cost, max_seconds: Limits in dollars and seconds; None for none.
-        teacher: A program that is called before.
-        share: Of the money, for what is called before.
+def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
+    """Return the budget of a compile, whose time begins now; the ledger has what was paid for before.
 
     Raises:
         ValueError: when a model has no price, or the money pays for no comparison of a few orders.
     """
-    limits: dict[str, Any] = {"max_calls": job.plan.max_metric_calls, "max_seconds": max_seconds}
-    if limits["max_calls"] is not None:
-        limits["max_calls"] += len(job.attempts)
+    plan, max_cost, max_calls = job.plan, job.optimizer.max_cost, job.plan.max_metric_calls
+    limits: dict[str, Any] = {
+        "max_calls": None if max_calls is None else max_calls + len(job.attempts),
+        "max_seconds": job.optimizer.max_seconds,
+    }
     if max_cost is None:
         return Budget(ledger, **limits)
-    teaching = [] if teacher is None else language_models(teacher)
-    if unknown := without_price([*models_in_use(job), *teaching]):
+    teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
+    if unknown := without_price([*job.models, *models_of(job.optimizer.metric), *teaching]):
         raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
     expected = cost_a_call(job, tokens_a_call(job))
-    if expected is not None and not (ledger and ledger.num_resumed):
-        _check_enough(job, max_cost, expected, share)
+    if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):
+        num_first = plan.num_first_examples if plan.racing else plan.num_train_examples
+        num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
+        num_compared = min(MIN_COMPARED, plan.num_selection_examples)
+        calls = num_orders * num_first + plan.num_finalists * num_compared
+        least = (MARGIN * calls + 1) * expected / (1.0 - BOOTSTRAP_SHARE * bool(job.attempts))
+        if max_cost < least:
+            scale = 10.0 ** (math.floor(math.log10(least)) - 1)
+            enough = (math.floor(least / scale) + 1) * scale
+            raise ValueError(
+                f"max_cost={max_cost:g} is too small for {num_orders} orders on {num_first} examples and a final "
+                f"comparison on {num_compared}, some {calls} calls: pass max_cost={enough:.2g} or more"
+            )
     return Budget(ledger, max_cost=max_cost, price=cost_of, expected=expected, **limits)
-
-
-def _check_enough(job: Job, max_cost: float, expected: float, share: float) -> None:
-    """Raise unless the money pays for a few orders and a final comparison, as far as can be told."""
-    plan = job.plan
-    num_first = plan.num_first_examples if plan.racing else plan.num_train_examples
-    num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
-    num_compared = min(MIN_COMPARED, plan.num_selection_examples)
-    calls = num_orders * num_first + plan.num_finalists * num_compared
-    least = (MARGIN * calls + 1) * expected / (1.0 - share) if plan.program_calls else 0.0
-    if max_cost < least:
-        scale = 10.0 ** (math.floor(math.log10(least)) - 1)
-        enough = (math.floor(least / scale) + 1) * scale
-        raise ValueError(
-            f"max_cost={max_cost:g} is too small for {num_orders} orders on {num_first} examples and a final "
-            f"comparison on {num_compared}, some {calls} calls: pass max_cost={enough:.2g} or more"
-        )

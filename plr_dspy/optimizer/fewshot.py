@@ -3,37 +3,72 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import dspy
+import numpy as np
 from pydantic import AfterValidator, Field
+from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
-from plr_dspy.optimizer.base import Session
-from plr_dspy.optimizer.bootstrapping import Attempt, Bootstrapper, bootstrapped
-from plr_dspy.optimizer.choices import Choice, best_choices, with_choices
-from plr_dspy.optimizer.job import Job
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.optimizer.base import ProgramIn
+from plr_dspy.optimizer.bootstrapping import bootstrapped
+from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
+from plr_dspy.optimizer.job import Attempt, Job, checked_copy, lay_out
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.optimizer.pool import Draft, check_candidates, check_teacher, make_draft, pools_of
+from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_ins
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
-from plr_dspy.programs.calls import Work
 from plr_dspy.programs.checks import demo_obstacle
-from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.identity import digest
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.report.data import BestOfNumber
+from plr_dspy.scoring.budget import Budget
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
+
+KINDS = ("both", "labeled", "bootstrapped")
+"""Kinds of demos that are made of the trainset."""
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
 
-BOOTSTRAP_SHARE = 0.25
-"""Of the dollars, at most, for demos that a teacher makes."""
+
+def _check_candidates(candidates: Any) -> str | list[Any]:
+    """The argument as it was passed, a list as a list of its own; an error for anything else."""
+    expected = f"candidates must be one of {list(KINDS)}, or a list of demos"
+    if isinstance(candidates, str):
+        if candidates not in KINDS:
+            raise ValueError(f"{expected}; got {candidates!r}")
+        return candidates
+    if not isinstance(candidates, Sequence) or not candidates:
+        raise TypeError(f"{expected}; got {candidates!r}")
+    for number, demo in enumerate(candidates):
+        if not isinstance(demo, (dspy.Example, Mapping)):
+            raise TypeError(
+                f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}"
+            )
+    return list(candidates)
+
+
+def _check_teacher(teacher: Any) -> dspy.Module | None:
+    """The teacher; of a list, as other optimizers pass one, the first; an error where it is no program."""
+    if isinstance(teacher, (list, tuple)):
+        teacher = teacher[0] if teacher else None
+    if isinstance(teacher, CalibratedProgram):
+        teacher = teacher.program  # which has the student's structure
+    if teacher is not None and not isinstance(teacher, dspy.Module):
+        raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
+    return teacher
 
 
 @arguments
@@ -82,15 +117,15 @@ class PLFewShot(PLReorder):
 
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
-    candidates: Annotated[Any, AfterValidator(check_candidates)] = "both"
+    candidates: Annotated[Any, AfterValidator(_check_candidates)] = "both"
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._draft: Draft | None = None
-        self._found: tuple[Job, Work, dict[int, Choice]] | None = None
+        self._spent = 0  # calls that are made, or may be made, before the search
+        self._found: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
 
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together, or a TypeError for an update that cannot choose."""
@@ -129,119 +164,145 @@ class PLFewShot(PLReorder):
         Raises:
             ValueError: when nothing was scored with so many; the message says which numbers there are.
         """
-        if self._found is None:
+        if self.report is None:
             raise ValueError("program_with needs a compile: call compile first")
-        job, work, choices = self._found
-        if type(num_demos) is not int or num_demos not in choices:
+        if type(num_demos) is not int or num_demos not in self._found:
             raise ValueError(
-                f"num_demos must be one of {list(choices)}, which were scored; got {num_demos!r}"
+                f"num_demos must be one of {list(self._found)}, which were scored; got {num_demos!r}"
             )
-        choice = choices[num_demos]
-        return self._program(job, work, choice.ordering, choice.offsets, choice.shares)
-
-    def _finished(
-        self,
-        job: Job,
-        work: Work,
-        outcome: Outcome,
-        compilation: Compilation,
-        shares: Sequence[float],
-    ) -> dspy.Module:
-        """Return the program with the demos chosen; complete the report."""
-        choices = best_choices(compilation, outcome)
-        self._found = (job, work, choices)
-        assert self.report is not None
-        self.report = with_choices(self.report, job, choices)
-        return super()._finished(job, work, outcome, compilation, shares)
+        return self._found[num_demos]()
 
     def _prepared(
         self,
         student: dspy.Module,
+        trainset: Sequence[dspy.Example],
+        valset: Sequence[dspy.Example] | None,
         *,
-        trainset: list[dspy.Example],
-        valset: list[dspy.Example] | None,
         seed: int,
+        teacher: Any = None,
     ) -> Job:
         """Check the arguments, and lay out the search as it will be after as many attempts as there may be."""
-        self._found = None
-        self._draft = make_draft(self, student, trainset=trainset, valset=valset, seed=seed)
-        most = self._most_attempts(self._draft)
-        self._share_before = BOOTSTRAP_SHARE if most else 0.0
-        return self._job(self._draft, self._draft.stand_ins(most))
+        teacher = _check_teacher(teacher)
+        valset = [] if valset is None else valset
+        program, own = checked_copy(self, student, trainset, valset)
+        rng = random.Random(seed)
+        from_list = not isinstance(self.candidates, str)
+        part = {} if from_list else {i: trainset[i] for i in pool_part(trainset, valset, rng)}
+        if not (from_list or part or any(predictor.demos for _, predictor in named_predictors(program))):
+            raise ValueError(
+                f"trainset must hold more examples with different inputs: a quarter of them becomes demos, and of "
+                f"these {len(trainset)} examples none; pass 100 or more, or demos of your own in candidates"
+            )
+        wanted = self.candidates == "bootstrapped" or (
+            self.candidates == "both" and not labels_say_all(program, part)
+        )
+        attempts = stand_ins(program, part, ATTEMPTS * self.max_bootstrapped) if wanted else []
+        slots = self._slots(program, part, attempts)
+        others = {
+            slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
+        }
+        if obstacle := demo_obstacle(ProgramFactory(program).build(others)):
+            logger.warning("of the demos to choose from, %s", obstacle)
+        self._spent = len(attempts)
+        return lay_out(
+            self,
+            program,
+            slots,
+            trainset,
+            valset,
+            original=slots.original,
+            rng=rng,
+            others=[*part.values(), *(self.candidates if from_list else ())],
+            seed=seed,
+            own=own,
+            part=part,
+            teacher=teacher,
+            attempts=attempts,
+        )
 
-    def _teacher(self, teacher: Any) -> dspy.Module | None:
-        return check_teacher(teacher)
-
-    def _ready(self, job: Job, opened: Session, teacher: Any) -> Job:
+    def _ready(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm) -> Job:
         """Make the demos that a teacher makes, and lay out the search among them."""
-        draft = self._draft
-        assert draft is not None
-        if not (most := self._most_attempts(draft)):
+        if not job.attempts:
             return job
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
-        bootstrapper = Bootstrapper(
-            draft.program,
-            teacher,
-            metric=self.metric,
-            threshold=self.metric_threshold,
-            examples=draft.part,
-            num_labelled=self.max_demos,
-            max_errors=self.max_errors,
-        )
-        opened.budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
-        if opened.budget.max_calls is not None:
-            opened.budget.max_calls += most  # The plan is one for what follows.
-        name = f"bootstrapped by {digest([teacher, self.metric_threshold, self.max_demos, draft.seed])}"
-        attempts = bootstrapped(
-            bootstrapper,
-            draft.part,
-            {number: (name, digest(example)) for number, example in draft.part.items()},
-            num_wanted=self.max_bootstrapped,
-            max_attempts=most,
-            ledger=opened.ledger,
-            budget=opened.budget,
-            on_call=opened.bar.advance,
-        )
-        job = self._job(draft, attempts, made=True)
+        budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
+        attempts = bootstrapped(job, ledger, budget, bar.update)
+        self._spent = len(attempts)
+        slots = self._slots(job.program, {} if self.candidates == "bootstrapped" else job.part, attempts)
+        job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
+        if slots.space.num_distinct > 1:
+            job = replace(job, plan=self.plan(**job.sizes))
         if job.plan.max_metric_calls is not None:
-            opened.budget.max_calls = job.plan.max_metric_calls + len(attempts)
+            budget.max_calls = job.plan.max_metric_calls + len(attempts)
         return job
 
-    def _job(self, draft: Draft, attempts: list[Attempt], *, made: bool = False) -> Job:
-        """Lay out the search after attempts at bootstrapped demos, or before they are made, after as many at most.
-
-        Raises:
-            ValueError: when there is no demo, or none that keeps to the limits.
-        """
-        self._spent = len(attempts)
-        labelled = {} if made and self.candidates == "bootstrapped" else draft.part
-        pools = pools_of(draft.program, labelled=labelled, attempts=attempts, given=draft.given)
+    def _slots(
+        self, program: dspy.Module, labelled: Mapping[int, dspy.Example], attempts: Sequence[Attempt]
+    ) -> PoolSlots:
+        """Return what can be chosen after these attempts; a ValueError where there is no demo that keeps to limits."""
+        given = [] if isinstance(self.candidates, str) else self.candidates
+        pools = pools_of(program, labelled=labelled, attempts=attempts, given=given)
         if not any(pools.values()) and not attempts:
             raise ValueError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
                 "Pass more examples in trainset (a quarter of it becomes demos), or candidates with the fields of the "
                 "signature"
             )
-        slots = PoolSlots(
-            draft.program,
-            pools,
-            min_demos=self.min_demos,
-            max_demos=self.max_demos,
-            max_tokens=self.max_demo_tokens,
-        )
-        if not made:
-            others = {
-                slot.predictor: [each.demo for each in slot.pool if each.origin != OWN]
-                for slot in slots.slots
-            }
-            if obstacle := demo_obstacle(ProgramFactory(draft.program).build(others)):
-                logger.warning("of the demos to choose from, %s", obstacle)
-        known = tuple(attempts) if made else ()
-        job = Job(self, draft.seed, draft.program, slots, draft.splits, NOTHING_TO_DO, slots.original, known)
-        return job if slots.space.num_distinct < 2 else replace(job, plan=self.plan(**job.sizes))
+        limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
+        return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
 
-    def _most_attempts(self, draft: Draft) -> int:
-        """Examples that a teacher may be run on."""
-        wanted = self.candidates == "bootstrapped" or (self.candidates == "both" and not draft.labels_say_all)
-        return min(len(draft.part), ATTEMPTS * self.max_bootstrapped) if wanted else 0
+    def _best_by_number(
+        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
+    ) -> list[BestOfNumber]:
+        """Return the best arrangement of each number of demos, and keep their programs."""
+        assert isinstance(job.slots, PoolSlots)
+        best = _best_of_each_number(job.slots, compilation, outcome)
+        self._found = {
+            n: partial(program_in, ordering, offsets) for n, (ordering, offsets, _) in best.items()
+        }
+        return [told for *_, told in best.values()]
+
+
+def _best_of_each_number(
+    slots: PoolSlots, compilation: Compilation, outcome: Outcome
+) -> dict[int, tuple[Ordering, Sequence[float], BestOfNumber]]:
+    """The best arrangement of each number of demos that was scored, with the offsets of labels that calibrate it.
+
+    The chosen one is that of its own number. A score is that of the original as it is and the expected gain over it, so
+    that its interval has the error of both means. The paper's algorithm chooses by the selection split alone: there,
+    the best are those of the finalists.
+    """
+    original, searched = compilation.original, compilation.known_scores()
+    found: list[tuple[Ordering, Sequence[float], float, int, tuple[float, float] | None]] = []
+    if searched:
+        fitted = outcome.fitted or compilation.search.model.fit(searched, kept=[original, outcome.ordering])
+        counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
+        best_first = [estimate.ordering for estimate in fitted.estimates()]
+        reference = original if original in counts else best_first[0]
+        before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
+        for ordering in best_first:
+            stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
+            score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
+            ends = fitted.interval(ordering, score, reference=reference)
+            moved = () if calibration is None or stays else calibration.offsets
+            found.append((ordering, moved, round(score, 6), counts[ordering], ends))
+    else:
+        number = outcome.comparison.num_examples if outcome.comparison else 0
+        for result in sorted(outcome.candidates, key=lambda result: -result.score):
+            found.append((result.ordering, (), result.score, number, None))
+    best: dict[int, tuple[Ordering, Sequence[float], BestOfNumber]] = {}
+    for ordering, offsets, score, number, interval in sorted(
+        found, key=lambda each: each[0] != outcome.ordering
+    ):
+        if (shown := sum(map(len, ordering))) not in best:
+            told = BestOfNumber(
+                num_demos=shown,
+                ordering=slots.permutations(ordering),
+                score=score,
+                interval=interval,
+                num_examples=number,
+                tokens=slots.tokens(ordering),
+            )
+            best[shown] = ordering, offsets, told
+    return dict(sorted(best.items()))

@@ -1,38 +1,46 @@
-"""The job of a compile: its program, splits, plan and search, all checked before the first program call."""
+"""The job of a compile: what it is given, checked and laid out before the first program call."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import dspy
 
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.bootstrapping import Attempt
-from plr_dspy.programs.checks import (
-    check_demos,
-    check_examples,
-    check_fields,
-    check_language_model,
-    check_student,
-)
+from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
+from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
-from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
+from plr_dspy.search.space import Ordering
 
 if TYPE_CHECKING:
     from plr_dspy.optimizer.base import Reorderer
 
 logger = logging.getLogger(__name__)
 
-HOOKS = ("arguments", "bare", "plan", "work", "search", "check", "calibrated")
-"""Methods of optimizers that a compile calls."""
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a teacher makes of an example.
+
+    Attributes:
+        example: Its number in the trainset.
+        key: Of its cell in the ledger.
+        demos: By predictor; empty where the answer was not right.
+        error, message: Class name and first line of the exception that it ended in; empty where it ended in none.
+    """
+
+    example: int
+    key: tuple[str, str]
+    demos: dict[str, Any]
+    error: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,14 +48,13 @@ class Job:
     """A compile, prepared.
 
     Attributes:
-        optimizer: Which one.
-        seed: Of everything random.
-        program: A copy of the student.
-        slots: What can be ordered in it.
-        splits: The examples that score orders.
-        plan: The shape of the compile.
+        program: A copy of the student, or of what the student calibrates if that is to be calibrated anew.
+        own: That student; None for others.
+        examples: All that were passed.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
-        attempts: At bootstrapped demos; the plan knows nothing of their calls.
+        part: The examples of the trainset that demos are made of, by their numbers.
+        teacher: Makes demos; None where the student does.
+        attempts: At demos: as many as there may be, then those that were made. The plan knows nothing of their calls.
     """
 
     optimizer: Reorderer
@@ -57,7 +64,11 @@ class Job:
     splits: Splits
     plan: Plan
     original: Ordering
-    attempts: tuple[Attempt, ...] = ()
+    examples: Sequence[dspy.Example]
+    own: CalibratedProgram | None = None
+    part: Mapping[int, dspy.Example] = field(default_factory=dict)
+    teacher: dspy.Module | None = None
+    attempts: Sequence[Attempt] = ()
 
     @property
     def sizes(self) -> Any:
@@ -68,96 +79,94 @@ class Job:
             "num_distinct": self.slots.space.num_distinct,
         }
 
+    @property
+    def models(self) -> list[dspy.BaseLM]:
+        """The language models of the predictors."""
+        models = [each.lm or dspy.settings.lm for _, each in named_predictors(self.program)]
+        return [lm for lm in models if lm is not None]
+
     def arguments(self) -> dict[str, Any]:
         """The user's arguments that decide the result, as plain data."""
         optimizer = self.optimizer
-        return {
-            "method": optimizer.name,
-            **optimizer.arguments(),
-            "seed": self.seed,
-            "metric": getattr(optimizer.metric, "__name__", type(optimizer.metric).__name__),
-        }
+        name = getattr(optimizer.metric, "__name__", type(optimizer.metric).__name__)
+        return {"method": optimizer.name, **optimizer.arguments(), "seed": self.seed, "metric": name}
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as plain data."""
-        predictors = [predictor for _, predictor in named_predictors(self.program)]
         return {
             **self.arguments(),
             "scored_on": self.optimizer.scored_on,
             "adapter": type(dspy.settings.adapter or dspy.ChatAdapter()).__name__,
-            "models": sorted({str(lm.model) for p in predictors if (lm := p.lm or dspy.settings.lm)}),
+            "models": sorted({str(lm.model) for lm in self.models}),
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
             **asdict(self.plan),
         }
 
 
-def prepare(
-    optimizer: Reorderer,
-    student: dspy.Module,
-    *,
-    trainset: Sequence[dspy.Example],
-    valset: Sequence[dspy.Example] | None,
-    seed: int,
-) -> Job:
-    """Check the arguments and lay out a compile; no program call is made.
-
-    Raises:
-        TypeError, ValueError: for bad arguments.
-    """
-    valset = [] if valset is None else valset
-    program = checked_copy(optimizer, student, trainset=trainset, valset=valset)
-    rng = random.Random(seed)
-    added = add_labelled_demos(program, trainset, optimizer.num_demos, rng) if optimizer.num_demos else []
-    demos = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
-    if not demos:
-        raise ValueError(
-            f"{optimizer.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
-            "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
-            + (f", or pass num_demos to {optimizer.name}" if "num_demos" in vars(optimizer) else "")
-        )
-    optimizer.check(program, trainset)
-    slots = ProgramSlots(program)
-    name = optimizer.trainset_name
-    splits = make_splits(trainset, valset, demos, rng, balanced=optimizer.balanced, name=name)
-    original = WITHOUT_DEMOS if added and optimizer.judges else slots.space.identity
-    job = Job(optimizer, seed, program, slots, splits, NOTHING_TO_DO, original)
-    if slots.space.num_distinct < 2:
-        return job
-    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name)
-    warn_of_few_examples(len(splits.train) + len(splits.selection), len(trainset) + len(valset), optimizer)
-    return replace(job, plan=optimizer.plan(**job.sizes))
-
-
 def checked_copy(
     optimizer: Reorderer,
     student: dspy.Module,
-    *,
     trainset: Sequence[dspy.Example],
     valset: Sequence[dspy.Example],
-) -> dspy.Module:
-    """Check what the user passes, and return a copy of the program to work on.
-
-    Raises:
-        TypeError, ValueError: for bad arguments.
-    """
-    for hook in HOOKS:
-        if not callable(getattr(optimizer, hook)):  # a user's subclass keeps something under its name
-            raise TypeError(
-                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
-            )
+) -> tuple[dspy.Module, CalibratedProgram | None]:
+    """Check what the user passes, and return the `program` and the `own` of the job."""
     optimizer.check_together()  # They may have been set since.
-    student = optimizer.bare(student)
-    check_student(student, optimizer.student_name)
-    check_examples(optimizer.trainset_name, trainset, student)
-    check_examples("valset", valset, student)
-    check_language_model(student)
-    check_demos(student)
-    check_fields(student, **{optimizer.trainset_name: trainset, "valset": valset})
+    own = student if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False else None
+    student = student if own is None else own.program
+    check_given(student, name=optimizer.student_name, **{optimizer.trainset_name: trainset, "valset": valset})
     program = without_results(ProgramFactory(student).build({}))
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
-    return program
+    optimizer.check(program, trainset)
+    return program, own
+
+
+def lay_out(
+    optimizer: Reorderer,
+    program: dspy.Module,
+    slots: PromptSlots,
+    trainset: Sequence[dspy.Example],
+    valset: Sequence[dspy.Example],
+    *,
+    original: Ordering,
+    rng: random.Random,
+    others: Sequence[Any] = (),
+    **given: Any,
+) -> Job:
+    """Split the examples, and plan the compile of a job; where all choices give the same prompt, nothing is planned.
+
+    Neither the program's demos nor the `others` score. Too few examples, and too small a budget, are a ValueError.
+    """
+    name = optimizer.trainset_name
+    own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
+    splits = make_splits(trainset, valset, [*own, *others], rng, balanced=optimizer.balanced, name=name)
+    job = Job(
+        optimizer,
+        program=program,
+        slots=slots,
+        splits=splits,
+        plan=NOTHING_TO_DO,
+        original=original,
+        examples=[*trainset, *valset],
+        **given,
+    )
+    if slots.space.num_distinct < 2:
+        return job
+    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.part)
+    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
+    num_usable, num_given = len(splits.train) + len(splits.selection), len(trainset) + len(valset)
+    if num_usable < FEW_EXAMPLES and optimizer.judges:
+        fewer = num_given > num_usable
+        logger.warning(
+            "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order "
+            "by %.2f, so little can be found: pass 100 examples or more",
+            num_usable,
+            f"of the {num_given} " * fewer,
+            " (the others are demos, or given twice)" * fewer,
+            (0.25 / num_usable) ** 0.5,
+        )
+    return replace(job, plan=optimizer.plan(**job.sizes))
 
 
 def without_results(program: dspy.Module) -> dspy.Module:
@@ -175,18 +184,3 @@ def without_results(program: dspy.Module) -> dspy.Module:
     if are_candidates and (found or none_compared):  # Other empty lists are of the user's own.
         del attributes["candidate_programs"]
     return program
-
-
-def warn_of_few_examples(num_usable: int, num_given: int, optimizer: Reorderer) -> None:
-    """Say so where chance decides which order looks best."""
-    if num_usable >= FEW_EXAMPLES or not optimizer.judges:
-        return
-    others = num_given > num_usable
-    logger.warning(
-        "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order by "
-        "%.2f, so little can be found: pass 100 examples or more",
-        num_usable,
-        f"of the {num_given} " * others,
-        " (the others are demos, or given twice)" * others,
-        (0.25 / num_usable) ** 0.5,
-    )

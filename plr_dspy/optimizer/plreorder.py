@@ -12,25 +12,15 @@ from typing import Annotated, Any, Literal
 import dspy
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 
-from plr_dspy.compilation.plan import MIN_FIRST, Plan, make_plan
+from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.base import Reorderer, as_plain_data
 from plr_dspy.optimizer.job import Job
-from plr_dspy.optimizer.signal import label_shares, probe, work_of
+from plr_dspy.optimizer.signal import probe, work_of
 from plr_dspy.plackett_luce.updates import update_rule
-from plr_dspy.programs.arguments import (
-    Count,
-    Fraction,
-    Number,
-    Probability,
-    WholeNumber,
-    arguments,
-    shown,
-)
-from plr_dspy.programs.calls import Work
-from plr_dspy.programs.identity import digest
-from plr_dspy.report.text import MIN_PROBABILITY
+from plr_dspy.programs.arguments import Count, Fraction, Number, Probability, WholeNumber, arguments, shown
+from plr_dspy.programs.calls import MetricWork
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search
@@ -91,8 +81,9 @@ class PLReorder(Reorderer):
             as the search estimates it.
         patience: The search ends when so many rounds in a row left the best order what it was.
         min_probability: Of the orders that are better on new examples with this probability or more, the one with the
-            largest expected gain replaces the original one; with none of them the original stays. The default changes
-            what is more likely better than not, 0.9 only what is sure, and 0 whatever is expected to gain at all.
+            largest expected gain replaces the original one; with none of them the original stays. None takes 0.5,
+            which changes what is more likely better than not; 0.9 changes only what is sure, and 0 whatever is expected
+            to gain at all. With auto="paper" it is 0, and of these orders the best on the selection split is taken.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
@@ -122,21 +113,19 @@ class PLReorder(Reorderer):
 
     name = "PLReorder"
 
-    signal: Literal["auto", "score", "logprobs"] = "auto"
-    calibrate: Annotated[SkipValidation[bool | Mapping[Any, float]], BeforeValidator(_flag_or_shares)] = False
+    signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]
+    calibrate: Annotated[  # type: ignore[misc]
+        SkipValidation[bool | Mapping[Any, float]], BeforeValidator(_flag_or_shares)
+    ] = False
     update: Annotated[Any, AfterValidator(update_rule)] = Field("mle", validate_default=True)
     auto: Literal["light", "medium", "heavy", "paper"] | None = "light"
     stop_at_score: Number | None = None
     patience: Count | None = None
-    min_probability: Probability = MIN_PROBABILITY  # type: ignore[misc]
+    min_probability: Probability | None = None  # type: ignore[misc]
     num_iterations: Count | None = None
     num_samples: Count | None = None
     elite_fraction: Fraction | None = None
     num_final_draws: Annotated[WholeNumber, Field(ge=0)] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._own: CalibratedProgram | None = None
 
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together."""
@@ -167,14 +156,6 @@ class PLReorder(Reorderer):
         parameters = {name: getattr(rule, name) for name in names}
         return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
 
-    def _deciding(self) -> dict[str, Any]:
-        own = {} if self._own is None else {"the calibration of student": digest(self._own.calibration)}
-        return {
-            **own,
-            "calibrate": self.calibrate is not False,
-            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
-        }
-
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out a compile."""
         return make_plan(
@@ -190,19 +171,14 @@ class PLReorder(Reorderer):
             signal=signal,
         )
 
-    def work(self, job: Job) -> Work:
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Warn of a program that is calibrated, and is not to be calibrated anew."""
+        if isinstance(program, CalibratedProgram):
+            logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
+
+    def work(self, job: Job) -> MetricWork:
         """Return what makes a call: it reads log-probabilities where the program and the metric allow for it."""
-        own = None if self._own is None else self._own.calibration
-        work = work_of(
-            self.metric,
-            job,
-            self.signal,
-            calibrating=self.calibrate is not False,
-            own=None if own is None else own.applied,
-        )
-        if isinstance(work, LabelWork):
-            label_shares(self.calibrate, work)
-        return work
+        return work_of(job)
 
     def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
         """Make the search of a plan."""
@@ -224,27 +200,16 @@ class PLReorder(Reorderer):
             **shape,
         )
 
-    def bare(self, student: Any) -> Any:
-        """Return the program that is ordered: one that is calibrated for its present order is calibrated anew."""
-        self._own = None
-        if not isinstance(student, CalibratedProgram):
-            return student
-        if self.calibrate is not False:
-            self._own = student
-            return student.program
-        logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
-        return student
-
     def calibrated(
         self,
         job: Job,
-        work: Work,
+        work: MetricWork,
         program: dspy.Module,
         offsets: Sequence[float],
         shares: Sequence[float],
     ) -> dspy.Module:
         """Return a program in an order as it was scored; without offsets, with the calibration that it came with."""
-        own = self._own
+        own = job.own
         if not offsets and own:
             return CalibratedProgram(
                 program, own.calibration, predictor=own.predictor, allow_uncalibrated=own.allow_uncalibrated
@@ -260,16 +225,6 @@ class PLReorder(Reorderer):
         )
         return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
 
-    def _probe(self, job: Job, work: Work, scorer: CellScorer) -> LabelResponses | None:
+    def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
         """Return the log-probabilities of calls, where the first one has brought any."""
-        if not isinstance(work, LabelWork):
-            return None
-        return probe(
-            job,
-            work,
-            scorer,
-            signal=self.signal,
-            num_first=min(job.plan.num_first_examples, MIN_FIRST["logprobs"]),
-            shares=label_shares(self.calibrate, work),
-            calibrating=self.calibrate is not False,
-        )
+        return probe(job, work, scorer) if isinstance(work, LabelWork) else None

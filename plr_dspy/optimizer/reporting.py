@@ -14,8 +14,8 @@ from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.bootstrapping import attempt_errors
-from plr_dspy.optimizer.cost_estimate import models_in_use
 from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import language_models, named_predictors
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.data import Candidate, ProgramState, Report, Signal, SlotReport
@@ -39,50 +39,42 @@ def build_report(
     *,
     names: Sequence[str],
     signal: Signal | None,
-    settings: dict[str, Any],
-    seconds: float,
+    **others: Any,
 ) -> Report:
-    """Make the report of a compile that has ended."""
-    num_distinct = job.slots.space.num_distinct
-    calls, tokens, ledger = outcome.program_calls, scorer.ledger.tokens, scorer.ledger
+    """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
+    ledger, original, permutations = scorer.ledger, job.original, job.slots.permutations
+    no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
+    candidates = [
+        Candidate(
+            origin=result.origin,
+            ordering=permutations(result.ordering),
+            score=result.score,
+            expected_gain=result.gain.expected,
+            probability=result.gain.probability,
+        )
+        for result in outcome.candidates
+    ]
+    found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     return Report(
-        original=_program_state(job, job.original, ledger),
+        original=_program_state(job, original, ledger),
         returned=_program_state(job, outcome.ordering, ledger),
         slots=_slot_reports(job, outcome),
-        distinct_prompts=float(min(num_distinct, int(sys.float_info.max))),  # there are no larger floats
-        comparison=outcome.comparison,
-        candidates=[
-            Candidate(
-                origin=result.finalist.origin,
-                ordering=_numbers(job, result.finalist.ordering),
-                score=result.score,
-                expected_gain=result.gain.expected,
-                probability=result.gain.probability,
-            )
-            for result in outcome.candidates
-        ],
-        evidence=outcome.evidence,
+        distinct_prompts=float(
+            min(job.slots.space.num_distinct, int(sys.float_info.max))
+        ),  # the largest float
+        candidates=candidates,
         signal=signal and signal.model_copy(update={"leaning": outcome.leaning}),
-        calibration=outcome.calibration,
-        history=outcome.history,
-        program_calls=calls,
-        tokens=tokens,
-        cost=None if without_price(models_in_use(job)) else cost_of(tokens),
-        seconds=seconds,
+        tokens=ledger.tokens,
+        cost=None if no_price else cost_of(ledger.tokens),
         errors=[
             *attempt_errors(job.attempts),
-            *error_counts(ledger.cells.items(), names, original=job.slots.fingerprint(job.original)),
+            *error_counts(ledger.cells.items(), names, original=job.slots.fingerprint(original)),
         ],
-        stopped=outcome.stopped,
-        settings=settings,
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
+        **{name: getattr(outcome, name) for name in found},
+        **others,
     )
-
-
-def _numbers(job: Job, ordering: Ordering) -> dict[str, list[int]]:
-    """Demo indices by position, for each slot."""
-    return {name: list(items) for name, items in job.slots.permutations(ordering).items()}
 
 
 def _program_state(job: Job, ordering: Ordering, ledger: Ledger) -> ProgramState:
@@ -90,7 +82,7 @@ def _program_state(job: Job, ordering: Ordering, ledger: Ledger) -> ProgramState
     fingerprint = job.slots.fingerprint(ordering)
     cells = [cell for (prompt, _), cell in ledger.cells.items() if prompt == fingerprint]
     return ProgramState(
-        num_demos=sum(map(len, _numbers(job, ordering).values())),
+        num_demos=sum(map(len, job.slots.permutations(ordering).values())),
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,
         num_calls=len(cells),
         num_failed=sum(bool(cell.error) for cell in cells),
@@ -99,7 +91,7 @@ def _program_state(job: Job, ordering: Ordering, ledger: Ledger) -> ProgramState
 
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
     """Make the part of the report for each predictor with demos."""
-    ordering, original = _numbers(job, outcome.ordering), _numbers(job, job.original)
+    ordering, original = job.slots.permutations(outcome.ordering), job.slots.permutations(job.original)
     distributions = iter(outcome.distributions)
     predictors = dict(named_predictors(job.program))
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
@@ -111,6 +103,7 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
             blocks=[list(block) for block in slot.blocks],
             distributions=[next(distributions).state_dict() for _ in slot.blocks],
             demos=_texts(predictors[slot.predictor], slot.demos, redact),
+            origins=[pooled.origin for pooled in slot.pool],
             original=original[slot.predictor],
         )
         for slot in job.slots.slots
@@ -120,18 +113,14 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
 def _texts(
     predictor: dspy.Predict, demos: Sequence[Mapping[str, Any]], redact: Callable[[str], str]
 ) -> list[dict[str, str]]:
-    """The fields of each demo that the predictor's prompt shows, as it shows them, without secrets."""
+    """The fields of each demo that the predictor's prompt shows, as it shows them, without secrets, cut where long."""
+
+    def start(text: str) -> str:
+        text = redact(_DATA.sub("[data]", text)).encode(errors="replace").decode()  # what can be written
+        return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
+
+    shown = predictor.signature.fields.items()
     return [
-        {
-            name: _start(redact(_DATA.sub("[data]", format_field_value(field, demo[name]))))
-            for name, field in predictor.signature.fields.items()
-            if name in demo
-        }
+        {name: start(format_field_value(field, demo[name])) for name, field in shown if name in demo}
         for demo in demos
     ]
-
-
-def _start(text: str) -> str:
-    """The text in characters that can be written, cut where it is long."""
-    text = text.encode(errors="replace").decode()
-    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"

@@ -18,13 +18,11 @@ from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.optimizer.signal import label_work
 from plr_dspy.programs.arguments import Count, arguments
-from plr_dspy.programs.calls import Metric, Work
-from plr_dspy.programs.checks import check_examples, check_student
+from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
-from plr_dspy.scoring.cells import FAILED, WRONG
+from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
-from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.spread import Array, spread
 
@@ -39,11 +37,7 @@ MIN_EXAMPLES = 10
 
 @arguments
 class RandomSample(Reorderer):
-    """Scores random orders, all on the same examples; `order_sensitivity` asks it, and no user.
-
-    Args:
-        num_orders: As in `order_sensitivity`, and all others.
-    """
+    """Scores random orders, all on the same examples; `order_sensitivity` makes it, and no user."""
 
     name = "order_sensitivity"
     student_name, trainset_name = "program", "dataset"
@@ -69,27 +63,36 @@ class RandomSample(Reorderer):
             max_metric_calls=limit,
         )
 
-    def work(self, job: Job) -> Work:
-        """Return work that reads log-probabilities, where the program and the metric allow for it."""
-        work = label_work(self.metric, job)
+    def work(self, job: Job) -> MetricWork:
+        work = label_work(job)
         return work if isinstance(work, LabelWork) else super().work(job)
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
-        """Score the orders, and say how far apart they lie."""
-        check_student(program, self.student_name)
-        check_examples(self.trainset_name, dataset, program)
-        if len(dataset) < 2:
-            raise ValueError(
-                f"dataset must hold at least two examples; got {len(dataset)}: pass some 30 or more"
-            )
-        job = self._prepared(program, trainset=list(dataset), valset=None, seed=self.seed)
-        if job.slots.space.num_distinct < 2:
+        """Score the orders, on fewer examples where failures have cost calls, and say how far apart they lie."""
+        prepared = self._prepared(program, dataset, [], seed=self.seed)
+        if prepared.slots.space.num_distinct < 2:
             raise ValueError(
                 "program has one order of its demos only: nothing to compare; choose 2 demos or more"
             )
-        with self._opened(job, trainset=dataset) as opened:
-            work = self.work(job)
-            return _measure(self._scorer(job, opened, work), job, work, self.search(job, job.plan).ask())
+        with self._opened(prepared) as (job, work, scorer, _):
+            orders, num_examples = self.search(job, job.plan).ask(), job.plan.num_train_examples
+            while num_examples > 2 and not scorer.fits(dict.fromkeys(orders, range(num_examples))):
+                num_examples -= 1
+            first = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
+            scorer.table(orders, first)
+            if not FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample).check():
+                first = range(num_examples)
+            examples, rows = scorer.table(orders, first)
+            cells = scorer.known_cells(dict.fromkeys(orders, examples))
+            outcomes = np.array([[cells[order][example].outcome for example in examples] for order in orders])
+            # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
+            table, ended = np.array(rows), outcomes != FAILED
+            table = np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
+            found = _sensitivity(table, scorer, job, num_unusable=int((outcomes == WRONG).sum()))
+            moved = None
+            if isinstance(work, LabelWork):
+                moved = _calibrated(work, [list(cells[order].items()) for order in orders], table)
+            return replace(found, calibrated=None if moved is None else _sensitivity(moved, scorer, job))
 
 
 def order_sensitivity(
@@ -146,23 +149,7 @@ def order_sensitivity(
     return sample.measure(program, dataset)
 
 
-def _measure(scorer: CellScorer, job: Job, work: Work, orders: Sequence[Ordering]) -> OrderSensitivity:
-    """Score the orders, on fewer examples where failures have cost calls, and take chance out."""
-    num_examples = job.plan.num_train_examples
-    while num_examples > 2 and not scorer.fits(dict.fromkeys(orders, range(num_examples))):
-        num_examples -= 1
-    first = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
-    scorer.table(orders, first)
-    signs = FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample)
-    if not signs.of_scores():
-        first = range(num_examples)
-    ran, table, num_unusable = _score_table(scorer, orders, first)
-    moved = _calibrated(scorer, work, orders, table, ran)
-    calibrated = None if moved is None else _sensitivity(moved, 0, scorer=scorer, job=job)
-    return replace(_sensitivity(table, num_unusable, scorer=scorer, job=job), calibrated=calibrated)
-
-
-def _sensitivity(table: Array, num_unusable: int, *, scorer: CellScorer, job: Job) -> OrderSensitivity:
+def _sensitivity(table: Array, scorer: CellScorer, job: Job, *, num_unusable: int = 0) -> OrderSensitivity:
     """Say how far apart orders lie, from their scores ``[orders, examples]``."""
     num_distinct = job.slots.space.num_distinct
     num_searched = min(num_distinct, max(SEARCHED, len(table)))
@@ -183,47 +170,27 @@ def _sensitivity(table: Array, num_unusable: int, *, scorer: CellScorer, job: Jo
     )
 
 
-def _calibrated(
-    scorer: CellScorer, work: Work, orders: Sequence[Ordering], table: Array, examples: Sequence[int]
-) -> Array | None:
+def _calibrated(work: LabelWork, cells: Sequence[Sequence[tuple[int, Cell]]], table: Array) -> Array | None:
     """The scores of calibrated answers, ``[orders, examples]``; None where few calls told log-probabilities.
 
-    Each order is calibrated by the mean probabilities of its own answers. What told none keeps its score.
+    Each order is calibrated by the mean probabilities of its own answers, given as its cells by example. What told none
+    keeps its score of the table.
     """
-    if not isinstance(work, LabelWork):
-        return None
     tables, num_told = [], 0
     for shares in likely_shares(right_counts(work.scores)):
         moved, num_told = table.copy(), 0
-        for row, order in zip(moved, orders, strict=True):
-            cells = list(scorer.known_cells({order: examples})[order].values())
-            told = [i for i, cell in enumerate(cells) if cell.label_logprobs is not None]
+        for row, of_order in zip(moved, cells, strict=True):
+            told = [i for i, (_, cell) in enumerate(of_order) if cell.label_logprobs is not None]
             num_told += len(told)
             if len(told) < 2:
                 continue
-            known = np.array([cells[i].label_logprobs for i in told])
-            unseen = np.array([np.isin(np.arange(known.shape[1]), cells[i].unseen_labels) for i in told])
+            known = np.array([of_order[i][1].label_logprobs for i in told])
+            unseen = np.array(
+                [np.isin(np.arange(known.shape[1]), of_order[i][1].unseen_labels) for i in told]
+            )
             offsets = batch_offsets(known, unseen=unseen, prior=shares)
             answers = calibrated(known, offsets, unseen=unseen).argmax(axis=1)
-            row[told] = work.scores[[examples[i] for i in told], answers]
+            row[told] = work.scores[[of_order[i][0] for i in told], answers]
         tables.append(moved)
     best = max(tables, key=lambda each: each.mean())
     return best if num_told > LEAST_SHARE * table.size else None
-
-
-def _score_table(
-    scorer: CellScorer, orders: Sequence[Ordering], examples: Sequence[int]
-) -> tuple[list[int], Array, int]:
-    """The examples that ran, scores ``[orders, examples]``, and the number of answers that could not be used.
-
-    These count as wrong.
-
-    A failed call counts as the mean of the other orders on its example: it says nothing about its order.
-    """
-    ran, rows = scorer.table(orders, examples)
-    table = np.array(rows)
-    cells = scorer.known_cells(dict.fromkeys(orders, ran))
-    outcomes = np.array([[cells[order][example].outcome for example in ran] for order in orders])
-    ended = outcomes != FAILED
-    means = np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0)
-    return ran, np.where(ended, table, means), int((outcomes == WRONG).sum())

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from plr_dspy.compilation.plan import MIN_FIRST
 from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
-from plr_dspy.labels.reader import Decision, NoProbabilities
+from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork, label_scores
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import Metric, MetricWork
+from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
@@ -32,17 +33,35 @@ FIRST_CALLS = 2
 were read and had none, no more are tried, unless log-probabilities must come."""
 
 
-def work_of(
-    metric: Metric, job: Job, signal: str, *, calibrating: bool = False, own: Decision | None = None
-) -> MetricWork:
+def label_work(job: Job) -> LabelWork | str:
+    """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
+    examples, optimizer = [*job.splits.train, *job.splits.selection], job.optimizer
+    output = label_output(job.program)
+    if isinstance(output, str):
+        return output
+    scores = label_scores(optimizer.metric, examples, output)
+    if isinstance(scores, str):
+        return scores
+    warn_of_labels(job.program, output, right_counts(scores))
+    return LabelWork(
+        optimizer.metric,
+        examples,
+        output=output,
+        scores=scores,
+        calibrating=optimizer.calibrate is not False,
+        original=job.slots.demos(job.original),
+        own=None if job.own is None or job.own.calibration is None else job.own.calibration.applied,
+    )
+
+
+def work_of(job: Job) -> MetricWork:
     """The work of a job, whose `signal` says what a search learns from it as far as is known before any call.
 
-    That is "logprobs", and the work a `LabelWork`, where the program and the metric allow for it.
-
-    Raises:
-        ValueError: when they must be the signal, and the program, the metric or the plan does not allow for it.
+    That is "logprobs", and the work a `LabelWork`, where the program and the metric allow for it; where they do not
+    and it must be, or where shares to calibrate to do not fit the labels, a ValueError.
     """
-    examples, one_prompt = [*job.splits.train, *job.splits.selection], job.slots.space.num_distinct < 2
+    optimizer, one_prompt = job.optimizer, job.slots.space.num_distinct < 2
+    calibrating, signal = optimizer.calibrate is not False, optimizer.signal
     if calibrating and one_prompt:
         raise ValueError(
             "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the program "
@@ -52,9 +71,10 @@ def work_of(
     if signal == "score" or one_prompt:
         found = ""
     elif job.plan.racing:
-        found = label_work(metric, job, calibrating=calibrating, own=own)
+        found = label_work(job)
     if isinstance(found, LabelWork):
         found.signal = Signal(used="logprobs", reason="", labels=list(found.output.labels))
+        label_shares(optimizer.calibrate, found)
         return found
     if calibrating:
         names = [name for name, _ in named_predictors(job.program)]
@@ -66,64 +86,21 @@ def work_of(
         raise ValueError(
             f"signal='logprobs' is not possible: {found}. Pass signal='auto', which takes scores in this case"
         )
-    work = MetricWork(metric, examples)
+    work = MetricWork(optimizer.metric, [*job.splits.train, *job.splits.selection])
     work.signal = Signal(used="score", reason=found, labels=[])
     return work
 
 
-def label_work(
-    metric: Metric, job: Job, *, calibrating: bool = False, own: Decision | None = None
-) -> LabelWork | str:
-    """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
-    examples = [*job.splits.train, *job.splits.selection]
-    output = label_output(job.program)
-    if isinstance(output, str):
-        return output
-    scores = label_scores(metric, examples, output)
-    if isinstance(scores, str):
-        return scores
-    warn_of_labels(job.program, output, right_counts(scores))
-    return LabelWork(
-        metric,
-        examples,
-        output=output,
-        scores=scores,
-        calibrating=calibrating,
-        original=job.slots.demos(job.original),
-        own=own,
-    )
-
-
-def probe(
-    job: Job,
-    work: LabelWork,
-    scorer: CellScorer,
-    *,
-    signal: str,
-    num_first: int,
-    shares: Array,
-    calibrating: bool = False,
-) -> LabelResponses | None:
-    """Make the first call, and say in the work's `signal` whether the endpoint gives log-probabilities.
-
-    Args:
-        job: Its work is `work`.
-        work: Reads log-probabilities, and no longer where there are none.
-        scorer: Makes the call, unless it has been paid.
-        signal: As in `PLReorder`.
-        num_first: Examples of an order's first score, at least.
-        shares: Guesses of the share of examples that each label is right for, as of `label_shares`.
-        calibrating: Whether answers are calibrated to it.
+def probe(job: Job, work: LabelWork, scorer: CellScorer) -> LabelResponses | None:
+    """Make the first call, unless it has been paid, and say in the work's `signal` whether log-probabilities come.
 
     Returns:
-        Where the search finds them; None where there are none.
-
-    Raises:
-        NoProbabilities: when they must be the signal, and there are none.
-        Exception: of the program or the metric.
+        Where the search finds them; None where there are none, which is NoProbabilities where they must be the signal.
     """
-    required = calibrating or signal == "logprobs"
-    cell = _telling_cell(job, scorer, work, num_first=min(num_first, FIRST_CALLS), required=required)
+    calibrate = job.optimizer.calibrate
+    calibrating = calibrate is not False
+    required = calibrating or job.optimizer.signal == "logprobs"
+    cell = _telling_cell(job, scorer, work, required=required)
     if cell is not None and cell.label_logprobs is None:
         work.reading = False
         without = work.lacking or "the first answers came without any"
@@ -131,9 +108,11 @@ def probe(
         if required and cell.outcome == FAILED:
             raise scorer.nothing_ran([cell], 1)
         if required:
-            asked, cure = "signal='logprobs'", "Pass signal='auto'"
-            if calibrating:
-                asked, cure = "calibrate=True", "Leave it out"
+            asked, cure = (
+                ("calibrate=True", "Leave it out")
+                if calibrating
+                else ("signal='logprobs'", "Pass signal='auto'")
+            )
             raise NoProbabilities(
                 f"{asked} needs the log-probabilities of labels, and there are none: {reason}. {cure} to go on with "
                 "scores"
@@ -149,14 +128,12 @@ def probe(
         cell = scorer.cell(ordering, example)
         return () if cell is None else cell.unseen_labels
 
-    return LabelResponses(work.scores, log_probabilities, unseen, shares, calibrating)
+    return LabelResponses(work.scores, log_probabilities, unseen, label_shares(calibrate, work), calibrating)
 
 
-def _telling_cell(
-    job: Job, scorer: CellScorer, work: LabelWork, *, num_first: int, required: bool
-) -> Cell | None:
+def _telling_cell(job: Job, scorer: CellScorer, work: LabelWork, *, required: bool) -> Cell | None:
     """The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid."""
-    cell = None
+    cell, num_first = None, min(job.plan.num_first_examples, MIN_FIRST["logprobs"], FIRST_CALLS)
     # A student without demos may never say a label; with demos it does.
     first = [job.slots.space.identity] * num_first
     tried = [*first, *job.slots.longest(MOST_TRIES - num_first, job.seed)]
@@ -172,17 +149,7 @@ def _telling_cell(
 
 
 def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
-    """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to.
-
-    See `shares_to_try`.
-
-    Args:
-        calibrate: As in `PLReorder`.
-        work: Knows what labels score.
-
-    Raises:
-        ValueError: when they are given for other labels, or do not sum to 1.
-    """
+    """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to."""
     if isinstance(calibrate, Mapping):
         return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
     return shares_to_try(work.scores)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 NOT_SHOWN = -1
-
 MAX_ENUMERATED_ITEMS = 10
 
 STEP = 0.125
@@ -84,45 +83,31 @@ class PlackettLuce(Distribution):
                 f"weights must have one entry for each component of the logits, shape {list(logits.shape[:-1])}; "
                 f"got {list(weights.shape)}"
             )
-        size, least = logits.shape[-1], 1 if length_probabilities is None else 0
-        if length is not None and not (type(length) is int and least <= length <= size):
-            raise ValueError(
-                f"length must be a whole number from {least} to the {size} items; got {length!r}"
-            )
-        length = size if length is None else length
         shares = length_probabilities
-        if shares is not None and not (shares.dim() == 1 and 1 <= len(shares) <= length + 1):
+        self.num_items, least = logits.shape[-1], 1 if shares is None else 0
+        if length is not None and not (type(length) is int and least <= length <= self.num_items):
             raise ValueError(
-                f"length_probabilities must have 1 to {length + 1} entries, one for each number of items down from "
-                f"{length}; got shape {list(shares.shape)}"
+                f"length must be a whole number from {least} to the {self.num_items} items; got {length!r}"
             )
+        self.length = self.num_items if length is None else length
+        if shares is not None and not (shares.dim() == 1 and 1 <= len(shares) <= self.length + 1):
+            raise ValueError(
+                f"length_probabilities must have 1 to {self.length + 1} entries, one for each number of items down "
+                f"from {self.length}; got shape {list(shares.shape)}"
+            )
+        self.min_length = self.length if shares is None else self.length + 1 - len(shares)
         self.logits, self.weights, self.length_probabilities = logits, weights, shares
         self.generator = generator
-        batch_shape = logits.shape[:-1] if weights is None else logits.shape[:-2]
-        super().__init__(batch_shape, torch.Size([length]), validate_args=validate_args)
+        # A single distribution is a mixture with one component.
+        self._by_component = logits if weights is not None else logits[..., None, :]
+        self._shares = logits.new_ones(self._by_component.shape[:-1]) if weights is None else weights
+        super().__init__(self._shares.shape[:-1], torch.Size([self.length]), validate_args=validate_args)
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        """What holds for the arguments given."""
-        shares = dict.fromkeys(("weights", "length_probabilities"), constraints.simplex)
-        given = {name: simplex for name, simplex in shares.items() if getattr(self, name) is not None}
+        shares = ("weights", "length_probabilities")
+        given = {name: constraints.simplex for name in shares if getattr(self, name) is not None}
         return {"logits": constraints.real_vector, **given}
-
-    @property
-    def num_items(self) -> int:
-        """Number of items n."""
-        return self.logits.shape[-1]
-
-    @property
-    def length(self) -> int:
-        """The largest number of items drawn, k."""
-        return self.event_shape[0]
-
-    @property
-    def min_length(self) -> int:
-        """The least number of items drawn."""
-        shares = self.length_probabilities
-        return self.length if shares is None else self.length + 1 - len(shares)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -133,21 +118,8 @@ class PlackettLuce(Distribution):
         names = ("logits", "weights", "length", "length_probabilities", "generator")
         return PlackettLuce(**{**{name: getattr(self, name) for name in names}, **changes})
 
-    def sharpened(self, factor: float, generator: torch.Generator | None = None) -> PlackettLuce:
-        """The distribution with its logits multiplied: flatter below 1, uniform at 0.
-
-        Args:
-            factor: Multiplies the logits, and is the power of the probabilities of lengths.
-            generator: Of the result.
-        """
-        shares = self.length_probabilities
-        if shares is not None:
-            shares = shares**factor / (shares**factor).sum()
-        return self.copy(logits=self.logits * factor, length_probabilities=shares, generator=generator)
-
     def expand(self, batch_shape: Any, _instance: Any = None) -> PlackettLuce:
-        batch_shape, depth = torch.Size(batch_shape), len(self.batch_shape)
-        logits = self.logits.expand(batch_shape + self.logits.shape[depth:])
+        logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[len(self.batch_shape) :])
         weights = None if self.weights is None else self.weights.expand(logits.shape[:-1])
         return self.copy(logits=logits, weights=weights)
 
@@ -162,11 +134,8 @@ class PlackettLuce(Distribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        if self.weights is None:
-            of_items = log_probabilities(self.logits, value)
-        else:
-            by_component = log_probabilities(self.logits, value[..., None, :])
-            of_items = (by_component + self.weights.log()).logsumexp(dim=-1)
+        by_component = log_probabilities(self._by_component, value[..., None, :])
+        of_items = (by_component + self._shares.log()).logsumexp(dim=-1)
         if self.length_probabilities is None:
             return of_items
         lengths = (value != NOT_SHOWN).sum(dim=-1)
@@ -183,18 +152,16 @@ class PlackettLuce(Distribution):
         """
         with torch.no_grad():
             shape = torch.Size(sample_shape) + self.batch_shape
-            logits, shares = self.logits, self.length_probabilities
-            lengths: Tensor | int = self.length
-            if shares is not None:
-                lengths = self.min_length + self._draw(shares, shape)[..., None]
+            logits, lengths = self.logits, torch.tensor(self.length)
+            if self.length_probabilities is not None:
+                lengths = self.min_length + self._draw(self.length_probabilities, shape)[..., None]
             if self.weights is not None:
                 component = self._draw(self.weights, shape)[..., None, None]
                 logits = logits.expand(shape + logits.shape[-2:]).take_along_dim(component, dim=-2)[..., 0, :]
             noise = torch.empty(shape + logits.shape[-1:], dtype=logits.dtype, device=logits.device)
             noise.exponential_(generator=self.generator)
             # -log of an exponential variate is Gumbel(0, 1).
-            drawn = (logits - noise.log()).argsort(dim=-1, descending=True)
-            return self._cut(drawn, lengths)
+            return self._cut((logits - noise.log()).argsort(dim=-1, descending=True), lengths)
 
     @property
     def mode(self) -> Tensor:
@@ -205,9 +172,7 @@ class PlackettLuce(Distribution):
         """
         shares = self.length_probabilities
         length = self.length if shares is None else self.min_length + int(shares.argmax())
-        modes = self._cut(self.logits.argsort(dim=-1, descending=True, stable=True), length)
-        if self.weights is None:
-            return modes
+        modes = self._cut(self._by_component.argsort(dim=-1, descending=True, stable=True), length)
         modes = modes.movedim(-2, 0)
         best = self.log_prob(modes).argmax(dim=0)
         return modes.take_along_dim(best[None, ..., None], dim=0)[0]
@@ -226,11 +191,8 @@ class PlackettLuce(Distribution):
                 f"enumerate_support lists every ordering and stops at as many as n = {MAX_ENUMERATED_ITEMS} items "
                 f"have; this distribution has the first {self.length} of n = {self.num_items}: use sample instead"
             )
-        every = [
-            ranking
-            for length in range(self.min_length, self.length + 1)
-            for ranking in itertools.permutations(range(self.num_items), length)
-        ]
+        lengths = range(self.min_length, self.length + 1)
+        every = [r for length in lengths for r in itertools.permutations(range(self.num_items), length)]
         orderings = padded(every, self.length).to(self.logits.device)
         orderings = orderings.view(len(every), *(1,) * len(self.batch_shape), self.length)
         return orderings.expand(-1, *self.batch_shape, -1) if expand else orderings
@@ -244,9 +206,8 @@ class PlackettLuce(Distribution):
         """
         flat = self.logits.detach().double().reshape(-1, self.num_items)
         tables = torch.stack([_place_probabilities(logits, self.length) for logits in flat])
-        tables = tables.view(*self.logits.shape, self.length).to(self.logits.dtype)
-        if self.weights is not None:
-            tables = (self.weights[..., None, None] * tables).sum(dim=-3)
+        tables = tables.view(*self._by_component.shape, self.length).to(self.logits.dtype)
+        tables = (self._shares[..., None, None] * tables).sum(dim=-3)
         if self.length_probabilities is not None:  # times the probability that there are so many items
             at_least = self.length_probabilities.flip(0).cumsum(0).flip(0)
             tables = tables * torch.cat([at_least.new_ones(self.min_length), at_least[1:]])
@@ -266,9 +227,7 @@ class PlackettLuce(Distribution):
     def from_state(cls, state: dict[str, Any]) -> PlackettLuce:
         """The distribution that `state_dict` was taken of."""
         names, both = ("logits", "weights", "length_probabilities"), {**state, **state.get("ranking", {})}
-        tensors: dict[str, Any] = {
-            name: torch.tensor(both[name], dtype=torch.float64) for name in names if name in both
-        }
+        tensors: dict[str, Any] = {n: torch.tensor(both[n], dtype=torch.float64) for n in names if n in both}
         length = state.get("length")
         if "ranking" in state:
             length = state["min_length"] + len(state["length_probabilities"]) - 1
@@ -277,10 +236,8 @@ class PlackettLuce(Distribution):
     def _draw(self, shares: Tensor, shape: torch.Size) -> Tensor:
         """Draw categories by their probabilities ``[..., c]``: ``shape``, which ends as they begin."""
         rows = shares.reshape(-1, shares.shape[-1])
-        drawn = torch.multinomial(
-            rows, shape.numel() // len(rows), replacement=True, generator=self.generator
-        )
-        return drawn.T.reshape(shape)
+        number = shape.numel() // len(rows)
+        return torch.multinomial(rows, number, replacement=True, generator=self.generator).T.reshape(shape)
 
     def _cut(self, orderings: Tensor, lengths: Tensor | int) -> Tensor:
         """The beginnings ``[..., k]`` of orderings of all items, filled up where they are to be shorter."""
@@ -300,14 +257,14 @@ def completed(rankings: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     Returns:
         Orderings of all items ``[..., n]``, and whether a place of them is shown, ``[..., n]``.
     """
-    shown = rankings != NOT_SHOWN
-    if rankings.shape[-1] == num_items and bool(shown.all()):
+    shown, length = rankings != NOT_SHOWN, rankings.shape[-1]
+    if length == num_items and bool(shown.all()):
         return rankings, shown
-    places = torch.arange(2 * num_items + 1, device=rankings.device)
-    behind = places[num_items:].expand(*rankings.shape[:-1], -1)  # the last column takes what fills up
-    own = places[: rankings.shape[-1]].expand(rankings.shape)
-    keys = behind.scatter(-1, rankings.where(shown, num_items), own)[..., :num_items]
-    return keys.argsort(dim=-1), places[:num_items] < shown.sum(dim=-1, keepdim=True)
+    places = torch.arange(num_items, device=rankings.device)
+    behind = places.new_full((*rankings.shape[:-1], num_items + 1), num_items)  # the last takes what fills up
+    keys = behind.scatter(-1, rankings.where(shown, num_items), places[:length].expand(rankings.shape))
+    orderings = keys[..., :num_items].argsort(dim=-1, stable=True)
+    return orderings, places < shown.sum(dim=-1, keepdim=True)
 
 
 def are_rankings(rankings: Tensor, num_items: int) -> Tensor:
@@ -324,8 +281,8 @@ def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
     orderings, shown = completed(rankings, logits.shape[-1])
     shape = torch.broadcast_shapes(orderings.shape, logits.shape)
     placed = logits.expand(shape).gather(-1, orderings.expand(shape))
-    # PLR Eq. 2: the r-th factor normalises over the items not yet placed, which are the
-    # suffix of the ordering, so one reversed logcumsumexp gives every denominator.
+    # PLR Eq. 2: the r-th factor normalises over the items not yet placed, which are the suffix of the ordering, so
+    # that one reversed logcumsumexp gives every denominator.
     remaining = placed.flip(-1).logcumsumexp(dim=-1)
     return (placed - remaining.flip(-1)).masked_fill(~shown, 0.0).sum(dim=-1)
 

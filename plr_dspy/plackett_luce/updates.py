@@ -8,6 +8,7 @@ The fits are written in numpy, with their gradient: for so few numbers torch tak
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -35,6 +36,18 @@ TINY = 1e-300
 UNIFORM_SHARE = 0.05
 """Share of the probability that all numbers of items have in equal parts, at least: none dies out."""
 
+LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "smoothing": ("lie in (0, 1]", lambda value: 0.0 < value <= 1.0),
+    "clip": ("be positive", lambda value: value > 0.0),
+    "temperature": ("be positive", lambda value: value > 0.0),
+    "learning_rate": ("be positive", lambda value: value > 0.0),
+    "l2": ("not be negative", lambda value: value >= 0.0),
+    "weight_floor": ("lie in [0, 1)", lambda value: 0.0 <= value < 1.0),
+    "num_components": ("be a whole number of at least 1", lambda value: isinstance(value, int) and value > 0),
+    "num_steps": ("be a whole number of at least 1", lambda value: isinstance(value, int) and value > 0),
+}
+"""What must hold for the numbers of a rule, in words and as a check."""
+
 
 @runtime_checkable
 class UpdateRule(Protocol):
@@ -56,7 +69,53 @@ class UpdateRule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankEMA:
+class _Rule:
+    """What the rules here have in common."""
+
+    smoothing: float = 0.7
+    clip: float = 20.0
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (expected, holds) in LIMITS.items():
+            if hasattr(self, name) and not holds(value := getattr(self, name)):
+                raise ValueError(f"{name} must {expected}; got {value!r}")
+
+    def initial(self, num_items: int) -> PlackettLuce:
+        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+
+    def _checked(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None, *, num_components: int = 1
+    ) -> Tensor:
+        """The weights ``[m]`` like the distribution's logits; that, the elites and they are checked."""
+        logits = distribution.logits
+        count = 1 if distribution.weights is None else len(distribution.weights)
+        if count != num_components:
+            raise TypeError(
+                f"{type(self).__name__} updates a PlackettLuce with {num_components} components; got one with {count}: "
+                f"use MixtureEM(num_components={count})"
+            )
+        if elites.dim() != 2 or elites.shape[0] < 1 or elites.shape[1] != logits.shape[-1]:
+            raise ValueError(
+                f"elites must have shape [m, {logits.shape[-1]}] with m >= 1 orderings of the distribution's items; "
+                f"got {list(elites.shape)}"
+            )
+        if not bool(are_rankings(elites, elites.shape[1]).all()):
+            raise ValueError(
+                "elites must have different items in each row, followed by -1 where they show fewer"
+            )
+        weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
+        if weights.shape != elites.shape[:1]:
+            raise ValueError(
+                f"weights must have one entry for each of the {len(elites)} elites; got {list(weights.shape)}"
+            )
+        if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or float(weights.sum()) <= 0:
+            raise ValueError("weights must be finite, not negative, and not all 0")
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEMA(_Rule):
     """Moving average towards the elites' mean ranks (the EMA update of PLR).
 
     Items that an elite does not show share the mean of the places left over: it says that they come after those that
@@ -70,34 +129,20 @@ class RankEMA:
     """
 
     name: ClassVar[str] = "ema"
-    smoothing: float = 0.7
     temperature: float = 1.0
-    clip: float = 20.0
-    weighted: bool = False
-
-    def __post_init__(self) -> None:
-        _check_fraction("smoothing", self.smoothing)
-        _check_positive("temperature", self.temperature)
-        _check_positive("clip", self.clip)
-
-    def initial(self, num_items: int) -> PlackettLuce:
-        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def update(
         self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
     ) -> PlackettLuce:
-        if distribution.weights is not None:
-            raise TypeError("RankEMA updates a single PlackettLuce; got a mixture: use MixtureEM")
-        logits = distribution.logits
-        weights = checked_weights(elites, weights, logits)
+        weights = self._checked(distribution, elites, weights)
         mean_ranks = (weights @ tied_ranks(elites).to(weights)) / weights.sum()  # 0 = first
         target = -mean_ranks / self.temperature
-        mixed = (1.0 - self.smoothing) * logits + self.smoothing * target  # PLR, EMA update
+        mixed = (1.0 - self.smoothing) * distribution.logits + self.smoothing * target  # PLR, EMA update
         return distribution.copy(logits=_centred(mixed).clamp(-self.clip, self.clip))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureEM:
+class MixtureEM(_Rule):
     """One expectation-maximisation step of a mixture of Plackett-Luce (the EM update of PLR).
 
     Each component is fitted by Adam from its current logits, and smoothed.
@@ -121,69 +166,60 @@ class MixtureEM:
     name: ClassVar[str] = "mixture"
     num_components: int = 4
     weight_floor: float = 1e-3
-    smoothing: float = 0.7
     num_steps: int = 60
     learning_rate: float = 0.1
     l2: float = 0.0
-    clip: float = 20.0
-    weighted: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("num_components", "num_steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}")
-        if not 0.0 <= self.weight_floor < 1.0:
-            raise ValueError(f"weight_floor must lie in [0, 1); got {self.weight_floor!r}")
-        _check_fraction("smoothing", self.smoothing)
-        _check_positive("learning_rate", self.learning_rate)
-        _check_positive("clip", self.clip)
-        if not self.l2 >= 0.0:
-            raise ValueError(f"l2 must not be negative; got {self.l2!r}")
 
     def initial(self, num_items: int) -> PlackettLuce:
-        if self.num_components == 1:
-            return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
-        weights = torch.full((self.num_components,), 1.0 / self.num_components, dtype=torch.float64)
-        logits = torch.zeros(self.num_components, num_items, dtype=torch.float64)
-        return PlackettLuce(logits, weights=weights)
+        count = self.num_components
+        if count == 1:
+            return super().initial(num_items)
+        logits = torch.zeros(count, num_items, dtype=torch.float64)
+        return PlackettLuce(logits, weights=logits.new_full((count,), 1.0 / count))
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
 
-        With few elites the likelihood has no finite maximum: steps, clip and penalty bound the logits.
-
-        Args:
-            logits: Start, ``[n]``, or of components ``[c, n]``; each row is fitted by itself.
-            elites: ``[m, n]``. Of one that shows few items, the likelihood is that of all orderings that begin so.
-            weights: ``[m]``, or ``[c, m]``; None for 1.
-
-        Returns:
-            The logits after the steps, before smoothing.
+        Each row of logits, ``[n]`` or of components ``[c, n]``, is fitted by itself, with its weights, ``[m]`` or
+        ``[c, m]``; smoothing comes afterwards. Of an elite that shows few items, the likelihood is that of all
+        orderings that begin so. With few elites it has no finite maximum: steps, clip and penalty bound the logits.
         """
-        likelihood = _Likelihood(elites, weights)
-        theta = _projected(logits.detach().cpu().double().numpy(), self.clip)
+        orderings, is_shown = (each.cpu().numpy() for each in completed(elites, elites.shape[-1]))
+        (count, size), shown = orderings.shape, is_shown.astype(np.float64)
+        shares = np.ones(count) if weights is None else weights.detach().cpu().double().numpy()
+        ranks, last_first = orderings.argsort(axis=-1), orderings[:, ::-1]
+        places = np.arange(count)[:, None] * size + ranks  # of items, in all orderings one after another
+        appeared = shares @ (ranks < is_shown.sum(axis=-1, keepdims=True))
+
+        def gradient(theta: Array) -> Array:
+            """An item shown adds 1, and every item takes away its chance of coming next at each position shown up to
+            its own (PLR Eq. 2), ``[*c, n]``."""
+            worth = np.maximum(np.exp(theta - theta.max(axis=-1, keepdims=True)), TINY)
+            remaining = worth[..., last_first].cumsum(axis=-1)[..., ::-1]  # [*c, m, n]
+            inverse = (shown / remaining).cumsum(axis=-1).reshape(*theta.shape[:-1], -1)
+            chances = (shares[..., None, :] @ inverse.take(places, axis=-1))[..., 0, :]
+            return np.asarray(appeared - worth * chances)
+
+        def projected(values: Array) -> Array:
+            centred = values - values.mean(axis=-1, keepdims=True)
+            return np.asarray(np.minimum(np.maximum(centred, -self.clip), self.clip))
+
+        theta = projected(logits.detach().cpu().double().numpy())
         mean, square = np.zeros_like(theta), np.zeros_like(theta)  # of the gradients, moving
         for step in range(1, self.num_steps + 1):
-            slope = self.l2 * theta - likelihood.gradient(theta)
+            slope = self.l2 * theta - gradient(theta)
             mean += (1 - BETAS[0]) * (slope - mean)
             square += (1 - BETAS[1]) * (slope * slope - square)
             length = self.learning_rate / (1 - BETAS[0] ** step)
             scale = np.sqrt(square / (1 - BETAS[1] ** step)) + EPSILON
-            theta = _projected(theta - length * mean / scale, self.clip)
+            theta = projected(theta - length * mean / scale)
         return torch.from_numpy(theta).to(logits)
 
     def update(
         self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
     ) -> PlackettLuce:
         logits = distribution.logits
-        count = 1 if distribution.weights is None else len(distribution.weights)
-        if count != self.num_components:
-            raise TypeError(
-                f"{type(self).__name__} updates a PlackettLuce with {self.num_components} components; got one with "
-                f"{count}: use MixtureEM(num_components={count})"
-            )
-        weights = checked_weights(elites, weights, logits)
+        weights = self._checked(distribution, elites, weights, num_components=self.num_components)
         shares = weights
         if distribution.weights is not None:
             shares = weights * _responsibilities(distribution, elites)  # [c, m]
@@ -200,41 +236,12 @@ class MixtureEM:
 class MaximumLikelihood(MixtureEM):
     """Smoothed maximum likelihood of the elites, by Adam from the current logits (the MLE update of PLR).
 
-    Attributes:
-        smoothing, num_steps, learning_rate, l2, clip, weighted: As in `MixtureEM`, of which it is the one with a single
-            component.
+    It is the `MixtureEM` with a single component, and has its attributes but for those of components.
     """
 
     name: ClassVar[str] = "mle"
     num_components: int = field(default=1, init=False, repr=False)
     weight_floor: float = field(default=0.0, init=False, repr=False)
-
-
-class _Likelihood:
-    """The weighted likelihood of elites ``[m, n]``, for weights ``[*c, m]`` (None: all 1)."""
-
-    def __init__(self, elites: Tensor, weights: Tensor | None) -> None:
-        orderings, shown = (each.cpu().numpy() for each in completed(elites, elites.shape[-1]))
-        count, size = orderings.shape
-        self._weights = np.ones(count) if weights is None else weights.detach().cpu().double().numpy()
-        self._last_first, self._shown = orderings[:, ::-1], shown.astype(np.float64)
-        ranks = orderings.argsort(axis=-1)
-        # Where each item stands, in all orderings one after another.
-        self._places = np.arange(count)[:, None] * size + ranks
-        self._appeared = self._weights @ (ranks < shown.sum(axis=-1, keepdims=True))
-
-    def gradient(self, theta: Array) -> Array:
-        """Of sum_m w_m log Pr(pi_m), ``[*c, n]``.
-
-        An item shown adds 1, and every item takes away its chance of coming next at each position shown up to its own
-        (PLR Eq. 2).
-        """
-        worth = np.maximum(np.exp(theta - theta.max(axis=-1, keepdims=True)), TINY)
-        remaining = worth[..., self._last_first].cumsum(axis=-1)[..., ::-1]  # [*c, m, n]
-        inverse = (self._shown / remaining).cumsum(axis=-1).reshape(*theta.shape[:-1], -1)
-        by_item = inverse.take(self._places, axis=-1)
-        gradient: Array = self._appeared - worth * (self._weights[..., None, :] @ by_item)[..., 0, :]
-        return gradient
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
@@ -290,55 +297,23 @@ def updated_lengths(
     return (1.0 - UNIFORM_SHARE) * smoothed + UNIFORM_SHARE / len(probabilities)
 
 
-def checked_weights(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-    """Weights ``[m]`` in the dtype and on the device of `like`; they and the elites are checked."""
-    if elites.dim() != 2 or elites.shape[0] < 1 or elites.shape[1] != like.shape[-1]:
-        raise ValueError(
-            f"elites must have shape [m, {like.shape[-1]}] with m >= 1 orderings of the distribution's items; "
-            f"got {list(elites.shape)}"
-        )
-    if not bool(are_rankings(elites, elites.shape[1]).all()):
-        raise ValueError("elites must have different items in each row, followed by -1 where they show fewer")
-    if weights is None:
-        return torch.ones(elites.shape[0], dtype=like.dtype, device=like.device)
-    weights = weights.to(dtype=like.dtype, device=like.device)
-    if weights.shape != elites.shape[:1]:
-        raise ValueError(
-            f"weights must have one entry for each of the {elites.shape[0]} elites; got {list(weights.shape)}"
-        )
-    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or float(weights.sum()) <= 0:
-        raise ValueError("weights must be finite, not negative, and not all 0")
-    return weights
-
-
 def update_rule(update: str | UpdateRule) -> UpdateRule:
-    """The rule a name stands for ("ema", "mle", "mixture"), or the rule itself.
-
-    Raises:
-        ValueError: for an unknown name.
-        TypeError: for an object that is no rule.
-    """
-    rules: dict[str, type[RankEMA] | type[MixtureEM]] = {
-        rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)
-    }
-    if isinstance(update, str):
-        if update not in rules:
-            raise ValueError(f"update must be one of {sorted(rules)} or an update object; got {update!r}")
+    """The rule a name stands for ("ema", "mle", "mixture"), or the rule itself; TypeError for no rule, ValueError for
+    an unknown name."""
+    rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
+    if isinstance(update, str) and update in rules:
         return rules[update]()
+    expected = f"update must be one of {sorted(rules)} or an update object"
+    if isinstance(update, str):
+        raise ValueError(f"{expected}; got {update!r}")
     if isinstance(update, type) or not isinstance(update, UpdateRule):
-        raise TypeError(
-            f"update must be one of {sorted(rules)} or an update object such as MaximumLikelihood(); "
-            f"got {update!r}"
-        )
+        raise TypeError(f"{expected} such as MaximumLikelihood(); got {update!r}")
     return update
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """The share of what is new in each update of the numbers of items, which draws that are cut off need.
-
-    Raises:
-        TypeError: when the rule has none.
-    """
+    """The share of what is new in each update of the numbers of items, which draws that are cut off need; TypeError
+    for a rule without one."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, float):
         raise TypeError(
@@ -348,21 +323,6 @@ def smoothing_of(update: UpdateRule) -> float:
     return smoothing
 
 
-def _projected(values: Array, clip: float) -> Array:
-    centred: Array = values - values.mean(axis=-1, keepdims=True)
-    return np.minimum(np.maximum(centred, -clip), clip)
-
-
 def _centred(logits: Tensor) -> Tensor:
     """Logits with mean 0 over the items; the distribution is the same."""
     return logits - logits.mean(dim=-1, keepdim=True)
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"{name} must lie in (0, 1]; got {value!r}")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0.0:
-        raise ValueError(f"{name} must be positive; got {value!r}")

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import dspy
 import numpy as np
@@ -143,32 +143,8 @@ class WrongAnswer(Exception):
         self.told: dict[str, Any] = {}
 
 
-class Work(Protocol):
-    """Makes program calls."""
-
-    @property
-    def sample(self) -> str:
-        """The start of the program's first answer that was scored, with its score; empty before."""
-
-    @property
-    def models(self) -> Sequence[dspy.BaseLM]:
-        """Language models that it calls beside the program's, as far as they can be found."""
-
-    @property
-    def signal(self) -> Signal | None:
-        """What a search learns from calls, as far as it is known; None where nothing is learned."""
-
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Make a call of a program's copy on an example, by its number, with DSPy's tracker of its usage.
-
-        Raises:
-            WrongAnswer: when there is no answer.
-            Exception: of the program or what scores it.
-        """
-
-
 class MetricWork:
-    """The program's answer, scored by a metric; attributes are those of `Work`.
+    """Makes program calls, whose answers a metric scores.
 
     Args:
         metric: ``metric(example, prediction)``, as in `dspy.Evaluate`.
@@ -189,13 +165,21 @@ class MetricWork:
         self._examples = examples
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Return a cell with the metric's score."""
+        """Make a call of a program's copy on an example, with DSPy's tracker of its usage.
+
+        Raises:
+            WrongAnswer: when there is no answer.
+            Exception: of the program or the metric.
+        """
         return self._scored(*self._answered(program, example, usage))
 
     def _answered(self, program: dspy.Module, example: int, usage: Any) -> tuple[dspy.Example, Any]:
         """Return the example as the program was shown it, and what the program answers."""
         shown = own_copy(self._examples[example])
-        prediction = answer(program, shown)
+        try:
+            prediction = program(**shown.inputs())
+        except WRONG_ANSWERS as error:
+            raise WrongAnswer(error) from error
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
             prediction.set_lm_usage(usage.get_total_tokens())
@@ -211,19 +195,6 @@ class MetricWork:
 def own_copy(example: dspy.Example) -> dspy.Example:
     """Return an example for a program or metric that may write to it, which must not reach the trainset."""
     return example.copy() if type(example) is dspy.Example else example
-
-
-def answer(program: dspy.Module, example: dspy.Example) -> Any:
-    """What the program answers.
-
-    Raises:
-        WrongAnswer: when it could not be parsed, or the prompt was too long.
-        Exception: of the program.
-    """
-    try:
-        return program(**example.inputs())
-    except WRONG_ANSWERS as error:
-        raise WrongAnswer(error) from error
 
 
 def models_of(metric: Metric) -> list[dspy.BaseLM]:

@@ -31,8 +31,38 @@ def check_log_dir(log_dir: Path) -> None:
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 
-def check_student(student: Any, name: str = "student") -> None:
-    """Raise unless this is a program with predictors; the name is what the user knows it by."""
+def check_given(student: Any, *, name: str = "student", **datasets: Sequence[dspy.Example]) -> None:
+    """Raise unless a program can be run on these examples, with what is configured; names are what users know."""
+    _check_student(student, name)
+    needed = ", ".join(f'"{field}"' for field in _input_names(student)) or "..."
+    for dataset, examples in datasets.items():
+        if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
+            raise TypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
+        for i, example in enumerate(examples):
+            if not isinstance(example, dspy.Example):
+                kind, cure = type(example).__name__, f"dspy.Example(...).with_inputs({needed})"
+                raise TypeError(f"{dataset}[{i}] must be a dspy.Example; got {kind}: make each one {cure}")
+            if not getattr(example, "_input_keys", None):
+                raise ValueError(
+                    f"{dataset}[{i}] has no inputs: name those of each example by with_inputs({needed})"
+                )
+    lm, adapter = dspy.settings.lm, dspy.settings.adapter
+    if lm is None and not language_models(student):
+        raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
+    if lm is not None and not is_language_model(lm):
+        named = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
+        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={named})")
+    if adapter is not None and not isinstance(adapter, dspy.Adapter):
+        raise TypeError(
+            f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
+        )
+    _check_demos(student)
+    for dataset, examples in datasets.items():
+        _check_inputs(student, dataset, examples)
+
+
+def _check_student(student: Any, name: str) -> None:
+    """Raise unless this is a program with predictors."""
     if not isinstance(student, dspy.Module):
         hint = ": pass an instance, not the class" if isinstance(student, type) else ""
         raise TypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
@@ -66,87 +96,52 @@ def check_student(student: Any, name: str = "student") -> None:
         )
 
 
-def check_language_model(student: dspy.Module) -> None:
-    """Raise unless some LM is configured, for DSPy or on a module of the program, and an adapter if any."""
-    lm, adapter = dspy.settings.lm, dspy.settings.adapter
-    if lm is None and not language_models(student):
-        raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
-    if lm is not None and not is_language_model(lm):
-        named = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
-        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={named})")
-    if adapter is not None and not isinstance(adapter, dspy.Adapter):
-        raise TypeError(
-            f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
-        )
-
-
-def check_demos(student: dspy.Module) -> None:
-    """Raise unless all demos are examples or dicts; warn when `program.save` cannot write them as JSON."""
+def _check_demos(student: dspy.Module) -> None:
+    """Raise unless all demos are examples or dicts, of which prompts show a field; warn of those JSON cannot hold."""
+    mismatches, with_demos = [], 0
     for name, predictor in named_predictors(student):
-        if not isinstance(predictor.demos, Sequence):
+        demos = predictor.demos
+        if not isinstance(demos, Sequence):
             raise TypeError(
-                f"demos of predictor {name!r} must be a list; got {type(predictor.demos).__name__}: pass [] for none"
+                f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none"
             )
-        for i, demo in enumerate(predictor.demos):
+        for i, demo in enumerate(demos):
             if not isinstance(demo, (dspy.Example, Mapping)):
                 raise TypeError(
                     f"demo {i} of predictor {name!r} must be a dspy.Example or a dict; got {type(demo).__name__}"
                 )
+        held, shown = {field for demo in demos for field in demo}, set(predictor.signature.fields)
+        with_demos += bool(demos)
+        if demos and not held & shown:
+            found = (
+                f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
+            )
+            mismatches.append(found)
     if obstacle := json_obstacle(student):
         logger.warning("%s", obstacle)
+    if mismatches and len(mismatches) == with_demos:
+        raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
 
 
-def check_examples(name: str, examples: Any, student: dspy.Module) -> None:
-    """Raise unless this is a sequence of `dspy.Example` with inputs set.
-
-    Args:
-        name: What the user knows it by.
-        examples: What the user passed.
-        student: The program; errors name its inputs.
-    """
-    if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
-        raise TypeError(f"{name} must be a list of dspy.Example; got {type(examples).__name__}")
-    inputs = ", ".join(f'"{field}"' for field in _input_names(student)) or "..."
-    for i, example in enumerate(examples):
-        if not isinstance(example, dspy.Example):
-            kind = type(example).__name__
-            cure = f"dspy.Example(...).with_inputs({inputs})"
-            raise TypeError(f"{name}[{i}] must be a dspy.Example; got {kind}: make each one {cure}")
-        if not getattr(example, "_input_keys", None):
-            raise ValueError(
-                f"{name}[{i}] has no inputs: name those of each example by with_inputs({inputs})"
-            )
-
-
-def check_fields(student: dspy.Module, **datasets: Sequence[dspy.Example]) -> None:
-    """Raise when an example lacks an input of the program, or when no prompt shows a field of any demo.
+def _check_inputs(student: dspy.Module, dataset: str, examples: Sequence[dspy.Example]) -> None:
+    """Raise when an example lacks an input of the program.
 
     What larger programs pass to their predictors cannot be known before they run.
     """
     signature = _signature(student)
-    for dataset, examples in datasets.items():
-        for i, example in enumerate(examples):
-            given = sorted(example.inputs().keys())
-            try:
-                if signature is not None:
-                    signature.bind(**dict.fromkeys(given))
-            except TypeError as error:
-                problem = f"forward{signature} cannot take them ({error})"
-                if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-                    problem = f"it needs {sorted(_input_names(student))}"
-                raise ValueError(
-                    f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: rename "
-                    "the fields of the examples or of the program, or name the inputs in with_inputs"
-                ) from None
-    mismatches = [
-        f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
-        for name, predictor in named_predictors(student)
-        if predictor.demos
-        and not (held := {field for demo in predictor.demos for field in demo})
-        & (shown := set(predictor.signature.fields))
-    ]
-    if mismatches and len(mismatches) == sum(bool(p.demos) for _, p in named_predictors(student)):
-        raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
+    for i, example in enumerate(examples):
+        given = sorted(example.inputs().keys())
+        try:
+            if signature is not None:
+                signature.bind(**dict.fromkeys(given))
+        except TypeError as error:
+            problem = f"forward{signature} cannot take them ({error})"
+            if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
+                problem = f"it needs {sorted(_input_names(student))}"
+            raise ValueError(
+                f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: rename the fields of the "
+                "examples or of the program, or name the inputs in with_inputs"
+            ) from None
 
 
 def _signature(student: dspy.Module) -> inspect.Signature | None:
@@ -188,16 +183,14 @@ def json_obstacle(program: dspy.Module) -> str:
 def demo_obstacle(program: dspy.Module) -> str:
     """Say which demo keeps `program.save("x.json")` from its work, and what to do; empty if none does."""
     obstacles = []
-    for name, predictor in named_predictors(program):
-        for i, demo in enumerate(predictor.demos):
-            for field, value in demo.items():
-                try:
-                    orjson.dumps(serialize_object(value))
-                except TypeError as error:
-                    kind = type(value).__name__
-                    obstacles.append(
-                        f"demo {i} of predictor {name!r} holds a {kind} in field {field!r} ({error})"
-                    )
+    named = [(name, i, demo) for name, each in named_predictors(program) for i, demo in enumerate(each.demos)]
+    for name, i, demo in named:
+        for field, value in demo.items():
+            try:
+                orjson.dumps(serialize_object(value))
+            except TypeError as error:
+                where = f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r}"
+                obstacles.append(f"{where} ({error})")
     if not obstacles:
         return ""
     more = f", and {len(obstacles) - 1} more fields are like it" if len(obstacles) > 1 else ""
@@ -208,10 +201,7 @@ def demo_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path) -> dict[str, Any]:
-    """Read what `program.save("x.json")` wrote, and warn where that was with other versions.
-
-    Returns:
-        The state, as `load_state` takes it.
+    """Read what `program.save("x.json")` wrote, as `load_state` takes it, and warn where that was with other versions.
 
     Raises:
         OSError: when the file cannot be read.

@@ -24,14 +24,11 @@ COPYABLE = (dict, *CONTAINERS, MethodType, partial)
 
 
 class ProgramFactory:
-    """Copies a program, as often as there are orders to score.
+    """Copies a program, which is never changed, as often as there are orders to score.
 
     `Module.deepcopy` would copy everything that the program holds: a corpus, an index, each predictor's LM with its
     whole history. Here a copy has modules and predictors of its own, and so has whatever leads to them (lists, dicts,
     bound methods, objects that hold the program); all else is the very object that the original holds.
-
-    Args:
-        program: Never changed. What it holds is looked through once, here.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -40,11 +37,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """A copy of the program in which the named predictors have these demos, in new lists.
-
-        Raises:
-            TypeError: when the program cannot be copied without sharing its predictors.
-        """
+        """A copy in which the named predictors have these demos, in new lists; a TypeError if it would share them."""
         try:
             program: dspy.Module = copy.deepcopy(self._program, memo := dict(self._shared))
         except Exception:  # of an object that leads to a module, and cannot be copied
@@ -132,8 +125,7 @@ def _reachable(program: dspy.Module) -> tuple[dict[int, Any], dict[int, list[int
 def _parts(value: Any) -> list[Any]:
     """What a value holds, if a copy of it would hold copies of that.
 
-    Nothing of LMs and examples, and of what owns something that a copy must not end: threads, files, and whatever
-    does something when it is thrown away.
+    Nothing of LMs and examples, nor of what a copy must not end: threads, files, whatever has a `__del__`.
     """
     kind = type(value)
     closed = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")

@@ -8,13 +8,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import dspy
 from dspy.utils.exceptions import ContextWindowExceededError
 
 from plr_dspy.lm.engines import HOPELESS
-from plr_dspy.programs.calls import Metric, MetricTypeError, MetricWork, Work, WrongAnswer
+from plr_dspy.programs.calls import Metric, MetricTypeError, MetricWork, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.runtime.redaction import Redactor
@@ -44,8 +45,6 @@ class ProgramEvaluator:
 
     Args:
         program: Never changed; each ordering has a copy of its own.
-        slots: Its slots.
-        work: What a call does.
         names: What messages call the examples, which cells name by index.
         ledger: Gets every cell when its call has ended.
         num_threads: Calls under way at once; None takes DSPy's setting.
@@ -54,17 +53,13 @@ class ProgramEvaluator:
         on_cell: Called after each cell, from the worker that ran it, one at a time.
         budget: Lets calls begin; None for no limit.
         interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
-
-    Attributes:
-        ledger, budget: The same.
-        failures: Of the cells so far.
     """
 
     def __init__(
         self,
         program: dspy.Module,
         slots: PromptSlots,
-        work: Work,
+        work: MetricWork,
         *,
         names: Sequence[str],
         ledger: Ledger | None = None,
@@ -80,18 +75,15 @@ class ProgramEvaluator:
             names,
             ran=self.ledger.examples_that_ran(),
             scored=any(cell.score is not None for cell in self.ledger.cells.values()),
-            max_errors=dspy.settings.max_errors if max_errors is None else max_errors,
+            max_errors=max_errors,
             redact=Redactor([dspy.settings.lm, *language_models(program), *work.models]),
         )
+        self.fingerprint = slots.fingerprint
         self._factory = ProgramFactory(program)
         self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
         self._interrupted = threading.Event() if interrupted is None else interrupted
         self._lock = threading.Lock()
-
-    def fingerprint(self, ordering: Ordering) -> str:
-        """Digest of the prompts that the ordering renders to."""
-        return self._slots.fingerprint(ordering)
 
     def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
@@ -100,27 +92,16 @@ class ProgramEvaluator:
             Exception: of the work, with its own type, at `max_errors` failures, or when every further call would fail.
         """
         programs = {name: self._factory.build(self._slots.demos(each)) for name, each in orderings.items()}
-        pending, cancelled = deque(keys), threading.Event()
-
-        def work() -> None:
-            while not (cancelled.is_set() or self._interrupted.is_set() or self.failures.fatal is not None):
-                if not pending or not self.budget.begin():
-                    return
-                try:
-                    key = pending.popleft()
-                except IndexError:  # another thread took the last one
-                    self.budget.cancel()
-                    return
-                self._call(key, programs[key[0]], orderings[key[0]])
-
+        cancelled = threading.Event()
+        call_all = partial(self._call_all, deque(keys), programs, orderings, cancelled)
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
-            work()
+            call_all()
         else:
             pool = ThreadPoolExecutor(num_threads := min(self._num_threads, len(keys)))
             workers: list[Future[None]] = []
             try:
                 for _ in range(num_threads):
-                    workers.append(pool.submit(copy_context().run, work))
+                    workers.append(pool.submit(copy_context().run, call_all))
                 for worker in as_completed(workers):
                     worker.result()
             except BaseException:
@@ -136,38 +117,52 @@ class ProgramEvaluator:
             raise self.failures.fatal
         self.budget.check()
 
-    def _call(self, key: CellKey, program: dspy.Module, ordering: Ordering) -> None:
-        """Make one program call, and note its cell."""
-        failure: BaseException | None = None
-        with dspy.context(trace=[]), dspy.track_usage() as usage:
+    def _call_all(
+        self,
+        pending: deque[CellKey],
+        programs: Mapping[str, dspy.Module],
+        orderings: Mapping[str, Ordering],
+        cancelled: threading.Event,
+    ) -> None:
+        """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
+        while not (cancelled.is_set() or self._interrupted.is_set() or self.failures.fatal is not None):
+            if not pending or not self.budget.begin():
+                return
             try:
-                cell = self._work(program, key[1], usage)
-            except KeyboardInterrupt:
-                raise
-            except WrongAnswer as wrong:
-                if isinstance(wrong.error, ContextWindowExceededError):
-                    self._note_too_long(self._names[key[1]], ordering)
-                message = self.failures.first_line(wrong)
-                cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
-            except BaseException as error:  # of the user's program or metric: never a silent 0
-                message = self.failures.first_line(error)
-                cell, failure = Cell(None, FAILED, type(error).__name__, message), error
-        if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
-        tokens = token_counts(usage.get_total_tokens())
-        self.budget.end(tokens)
-        if not self.ledger.add(key, cell, tokens):
-            return  # the compile has ended without this call
-        with self._lock:
-            if failure is not None:
-                self.failures.note(failure, key[1])
-            else:
-                self.failures.note_answer(key[1], scored=cell.score is not None)
-            self._on_cell()
+                key = pending.popleft()
+            except IndexError:  # another thread took the last one
+                self.budget.cancel()
+                return
+            failure: BaseException | None = None
+            with dspy.context(trace=[]), dspy.track_usage() as usage:
+                try:
+                    cell = self._work(programs[key[0]], key[1], usage)
+                except KeyboardInterrupt:
+                    raise
+                except WrongAnswer as wrong:
+                    if isinstance(wrong.error, ContextWindowExceededError):
+                        self._note_too_long(self._names[key[1]], orderings[key[0]])
+                    message = self.failures.first_line(wrong)
+                    cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
+                except BaseException as error:  # of the user's program or metric: never a silent 0
+                    message = self.failures.first_line(error)
+                    cell, failure = Cell(None, FAILED, type(error).__name__, message), error
+            if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
+            tokens = token_counts(usage.get_total_tokens())
+            self.budget.end(tokens)
+            if not self.ledger.add(key, cell, tokens):
+                return  # the compile has ended without this call
+            with self._lock:
+                if failure is not None:
+                    self.failures.note(failure, key[1])
+                else:
+                    self.failures.note_answer(key[1], scored=cell.score is not None)
+                self._on_cell()
 
     def _note_too_long(self, name: str, ordering: Ordering) -> None:
         """Say which demos are too long; where they alone are, every call is."""
-        orders = ", ".join(f"{slot}: {list(o)}" for slot, o in self._slots.permutations(ordering).items())
+        orders = ", ".join(f"{slot}: {order}" for slot, order in self._slots.permutations(ordering).items())
         with self._lock:
             self.failures.say_at_milestones(
                 "the context window",
@@ -177,20 +172,15 @@ class ProgramEvaluator:
 
 
 class Failures:
-    """The failures of a run.
+    """The failures of a run; `fatal` is the exception that ends it.
 
-    An example that never runs is one failure, whatever the number of orders that meet it: unless nothing
-    at all has run. A metric that returns no number ends the run at once, unless it has returned one before.
+    An example that never runs is one failure, whatever the number of orders that meet it: unless nothing at all has
+    run. A metric that returns no number ends the run at once, unless it has returned one before.
 
     Args:
-        names: What messages call the examples.
         ran, scored: Examples that ran before, and whether the metric has returned a number before.
-        max_errors: So many failures are too many.
-        redact: Takes secrets out of messages.
+        max_errors: So many failures are too many; None takes DSPy's setting.
         ways_out: What else can be done when there are too many.
-
-    Attributes:
-        fatal: The exception that ends the run.
     """
 
     def __init__(
@@ -199,18 +189,19 @@ class Failures:
         *,
         ran: Iterable[int],
         scored: bool,
-        max_errors: int,
+        max_errors: int | None,
         redact: Callable[[str], str],
         ways_out: str = "",
     ) -> None:
         self.fatal: BaseException | None = None
-        self._names, self._max_errors, self._redact, self._ways_out = names, max_errors, redact, ways_out
+        self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
+        self._names, self._redact, self._ways_out = names, redact, ways_out
         self._counts: Counter[int] = Counter()
         self._kinds: Counter[str] = Counter()
         self._ran, self._scored = set(ran), scored
 
     def note_answer(self, example: int, *, scored: bool) -> None:
-        """A call on the example ended with an answer, which the metric may have scored."""
+        """Note that a call ended with an answer, which the metric may have scored."""
         self._ran.add(example)
         self._scored = self._scored or scored
 
@@ -279,12 +270,7 @@ def program_scorer(
     max_metric_calls: int | None = None,
     **options: Any,
 ) -> CellScorer:
-    """Make the scorer of a program's orderings by a metric.
-
-    Args:
-        program, slots, **options: As in `ProgramEvaluator`; without names the examples are counted.
-        metric, examples, max_metric_calls: As in `MetricWork`; a hard limit on program calls, None for none.
-    """
+    """Make the scorer of a program's orderings by a metric; options are those of `ProgramEvaluator`."""
     options.setdefault("names", [f"example {i}" for i in range(len(examples))])
     evaluator = ProgramEvaluator(program, slots, MetricWork(metric, examples), **options)
     evaluator.budget.max_calls = max_metric_calls

@@ -86,9 +86,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
-        self.written: set[str] = (
-            set()
-        )  # names of global variables that the code writes itself: counters, caches
+        self.written: set[str] = set()  # global variables that the code writes itself: counters, caches
         self.pending: deque[tuple[str, Any]] = deque()
         self._globals: set[str] = set()
         self._open: set[int] = set()

@@ -44,11 +44,7 @@ class PromptRenderer:
     def prompt(
         self, predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """All messages of a call.
-
-        Raises:
-            ValueError: by DSPy, such as for a decision without a description.
-        """
+        """All messages of a call; DSPy raises a ValueError where there can be none."""
         signature, demos = predictor.signature, list(demos)
         if (decision := decision_adapter(predictor)) is not None:
             request = decision._prepare(signature, demos, dict(inputs), {})

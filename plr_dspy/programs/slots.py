@@ -28,13 +28,7 @@ OWN = "student"
 
 @dataclass(frozen=True)
 class PooledDemo:
-    """A demo that an arrangement may show.
-
-    Attributes:
-        demo: An example or a dict.
-        origin: Where it comes from: "student", "trainset[3]", "bootstrapped from trainset[3]", "candidates[0]".
-        tokens: Of its text in the prompt.
-    """
+    """A demo that an arrangement may show, its origin ("student", "trainset[3]"), and its tokens in a prompt."""
 
     demo: Any
     origin: str
@@ -48,9 +42,8 @@ class Slot:
     Attributes:
         predictor: The predictor's name in the program.
         demos: Its demos in their original order; of a pool, the student's own come first.
-        blocks: Demo indices that can trade places: most adapters show incomplete demos before
-            complete ones, so that only orders within either group are seen. Demos that the adapter
-            drops are in no block.
+        blocks: Demo indices that can trade places: most adapters show incomplete demos before complete ones, so that
+            only orders within either group are seen. Demos that the adapter drops are in no block.
         space: The orders, or arrangements, of this slot alone. Demos of one kind render alike.
         classes: For each block, the class of each of its demos; demos of one class give the same answer.
         pool: The demos with their origins.
@@ -65,10 +58,7 @@ class Slot:
 
 
 class PromptSlots(ABC):
-    """The demos that orderings show in a program's prompts.
-
-    Args:
-        program: A DSPy program; it is read, never changed. Frozen (compiled) sub-modules are left alone, as DSPy does.
+    """The demos that orderings show in a program's prompts; frozen (compiled) sub-modules are left alone, as DSPy does.
 
     Attributes:
         slots: The predictors with demos.
@@ -85,7 +75,7 @@ class PromptSlots(ABC):
         self._predictors = dict(named_predictors(program))
 
     @abstractmethod
-    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Demo indices by position, for each slot."""
 
     @property
@@ -117,7 +107,7 @@ class PromptSlots(ABC):
 
 
 class ProgramSlots(PromptSlots):
-    """The slots of a program and the space of their orderings; arguments are those of `PromptSlots`."""
+    """The demos that a program has, and the space of their orders."""
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__(program)
@@ -125,20 +115,17 @@ class ProgramSlots(PromptSlots):
         self.slots = tuple(slot for slot in slots if slot.demos)
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
-    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
-        """Demo indices by position, for each slot.
-
-        Each block's demos take, in their new order, the places that the block had before. `WITHOUT_DEMOS` has none.
-        """
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+        """Demo indices by position: a block's demos take the places that it had before; `WITHOUT_DEMOS` has none."""
         blocks, result = iter(ordering), {}
         if ordering == WITHOUT_DEMOS:
-            return {slot.predictor: () for slot in self.slots}
+            return {slot.predictor: [] for slot in self.slots}
         for slot in self.slots:
             permutation = list(range(len(slot.demos)))
             for block in slot.blocks:
                 for place, item in zip(block, next(blocks), strict=True):
                     permutation[place] = block[item]
-            result[slot.predictor] = tuple(permutation)
+            result[slot.predictor] = permutation
         return result
 
 
@@ -174,13 +161,9 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
 
 
 class PoolSlots(PromptSlots):
-    """The pools of a program, and the space of their arrangements.
+    """The pools of a program's predictors, by their names, and the space of arrangements that keep to the limits.
 
-    Args:
-        program: As in `PromptSlots`.
-        pools: Of some predictors, by their names.
-        min_demos, max_demos: Demos that a predictor shows; one whose pool has fewer shows them all.
-        max_tokens: Of all demos that are shown together; None for no limit.
+    A predictor whose pool has fewer demos than `min_demos` shows them all; tokens are those of all demos together.
 
     Raises:
         ValueError: when no arrangement keeps to the limits.
@@ -209,12 +192,14 @@ class PoolSlots(PromptSlots):
             pool = tuple(each for each in given if each.origin == OWN or each.tokens <= self._max_tokens)
             if not pool:
                 continue
-            tokens, demos = [each.tokens for each in pool], tuple(each.demo for each in pool)
+            items, demos = tuple(range(len(pool))), tuple(each.demo for each in pool)
+            tokens = [each.tokens for each in pool]
             limits.append((min(min_demos, len(pool)), min(max_demos, len(pool))))
-            shortest.append(tuple(sorted(range(len(pool)), key=tokens.__getitem__)[: limits[-1][0]]))
-            space = OrderingSpace((tuple(range(len(pool))),), (limits[-1],))
+            shortest.append(tuple(sorted(items, key=tokens.__getitem__)[: limits[-1][0]]))
             classes = tuple(_classes(self._predictors[name], demos))
-            slots.append(Slot(name, demos, (tuple(range(len(pool))),), space, (classes,), pool))
+            slots.append(
+                Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool)
+            )
         self.slots, first = tuple(slots), tuple(shortest)
         if not self._allows(first):
             raise ValueError(
@@ -249,15 +234,14 @@ class PoolSlots(PromptSlots):
         ]
         return [self.space.shortened(arrangement) or self.space.identity for arrangement in drawn]
 
-    def permutations(self, ordering: Ordering) -> dict[str, tuple[int, ...]]:
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Numbers of the demos shown by position, for each slot."""
-        return {slot.predictor: items for slot, items in zip(self.slots, ordering, strict=True)}
+        return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
     def tokens(self, ordering: Ordering) -> int:
         """Tokens of the demos that an arrangement shows."""
-        return sum(
-            slot.pool[item].tokens for slot, items in zip(self.slots, ordering, strict=True) for item in items
-        )
+        shown = zip(self.slots, ordering, strict=True)
+        return sum(slot.pool[item].tokens for slot, items in shown for item in items)
 
     def _allows(self, arrangement: Ordering) -> bool:
         """Tell whether an arrangement keeps to the limit of tokens."""
@@ -274,11 +258,8 @@ def add_labelled_demos(
 ) -> list[str]:
     """Give the predictors of a program without any demos the same labelled examples, in place; some are left to score.
 
-    A program in which some predictor has demos stays as it is: the optimizer that chose them left the
-    others without on purpose. So does a predictor whose prompt would not show the examples.
-
-    Returns:
-        Names of the predictors that got demos, at most `num_demos` each.
+    A program in which some predictor has demos stays as it is: the optimizer that chose them left the others without
+    on purpose. So does a predictor whose prompt would not show the examples. Returns the names of the others.
     """
     predictors = dict(named_predictors(program))
     if any(predictor.demos for predictor in predictors.values()):

@@ -22,10 +22,9 @@ TRAIN_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples that score orders.
+    """The examples that drive the search (train), and those that choose the final order (selection).
 
     Attributes:
-        train, selection: Drive the search; choose the final order.
         names: What the user knows those of train, then those of selection by, such as "trainset[3]".
         num_shared: Examples of the trainset that are left out because the valset holds them too.
     """
@@ -52,15 +51,10 @@ def make_splits(
     balanced: bool,
     name: str = "trainset",
 ) -> Splits:
-    """Leave out what the demos show, shuffle, and split into train (80 %) and selection where there is no valset.
+    """Leave out what the demos show, shuffle, and split into train (80 %) and selection where the valset is empty.
 
-    An example that is given several times counts once: its copies would be no further evidence.
-
-    Args:
-        trainset, valset: The user's examples; an empty valset asks for a split of the trainset.
-        demos: The demos of all predictors.
-        rng, balanced: As in `mixed`.
-        name: What the user knows the trainset by.
+    An example that is given several times counts once: its copies would be no further evidence. The name is what the
+    user knows the trainset by.
     """
     everything = [*trainset, *valset]
     names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
@@ -96,12 +90,19 @@ def make_splits(
     )
 
 
-def check_splits(splits: Splits, *, num_trainset: int, num_valset: int, name: str = "trainset") -> None:
+def check_splits(
+    splits: Splits,
+    *,
+    num_trainset: int,
+    num_valset: int,
+    name: str = "trainset",
+    cure: str = "pass more examples",
+) -> None:
     """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
 
     def left(given: int, usable: int, shared: str = "") -> str:
         others = f"the others are shown by demos{shared} or given twice"
-        return f"of its {given} examples {usable} are left, {others}: pass more examples"
+        return f"of its {given} examples {usable} are left, {others}: {cure}"
 
     if num_valset and not splits.selection:
         raise ValueError(f"valset must hold an example that no demo shows; {left(num_valset, 0)}")
@@ -112,10 +113,8 @@ def check_splits(splits: Splits, *, num_trainset: int, num_valset: int, name: st
         )
     if not splits.train or not splits.selection:
         usable = len(splits.train) + (0 if num_valset else len(splits.selection))
-        beside, shared = (
-            ", or one beside a valset" * (num_valset > 0),
-            " or in valset too" * (splits.num_shared > 0),
-        )
+        beside = ", or one beside a valset" * (num_valset > 0)
+        shared = " or in valset too" * (splits.num_shared > 0)
         raise ValueError(
             f"{name} must hold at least two examples that no demo shows{beside}; {left(num_trainset, usable, shared)}"
         )
@@ -163,16 +162,13 @@ def mixed(
         classes[labels[index]].append(index)
     if not balanced or not _are_classes([labels[index] for index in shuffled]):
         return shuffled
-    placed = [
-        ((i + 0.5) / len(members), rank, index)
-        for rank, members in enumerate(classes.values())
-        for i, index in enumerate(members)
-    ]
+    ranked = enumerate(classes.values())
+    placed = [((i + 0.5) / len(each), rank, index) for rank, each in ranked for i, index in enumerate(each)]
     return [index for *_, index in sorted(placed)]
 
 
 def _are_classes(labels: Sequence[Any]) -> bool:
-    """Whether labels are classes: several, and at most a quarter as many as there are examples."""
+    """Whether labels are classes: several, and at most a quarter as many as examples."""
     return 1 < len(set(labels)) <= len(labels) / 4
 
 

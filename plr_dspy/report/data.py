@@ -15,7 +15,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """The version of the JSON format."""
 
 
@@ -32,9 +32,7 @@ class Iteration(Part):
         index: 0 for the first.
         num_samples, num_new: Orderings scored, and those of them that had not been scored before.
         mean_score, best_score: Over this round's orderings.
-        best_score_so_far: Over all rounds; as the search estimates it, where it has a model. It never lies outside of
-            what single scores can be.
-        best_ordering: The ordering with that score, one permutation for each block.
+        best_score_so_far, best_ordering: Of all rounds, as the search estimates it; one permutation for each block.
         program_calls: Distinct program calls made since the start.
     """
 
@@ -62,7 +60,7 @@ class Candidate(Part):
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         ordering: Demo indices by position, for each slot; empty for a student without demos.
         score: Mean score on the selection split.
-        expected_gain, probability: Of the score on new examples above the original's; the gain chose among them.
+        expected_gain, probability: Of its score on new examples above the original's.
     """
 
     origin: str
@@ -76,16 +74,14 @@ class SlotReport(Part):
     """One slot: a predictor's demos and the order chosen for them.
 
     Attributes:
-        predictor: Name of the predictor.
-        num_demos: Number of demos, those that no prompt shows included.
+        predictor, num_demos: Its name, and the number of its demos, those that no prompt shows included.
         ordering: Demo indices by position; ``ordering[0]`` is shown first. Of a pool of demos, those chosen.
         blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
         distributions: The final distribution of each block: logits ``[n]``, or of a mixture weights ``[k]`` and logits
             ``[k, n]``, over its demos. Of a pool: such logits as its "ranking", whose first demo is shown last, and
             "length_probabilities" of each number of demos from "min_length" on.
-        demos: The demos in their original order: fields that prompts show as text, the start of long ones.
+        demos, original: The demos as text, the start of long ones; and those that the student itself showed.
         origins: Of a pool, where each demo comes from, such as "trainset[3]" or "bootstrapped from trainset[3]".
-        original: The demos that the student itself showed, by position.
     """
 
     predictor: str
@@ -107,12 +103,10 @@ class BestOfNumber(Part):
     """The best arrangement found of a number of demos.
 
     Attributes:
-        num_demos: Shown by all predictors together.
+        num_demos, tokens: Shown by all predictors together, and their tokens, as GPT-4o counts them.
         ordering: Demo indices by position, for each slot.
-        score: Mean score that is expected of it on new examples.
+        score, interval: Mean score that is expected of it on new examples, and its 95 % interval.
         num_examples: Examples that it was scored on.
-        tokens: Of its demos, as GPT-4o counts them.
-        interval: Of 95 % for the score, from these examples and those of the student alone.
     """
 
     num_demos: int
@@ -128,12 +122,10 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and the mean of the paired differences.
-        interval, confidence: Confidence interval of the gain and its level, widened for the number of orders that were
-            compared (Bonferroni): on pure noise, the winner's lies above 0 at most that seldom.
-        num_examples: Examples that the candidates were compared on.
-        num_candidates: Orders that were compared, the original included.
-        expected_gain, gain_interval: What the chosen order scores above the original one on new examples, shrunk for
-            few examples and for being the best of many orders, with its 95 % interval by the model of scores.
+        interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
+        num_examples, num_candidates: Examples and orders that were compared, the original included.
+        expected_gain, gain_interval: On new examples, shrunk for few examples and for being the best of many orders,
+            with its 95 % interval by the model of scores.
         probability: That the chosen order is better there; 0 where the original one stayed.
         expected_original, expected_chosen: Scores on new examples, each with the ends of its 95 % interval, from its
             own calls and those of the original alone. The original is the user's program as it is.
@@ -157,8 +149,7 @@ class Evidence(Part):
     """What there was to tell orders apart by.
 
     Attributes:
-        num_met: Examples that two orders or more were scored on.
-        num_differing: Those of them on which scores differed.
+        num_met, num_differing: Examples that two orders or more were scored on; those of them on which scores differed.
         num_compared: Examples that both the original order and the most promising other one were scored on.
     """
 
@@ -174,8 +165,7 @@ class ErrorCount(Part):
         type, message: Name of the exception's class, and the first line of the first one's message.
         outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below); "not scored": the call
             failed; or "gave no demo": the teacher's reply could not be read, or the call failed.
-        count: Number of cells.
-        examples: Up to five of the examples, such as "trainset[12]".
+        count, examples: Number of cells, and up to five of the examples, such as "trainset[12]".
         of_original, calls_of_original: Cells of the original order among them, and in all.
     """
 
@@ -207,8 +197,7 @@ class Signal(Part):
     Attributes:
         used: "score", or "logprobs" where it was the log-probabilities of labels as well.
         reason: Why it was scores alone; empty where that was asked for.
-        labels: Those of the log-probabilities.
-        leaning: How often the original order and the chosen one answer each of them; None where it is not known.
+        labels, leaning: Those of the log-probabilities, and how often both orders answer each of them, where known.
     """
 
     used: str
@@ -217,32 +206,15 @@ class Signal(Part):
     leaning: Leaning | None = None
 
 
-class LabelProbabilities(Part):
-    """How well the probabilities of labels hold, on the examples that the chosen order was called on.
-
-    Attributes:
-        num_examples: How many.
-        brier_score: Mean squared distance of the probabilities from what is right, 0 (best) to 2.
-        calibration_error: Expected calibration error: mean distance between how probable answers are and how often
-            they are right.
-    """
-
-    num_examples: int
-    brier_score: float
-    calibration_error: float
-
-
 class CalibrationEffect(Part):
     """What calibration does, which needs no search: by the same calls, none of them made for this.
 
     Attributes:
         num_examples: Examples that the scores are expected on.
-        original, original_calibrated: Scores of the original order as it is and calibrated, as log-probabilities let
-            one expect them. Replies that say nothing of labels count as they were scored, but not in
-            `original_calibrated` where answers are not calibrated.
-        chosen, chosen_calibrated: The same of the chosen order.
+        original, original_calibrated, chosen, chosen_calibrated: Scores of both orders as they are and calibrated, as
+            log-probabilities let one expect them. Replies that say nothing of labels count as they were scored, but not
+            in `original_calibrated` where answers are not calibrated.
         offsets: Of the labels, that calibrate the chosen order.
-        before, after: How well its probabilities hold, as they are and calibrated.
         applied: Whether the returned program is calibrated.
         shares: Of the labels, that answers are calibrated to, ``[L]``; empty where no calibration scores better.
         always: Mean score of answering each label to all examples, ``[L]``.
@@ -254,8 +226,6 @@ class CalibrationEffect(Part):
     chosen: float
     chosen_calibrated: float
     offsets: list[float]
-    before: LabelProbabilities | None = None
-    after: LabelProbabilities | None = None
     applied: bool = False
     shares: list[float] = []
     always: list[float] = []
@@ -265,10 +235,8 @@ class ProgramState(Part):
     """What the prompts of a program show, and how the calls that scored it ended.
 
     Attributes:
-        num_demos: Demos that all predictors together show.
-        demo_tokens: Their tokens, as GPT-4o counts them; None where demos were not chosen, but ordered.
-        num_calls: Calls that scored the program.
-        num_failed: Those that failed, or whose reply could not be read.
+        num_demos, demo_tokens: Of all predictors together; tokens as GPT-4o counts them, None where none were chosen.
+        num_calls, num_failed: Calls that scored the program; those that failed, or whose reply could not be read.
     """
 
     num_demos: int
@@ -300,7 +268,6 @@ class Report(Part):
         errors: Cells that raised, by type.
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.
-        plr_dspy_version, dspy_version, schema_version: What wrote this.
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
     """
 
@@ -332,23 +299,21 @@ class Report(Part):
         chosen = {slot.predictor: slot.ordering for slot in self.slots}
         return next((best for best in self.best_by_number if best.ordering == chosen), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data (dicts, lists, strings, numbers)."""
-        return self.model_dump()
-
     @model_validator(mode="before")
     @classmethod
     def _check_version(cls, data: Any) -> Any:
         """Refuse data of another schema version."""
-        if (
-            isinstance(data, dict)
-            and (version := data.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION
-        ):
+        version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else SCHEMA_VERSION
+        if version != SCHEMA_VERSION:
             raise ValueError(
                 f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
                 "read it with the plr_dspy version that wrote it"
             )
         return data
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return self.model_dump()
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
@@ -373,10 +338,10 @@ class Report(Part):
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except ValidationError as error:
-            message = (
-                f"{os.fspath(path)} holds no plr_dspy report that can be read: {error.errors()[0]['msg']}"
-            )
-            raise ValueError(message) from error
+            said = error.errors()[0]["msg"]
+            raise ValueError(
+                f"{os.fspath(path)} holds no plr_dspy report that can be read: {said}"
+            ) from error
 
     def details(self) -> str:
         """Write all that the report says, a line for each statement."""
@@ -408,7 +373,6 @@ class Report(Part):
         write_atomically(Path(path), page(self).encode())
 
     def _repr_html_(self) -> str:
-        """Write what notebooks show."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def __repr__(self) -> str:

@@ -31,18 +31,14 @@ class OrderSensitivity:
 
     Attributes:
         scores: Mean score of each order, the program's own first; the others are random, or all there are.
-        num_distinct: Orders of the demos that there are.
-        num_examples: Examples that scored each.
+        num_distinct, num_examples: Orders of the demos that there are, and examples that scored each of `scores`.
         num_unusable: Answers that could not be parsed, and prompts too long for the model; they count as wrong.
         p_value: How often chance puts mean scores at least so far apart if all orders score the same on new examples.
         noise: Standard deviation that the choice of examples gives to the mean score of an order, beside the others.
-        deviation, deviation_interval: Standard deviation of the true scores of all orders, with that noise taken out,
-            and its 95 % interval.
+        deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
         num_searched: Orders of which `expected_gain` takes the best: all, or 100 random ones.
-        expected_gain, gain_interval: True score of the best of these less that of the program's own, as estimated, 0 if
-            none is better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest
-            seen).
-        program_calls: Made for this.
+        expected_gain, gain_interval: True score of the best of these less that of the program's own, 0 if none is
+            better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest seen).
         calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
     """
 

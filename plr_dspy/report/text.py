@@ -52,7 +52,7 @@ def summary(report: Report) -> str:
 
 def details(report: Report) -> str:
     """Say all that a report holds, but for the rounds and most settings."""
-    settings, name = report.settings, original_name(report)
+    settings, name, c = report.settings, original_name(report), report.comparison
     calls = {what: report.program_calls.get(phase, 0) for phase, what in PHASES.items()}
     where = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     lines = [
@@ -63,7 +63,6 @@ def details(report: Report) -> str:
     ]
     if any(calls.values()):
         lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items() if count))
-    c = report.comparison
     if c is not None and c.gain and c.num_examples >= ENOUGH_ALONE:
         gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
         lines.append(
@@ -73,9 +72,8 @@ def details(report: Report) -> str:
     lines += [*_learnt(report), *_calibration(report)]
     for slot in report.slots:
         some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
-        lines.append(
-            f"{slot.predictor}: {some}demos in the order {slot.ordering}, the last next to the question"
-        )
+        order = f"{some}demos in the order {slot.ordering}, the last next to the question"
+        lines.append(f"{slot.predictor}: {order}")
     for best in report.best_by_number:
         told = f"best of {best.num_demos} demos: score {best.score:.3f}"
         if best.interval is not None:
@@ -84,10 +82,9 @@ def details(report: Report) -> str:
     for model, counts in report.tokens.items():
         lines.append(f"tokens of {model}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
     for error in report.errors:
-        of_original = f", {error.of_original} of the {error.calls_of_original} of the {name}"
-        whose = of_original if error.of_original else ""
+        whose = f", {error.of_original} of the {error.calls_of_original} of the {name}"
         told = f"{error.type}: {error.message} ({', '.join(error.examples)})"
-        lines.append(f"{error.count} call(s) {error.outcome}{whose}: {told}")
+        lines.append(f"{error.count} call(s) {error.outcome}{whose if error.of_original else ''}: {told}")
     return "\n  ".join(lines)
 
 
@@ -160,11 +157,11 @@ def _comma(cost: float | None) -> str:
 
 def _claims(report: Report) -> list[str]:
     """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
+    stays, effect = original_stays(report), report.calibration
     failed = sum(error.count for error in report.errors if error.outcome != "gave no demo")
     notes = {"of them before this part": report.program_calls.get("resumed", 0), "failed": failed}
     noted = ", ".join(f"{count:,} {what}" for what, count in notes.items() if count)
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_comma(report.cost)}"
-    stays, effect = original_stays(report), report.calibration
     calibrated = effect is not None and effect.applied
     lines = [
         f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {report.stopped}",
@@ -222,11 +219,17 @@ def _verdict(report: Report) -> list[str]:
         gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
         sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"
         claim = f"gain {gain} [{low}, {high}] {EXPECTED}, {p if sure else f'may be chance ({p})'}"
-        return [claim] if sure else [claim, *_advice(report)]
+        return [claim, *([] if sure else _advice(report))]
     other = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
-    if other is None or other.expected_gain <= 0:
+    given = report.settings.get("min_probability")
+    least = MIN_PROBABILITY if given is None else given
+    if not report.settings.get("racing", True) and all(
+        each.score <= c.original for each in report.candidates[1:]
+    ):
+        claim = f"no {what} scored better on these examples: the {name} stays"
+    elif other is None or other.expected_gain <= 0:
         claim = f"no {what} is expected to do better on new examples: the {name} stays"
-    elif other.probability >= (least := report.settings.get("min_probability", MIN_PROBABILITY)):
+    elif other.probability >= least:
         claim = f"the {name} stays: no two {what}s scored differently on the same example"
     else:
         claim = (
@@ -241,20 +244,16 @@ def _advice(report: Report) -> list[str]:
     evidence, settings, what = report.evidence, report.settings, noun(report)
     if evidence is None:
         return []
-    racing = bool(settings.get("racing"))
+    racing, met = bool(settings.get("racing")), evidence.num_met
     # A method without a race compares on the selection split alone.
     usable = settings.get("num_selection", 0) + racing * settings.get("num_train", 0)
     enough = ENOUGH_COMPARED * usable
     seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
-    if not evidence.num_differing and evidence.num_met >= min(ENOUGH_TO_GIVE_UP, enough):
-        return [
-            f"no score differed between {what}s on {evidence.num_met} examples: the demos may not reach the model, or "
-            f"their {what} decides nothing"
-        ]
+    if not evidence.num_differing and met >= min(ENOUGH_TO_GIVE_UP, enough):
+        nothing = f"the demos may not reach the model, or their {what} decides nothing"
+        return [f"no score differed between {what}s on {met} examples: {nothing}"]
     if not evidence.num_differing:
-        seen = (
-            f"only {evidence.num_met} examples were scored under two {what}s or more, and no score differed"
-        )
+        seen = f"only {met} examples were scored under two {what}s or more, and no score differed"
     calls, useful = settings.get("max_metric_calls") or 0, settings.get("most_useful_calls", math.inf)
     # So few examples have no use for a larger budget: it would be cut to the same number of calls.
     if not racing or evidence.num_compared >= enough or (report.stopped == BUDGET and calls >= useful):
@@ -279,10 +278,8 @@ def _learnt(report: Report) -> list[str]:
         right, before, after = (f"{100 * share[most]:.0f} %" for share in shares)
         when = "before calibration, " if report.settings.get("calibrate") else ""
         chosen = "" if original_stays(report) else f", the chosen {noun(report)} on {after}"
-        lines.append(
-            f"{when}the {original_name(report)} answers {signal.labels[most]!r} on {before} of the examples{chosen}; "
-            f"that label is right on {right}"
-        )
+        answers = f"the {original_name(report)} answers {signal.labels[most]!r} on {before} of the examples"
+        lines.append(f"{when}{answers}{chosen}; that label is right on {right}")
     return lines
 
 
@@ -326,11 +323,8 @@ def _numbers_of_demos(report: Report) -> list[str]:
     chosen = report.chosen_of_number
     if chosen is None or chosen.interval is None:
         return []
-    found: dict[str, list[str]] = {
-        "worse beyond chance": [],
-        "better beyond chance": [],
-        "may be as good": [],
-    }
+    kinds = "worse beyond chance", "better beyond chance", "may be as good"
+    found: dict[str, list[str]] = {kind: [] for kind in kinds}
     for best in report.best_by_number:
         if best is chosen or best.interval is None:
             continue
@@ -338,8 +332,7 @@ def _numbers_of_demos(report: Report) -> list[str]:
         # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
         ends = (best.interval[gap < 0] - best.score, chosen.interval[gap > 0] - chosen.score)
         if abs(gap) > math.hypot(*ends):
-            kind = f"{'better' if gap > 0 else 'worse'} beyond chance"
-            found[kind].append(f"{best.num_demos} ({gap:+.3f})")
+            found[kinds[gap > 0]].append(f"{best.num_demos} ({gap:+.3f})")
         else:
             found["may be as good"].append(f"{best.num_demos}")
     told = "".join(f"; {kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.ledger import Ledger, Tokens
@@ -22,18 +22,15 @@ class Budget:
 
     No call begins past a limit: neither when all calls are made, nor when the time is up, nor when what is spent, and
     what the calls under way and this one may cost, would pass the money. A call may cost what the dearest one so far
-    did; as long as none is known, calls begin. Each phase of a compile may use the calls, the money and the time up
-    to a share of all (`allow`).
+    did; as long as none is known, calls begin. Each phase of a compile may use money and time up to a share (`allow`).
 
     Args:
         ledger: Counts the calls, those of an earlier part included.
         max_calls, max_cost, max_seconds: Limits, in program calls, dollars and seconds from now; None for none.
         price: Dollars for the tokens of a call; None where a model has no price.
         expected: Dollars for a call, as long as none was made; None where nobody knows.
-        earlier: Tokens of the calls that were paid before, beside those of the ledger.
 
     Attributes:
-        max_calls, max_cost, max_seconds: The same.
         cost: Dollars spent, those of the earlier parts included.
         refused: The limit that the phase under way has met (`CALL_LIMIT`, `TIME_LIMIT` or `COST_LIMIT`); empty if none.
     """
@@ -47,21 +44,20 @@ class Budget:
         max_seconds: float | None = None,
         price: Callable[[Tokens], float | None] = lambda _: 0.0,
         expected: float | None = None,
-        earlier: Iterable[Tokens] = (),
     ) -> None:
         self.max_calls, self.max_cost, self.max_seconds = max_calls, max_cost, max_seconds
-        self.cost = 0.0
-        self.refused = ""
+        self.cost, self.refused = 0.0, ""
         self._ledger = Ledger() if ledger is None else ledger
-        self._shares = (1.0, 1.0)
+        self._money_share = self._time_share = 1.0
         self._started = time.monotonic()
         self._price, self._expected = price, expected
-        self._num_paid = 0  # free calls, from a cache or failed, tell nothing of those to come
+        self._num_paid = self._under_way = (
+            0  # free calls, from a cache or failed, tell nothing of those to come
+        )
         self._largest = 0.0
-        self._under_way = 0
         self._unpriced: list[str] = []
         self._lock = threading.Lock()
-        for tokens in [*self._ledger.resumed_tokens, *earlier]:
+        for tokens in self._ledger.resumed_tokens:
             self._pay(tokens)
 
     @property
@@ -76,21 +72,22 @@ class Budget:
 
     def allow(self, share: float, *, seconds: float | None = None) -> None:
         """Begin a phase, which may use money and time up to this share of all, or time up to another share."""
-        self._shares, self.refused = (share, share if seconds is None else seconds), ""
+        self._money_share, self._time_share, self.refused = share, share if seconds is None else seconds, ""
 
     def begin(self) -> bool:
         """Set a call, and its time and money, aside, or say that there is none; `end` or `cancel` ends the call."""
         with self._lock:
-            limits = self.max_seconds, self.max_cost
-            late = limits[0] is not None and self._elapsed >= self._shares[1] * limits[0]
             may_cost = self.cost + (self._under_way + 1) * (self.dearest or 0.0)
-            dear = limits[1] is not None and (bool(self._unpriced) or may_cost > self._shares[0] * limits[1])
-            many = self.calls + self._under_way >= self.limit
-            if late or dear or many:
-                self.refused = COST_LIMIT if dear else TIME_LIMIT if late else CALL_LIMIT
-                return False
-            self._under_way += 1
-            return True
+            if self.max_cost is not None and (self._unpriced or may_cost > self._money_share * self.max_cost):
+                self.refused = COST_LIMIT
+            elif self.max_seconds is not None and self._elapsed >= self._time_share * self.max_seconds:
+                self.refused = TIME_LIMIT
+            elif self.calls + self._under_way >= self.limit:
+                self.refused = CALL_LIMIT
+            else:
+                self._under_way += 1
+                return True
+            return False
 
     def cancel(self) -> None:
         """Say that a call was not made after all."""
@@ -104,11 +101,7 @@ class Budget:
             self._pay(tokens)
 
     def check(self) -> None:
-        """Raise if a call has used a model without a price.
-
-        Raises:
-            ValueError: with its name.
-        """
+        """Raise a ValueError with the name of a model without a price, if a call has used one."""
         if self._unpriced:
             raise ValueError(f"max_cost needs a price for {self._unpriced[0]}: pass max_metric_calls instead")
 

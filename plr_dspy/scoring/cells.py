@@ -25,10 +25,8 @@ class Cell:
     """The outcome of one program call.
 
     Attributes:
-        score: As the metric gave it; None if there was an exception.
-        outcome: `WRONG`, `FAILED`, or empty.
-        error: Class name of the exception.
-        message: First line of its message.
+        score: As the metric gave it; None if there was an exception: then `outcome` is `WRONG` or `FAILED`.
+        error, message: Class name of the exception, and the first line of its message.
         value: JSON data, where the call was not made for a score.
         label_logprobs: Of all labels that the program might have answered with, where the call told them.
         unseen_labels: Numbers of those of them that are known to be small, and no more.
@@ -51,10 +49,7 @@ def error_counts(
 ) -> list[ErrorCount]:
     """Count the cells that raised, by exception type and outcome, most frequent first.
 
-    Args:
-        cells: With their keys.
-        names: What the examples are called.
-        original: Fingerprint of the ordering whose cells are counted by themselves.
+    Examples are called by these names; cells with the fingerprint of the original are counted by themselves, too.
     """
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (fingerprint, example), cell in cells:

@@ -71,36 +71,28 @@ class Ledger:
         course: Of the last compile that the file tells of.
         calls: Program calls paid for; a failed call that was made again counts twice.
         tokens: By model and kind.
-        num_resumed: Program calls that the file held.
-        resumed_tokens: Tokens of each call that the file held.
+        num_resumed, resumed_tokens: Program calls that the file held, and the tokens of each.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.cells: dict[CellKey, Cell] = {}
+        self.earlier: dict[tuple[str, str], Cell] = {}
         self.identity: Facts | None = None
         self.unstable: list[str] = []
         self.course = Course()
-        self.resumed_tokens: list[Tokens] = []
-        self.num_resumed = 0
-        self._keys: Sequence[str] | None = None
-        self.earlier: dict[tuple[str, str], Cell] = {}
-        self.calls = 0
+        self.calls = self.num_resumed = 0
         self.tokens: dict[str, dict[str, int]] = {}
+        self.resumed_tokens: list[Tokens] = []
+        self._keys: list[str] | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._path = path
         self._file: int | None = None
         if path is not None:
             self._read(path)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-            self._file = os.open(path, flags, 0o600)
 
     def number_examples(self, keys: Sequence[str]) -> None:
-        """Say what the examples are that cells name by their numbers: the file names them by these.
-
-        Args:
-            keys: What identifies each example by its content; of examples that are alike, each has its own.
-        """
+        """Say by which content the file names the examples that cells name by number; of like ones, each by its own."""
         alike: Counter[str] = Counter()
         self._keys = []
         for key in keys:
@@ -132,11 +124,7 @@ class Ledger:
             self.note({"arguments": arguments})
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
-        """Note something other than a cell, such as a round: decisions were made on all cells so far.
-
-        Raises:
-            OSError: when the disk cannot take it, and it must be noted.
-        """
+        """Note something other than a cell, such as a round; a disk that cannot take what it must raises an OSError."""
         with self._lock:
             self._write(record, must=must)
 
@@ -168,17 +156,16 @@ class Ledger:
     def _pay(self, key: tuple[str, str], cell: Cell, tokens: Tokens) -> None:
         """Count a call, and write it down."""
         self._count(tokens)
-        record = {"cell": key, "score": cell.score}
         told = {each.name: getattr(cell, each.name) for each in fields(cell)}
-        record |= {name: value for name, value in told.items() if value not in (None, "", ())}
-        self._write(record | ({"tokens": tokens} if tokens else {}))
+        record = {name: value for name, value in told.items() if value not in (None, "", ())}
+        self._write({"cell": key, "score": cell.score, **record, **({"tokens": tokens} if tokens else {})})
 
     def _count(self, tokens: Tokens) -> None:
         """Count a call and its tokens."""
         self.calls += 1
         for model, kinds in tokens.items():
+            of_model = self.tokens.setdefault(model, {})
             for kind, count in kinds.items():
-                of_model = self.tokens.setdefault(model, {})
                 of_model[kind] = of_model.get(kind, 0) + count
 
     def _write(self, record: dict[str, Any], *, must: bool = False) -> None:
@@ -199,23 +186,13 @@ class Ledger:
             self._file = None
 
     def _read(self, path: Path) -> None:
-        """Take what the file holds, but for a last line that was not written to its end."""
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):  # A call whose line was being written counts, and may be made again.
-            os.truncate(path, whole)
-            if content[whole:].startswith(b'{"cell"'):
-                content = content[:whole] + b'{"lost":1}\n'
-                whole = len(content)
-                path.write_bytes(content)
-        unsettled: list[tuple[str, str]] = []
+        """Take what the file holds, but for a last line that was not written to its end, and open it."""
+        content = path.read_bytes() if path.exists() else b""
+        whole, unsettled = content.rfind(b"\n") + 1, list[tuple[str, str]]()
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 self._replay(orjson.loads(line), unsettled)
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            except (ValueError, TypeError) as error:
                 raise ValueError(
                     f"line {number} of {path} cannot be read ({error}): remove the line, whose call will be made "
                     "again, or pass another log_dir"
@@ -223,66 +200,68 @@ class Ledger:
         for key in unsettled:
             if key in self.earlier and self.earlier[key].error in TRANSIENT:
                 del self.earlier[key]
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._file = os.open(path, flags, 0o600)
+        os.ftruncate(self._file, whole)
+        if content[whole:].startswith(b'{"cell"'):  # The call counts, and may be made again.
+            self.calls += 1
+            self._write({"lost": 1})
         self.num_resumed = self.calls
 
-    def _replay(self, record: dict[str, Any], unsettled: list[tuple[str, str]]) -> None:
-        """Take a line of the file."""
-        if "cell" in record:
-            self._replay_cell(record, unsettled)
-        elif "lost" in record:
-            self.calls += record["lost"]
-        elif "retry" in record:
-            for key in unsettled:
-                self.earlier.pop(key, None)
-            unsettled.clear()
-        else:
-            unsettled.clear()
-            if "identity" in record:
-                if record["schema_version"] != SCHEMA_VERSION:
-                    raise ValueError(f"schema version {record['schema_version']!r}, and not {SCHEMA_VERSION}")
-                self.identity = dict(record["identity"])
-                self.unstable = list(map(str, record["unstable"]))
-            elif "arguments" in record:
-                self.course = Course(dict(record["arguments"]))
-            elif "round" in record:
-                scored = [(ordering, list(map(int, examples))) for ordering, examples in record["round"]]
-                self.course.rounds.append(scored)
+    def _replay(self, record: Any, unsettled: list[tuple[str, str]]) -> None:
+        """Take a line of the file; the cells that failed since the last decision are the unsettled ones."""
+        match record:
+            case {"cell": [str(fingerprint), str(example)], **told}:
+                tokens = _TOKENS.validate_python(told.pop("tokens", {}))
+                cell, key = _CELL.validate_python(told), (fingerprint, example)
+                if cell.score is None and not cell.outcome and cell.value is None:
+                    raise ValueError(f"it says nothing of {key}")
+                if key in self.earlier and self.earlier[key].outcome != FAILED:
+                    raise ValueError(f"it repeats {key}")
+                self.earlier[key] = cell
+                self._count(tokens)
+                self.resumed_tokens.append(tokens)
+                if cell.outcome == FAILED:
+                    unsettled.append(key)
+                return
+            case {"lost": int(count)}:
+                self.calls += count
+                return
+            case {"retry": _}:
+                for key in unsettled:
+                    self.earlier.pop(key, None)
+            case {"schema_version": version} if version != SCHEMA_VERSION:
+                raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
+            case {"identity": identity, "unstable": unstable}:
+                self.identity, self.unstable = dict(identity), list(map(str, unstable))
+            case {"arguments": arguments}:
+                self.course = Course(dict(arguments))
+            case {"round": scored}:
+                self.course.rounds.append(
+                    [(ordering, list(map(int, numbers))) for ordering, numbers in scored]
+                )
                 self.course.ended = None
-            elif "ended" in record:
-                self.course.ended = dict(record["ended"])
-            elif "settled" not in record:
-                raise ValueError(f"it is none of the kinds of lines: {sorted(record)}")
-
-    def _replay_cell(self, record: dict[str, Any], unsettled: list[tuple[str, str]]) -> None:
-        """Take a line that holds a cell."""
-        fingerprint, example = record.pop("cell")
-        key = (str(fingerprint), str(example))
-        tokens = _TOKENS.validate_python(record.pop("tokens", {}))
-        cell = _CELL.validate_python(record)
-        if cell.score is None and not cell.outcome and cell.value is None:
-            raise ValueError(f"it says nothing of {key}")
-        known = self.earlier.get(key)
-        if known is not None and known.outcome != FAILED:
-            raise ValueError(f"it repeats {key}")
-        self.earlier[key] = cell
-        self._count(tokens)
-        self.resumed_tokens.append(tokens)
-        if cell.outcome == FAILED:
-            unsettled.append(key)
+            case {"ended": ended}:
+                self.course.ended = dict(ended)
+            case {"settled": _}:
+                pass
+            case _:
+                raise ValueError("it is none of the kinds of lines")
+        unsettled.clear()
 
 
 @contextmanager
 def open_ledger(
     folder: Path | None, describe: Callable[[], Facts], *, accept_changes: bool = False
 ) -> Iterator[Ledger]:
-    """The ledger of a folder, which no other compile uses meanwhile.
+    """The ledger of a folder, which no other compile uses meanwhile; without a folder, everything stays in memory.
 
     A folder of another compile in which no call ended with an answer is begun anew: its failed calls are forgotten.
 
     Args:
-        folder: Made if it does not exist; None keeps everything in memory.
-        describe: Says what decides scores: the program, the metric, the models, the examples. It is asked again at the
-            end: what has changed by itself meanwhile, such as a counter, is not compared from then on.
+        folder: Made if it does not exist.
+        describe: Says what decides scores. It is asked again at the end: what has changed by itself meanwhile, such as
+            a counter, is not compared from then on.
         accept_changes: Go on from the folder of another compile, too.
 
     Raises:
@@ -311,10 +290,7 @@ def open_ledger(
             )
         identity = orjson.loads(orjson.dumps(describe()))
         known = identity if ledger.identity is None else ledger.identity
-        known = {name: value for name, value in known.items() if name not in ledger.unstable}
-        compared = {name: value for name, value in identity.items() if name not in ledger.unstable}
-        if differences := changes(known, compared):
-            said = "; ".join(differences)
+        if said := _changes(known, identity, ignored=ledger.unstable):
             if not any(cell.outcome != FAILED and cell.value != {} for cell in ledger.earlier.values()):
                 logger.info(
                     "%s holds no answer of another compile, and is begun anew, although %s", folder, said
@@ -338,27 +314,27 @@ def open_ledger(
         try:
             yield ledger
         finally:
-            if unstable := _changed_names(identity, describe):
+            try:
+                now = orjson.loads(orjson.dumps(describe()))
+            except Exception as error:  # of the user's objects; what was found must not be lost to it
+                logger.warning("what changed while the compile ran cannot be told: %r", error)
+                now = identity
+            if unstable := _differing(identity, now):
                 logger.info("%s changed while the compile ran, and will not be compared", ", ".join(unstable))
                 ledger.note({**record, "unstable": sorted({*ledger.unstable, *unstable})})
 
 
-def _changed_names(identity: Facts, describe: Callable[[], Facts]) -> list[str]:
+def _differing(was: Facts, now: Facts) -> list[str]:
     """Names of the facts that are no longer what they were."""
-    try:
-        now = orjson.loads(orjson.dumps(describe()))
-    except Exception as error:  # of the user's objects; what was found must not be lost to it
-        logger.warning("what changed while the compile ran cannot be told: %r", error)
-        return []
-    return [name for name in {**identity, **now} if identity.get(name) != now.get(name)]
+    return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 
 
-def changes(was: Facts, now: Facts) -> list[str]:
-    """Say what differs between two identities, one phrase each; digests say nothing to people."""
+def _changes(was: Facts, now: Facts, *, ignored: Sequence[str]) -> str:
+    """Say what differs between two identities, a phrase each; digests say nothing to people."""
     phrases = []
-    for name in {**was, **now}:
+    for name in _differing(was, now):
         before, after = was.get(name), now.get(name)
-        if before != after:
-            is_digest = any(isinstance(value, str) and value.startswith("#") for value in (before, after))
+        is_digest = any(isinstance(value, str) and value.startswith("#") for value in (before, after))
+        if name not in ignored:
             phrases.append(f"{name} changed" if is_digest else f"{name} was {before!r}, is {after!r}")
-    return phrases
+    return "; ".join(phrases)

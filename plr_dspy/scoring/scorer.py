@@ -1,11 +1,17 @@
-"""Scores orderings on examples, ordering by ordering, so that a server's prefix cache stays warm; knows no DSPy."""
+"""Scores orderings on examples, ordering by ordering, so that a server's prefix cache stays warm; knows no DSPy.
+
+`CellScorer` pays for what is asked. `StagedScores` says which examples score an ordering: a few at first, and further
+ones each time that it is asked for again.
+"""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
@@ -13,14 +19,18 @@ from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
 
+logger = logging.getLogger(__name__)
+
+MIN_FAILURES, MIN_TRIES = 8, 3
+"""So many calls in one round of several orderings, all of them failed, say that something is down; failed calls, and no
+other, after which an example is given up."""
+
+Wanted = dict[Ordering, list[int]]
+"""Orderings with the examples that each is to have been scored on."""
+
 
 class Payer(Protocol):
-    """Makes program calls.
-
-    Attributes:
-        ledger: Gets the cell of each call when it has ended.
-        budget: Lets calls begin.
-    """
+    """Makes program calls: the budget lets them begin, and the ledger gets the cell of each when it has ended."""
 
     ledger: Ledger
     budget: Budget
@@ -31,9 +41,7 @@ class Payer(Protocol):
     def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
         """Make the calls of these cells, in this order, as long as the budget lets them begin.
 
-        Args:
-            keys: Cells that have not been paid.
-            orderings: One for each fingerprint among them.
+        None of them has been paid, and there is an ordering for each fingerprint among them.
         """
 
 
@@ -52,15 +60,13 @@ class CellScorer:
         earlier: Cells that were asked for before.
 
     Attributes:
-        ledger, budget: Of the payer.
-        phase: The name of the phase under way.
+        fingerprint: Tells what identifies the prompt that an ordering renders to.
     """
 
     def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
         self.phase = "search"
-        self._payer = payer
-        self._fingerprints: dict[Ordering, str] = {}
+        self._payer, self.fingerprint = payer, cache(payer.fingerprint)
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
 
     def calls(self, *phases: str) -> int:
@@ -69,13 +75,8 @@ class CellScorer:
         return sum(counts[phase] for phase in phases or counts)
 
     def fits(self, wanted: Mapping[Ordering, Sequence[int]], *, kept: int = 0) -> bool:
-        """Whether the budget pays for these orderings on these examples; what is known costs nothing.
-
-        Args:
-            wanted: Orderings with the examples to score them on.
-            kept: Calls that are for what follows.
-        """
-        keys = self._keys(wanted)
+        """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
+        keys = {(self.fingerprint(ordering), e) for ordering, examples in wanted.items() for e in examples}
         new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
         limit = self.budget.limit - kept
         return (not new or self.calls() + new <= limit) and (
@@ -83,33 +84,27 @@ class CellScorer:
         )
 
     def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
-        """The first of these orderings that the budget pays for; arguments are those of `fits`."""
-        count = bisect_left(
-            range(1, len(wanted) + 1),
-            True,
-            key=lambda count: not self.fits(dict(itertools.islice(wanted.items(), count)), kept=kept),
+        """The first of these orderings that the budget pays for."""
+        items = list(wanted.items())
+        counts = range(1, len(items) + 1)
+        return dict(
+            items[: bisect_left(counts, True, key=lambda n: not self.fits(dict(items[:n]), kept=kept))]
         )
-        return dict(itertools.islice(wanted.items(), count))
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
-        """Score orderings; of the first ones only when time or money is up.
-
-        Args:
-            wanted: Orderings with the examples to score them on; cells that are known cost nothing.
+        """Score orderings on their examples; cells that are known cost nothing.
 
         Returns:
-            For each ordering that was scored on all of its examples, its cells by example.
+            For each ordering that was scored on all of its examples, its cells by example; those of the first
+            orderings only, when time or money is up.
 
         Raises:
             RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
-        keys = list(
-            dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
-        )
+        keys = dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
-        limit = self.budget.limit
-        if unpaid and self.budget.calls + len(unpaid) > limit:
+        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
             raise RuntimeError(
                 f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} ({self.budget.calls} made)"
             )
@@ -143,25 +138,14 @@ class CellScorer:
         """The paid cells that were asked for, by prompt and example."""
         return {key: self.ledger.cells[key] for key in self._asked if key in self.ledger.cells}
 
-    def fingerprint(self, ordering: Ordering) -> str:
-        """What identifies the prompt that the ordering renders to."""
-        if ordering not in self._fingerprints:
-            self._fingerprints[ordering] = self._payer.fingerprint(ordering)
-        return self._fingerprints[ordering]
-
     def table(
         self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
     ) -> tuple[list[int], list[list[float]]]:
-        """Score orderings on common examples.
+        """Score orderings on common examples; cells that are known cost nothing.
 
         An answer that cannot be parsed, or a call that failed for some orderings alone, counts as the worst score seen
-        on these examples, and as 0 at most.
-
-        Args:
-            orderings: What to score; cells that are known cost nothing.
-            examples: On which examples.
-            favoured: Index of an ordering whose failed calls count as the best score that any of the
-                orderings got on the example, so that none beats it by its bad luck.
+        on these examples, and as 0 at most. Failed calls of the `favoured` ordering, given by its number, count as the
+        best score that any got on the example, so that none beats it by its bad luck.
 
         Returns:
             The examples that ran for any of the orderings, and a row of scores on them for each ordering; for the first
@@ -176,7 +160,7 @@ class CellScorer:
         if cells and not ran:
             raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
         among = set(examples)
-        seen = (cell.score for (_, e), cell in self.ledger.cells.items() if e in among)
+        seen = [cell.score for (_, e), cell in self.ledger.cells.items() if e in among]
         worst = min([0.0, *(score for score in seen if score is not None)])
         rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
@@ -194,8 +178,129 @@ class CellScorer:
             f"one failure was: {first.error}: {first.message}"
         )
 
-    def _keys(self, wanted: Mapping[Ordering, Sequence[int]]) -> set[CellKey]:
-        """The cells of these orderings and examples."""
-        return {
-            (self.fingerprint(ordering), example) for ordering, some in wanted.items() for example in some
-        }
+
+class StagedScores:
+    """Scores of orderings that begin at different examples, so that the train split is used evenly.
+
+    What a search learns over many orderings is then about all of the split, not about the few examples that each was
+    scored on. An answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below). So does
+    a call that failed, unless it failed for all orderings: then the example counts for none. No ordering can win
+    because its hard examples were lost.
+
+    Args:
+        scorer: Of the train split followed by others.
+        num_train: Examples of the split.
+        num_first, num_more: Examples of an ordering's first score, and of each further one.
+        favoured: An ordering whose failed calls count for nothing.
+        shifted: Whether orderings begin an example later each time that the split has been gone through: then no
+            two groups of examples are met by two separate groups of orderings, whose effects nobody could tell apart.
+    """
+
+    def __init__(
+        self,
+        scorer: CellScorer,
+        *,
+        num_train: int,
+        num_first: int,
+        num_more: int,
+        favoured: Ordering | None = None,
+        shifted: bool = False,
+    ) -> None:
+        self.num_first, self._num_more, self._num_train = num_first, num_more, num_train
+        self._scorer, self._favoured = scorer, favoured
+        # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
+        self._shifted = shifted and num_train % num_first == 0
+        self._asked: Wanted = {}
+        self._under_way: Wanted = {}
+        self._given_up: set[int] = set()
+        self._ran: set[int] = set()
+        self._worst = 0.0
+
+    def num_asked(self, ordering: Ordering) -> int:
+        """Examples that the ordering has been scored on."""
+        return len(self._asked.get(ordering, []))
+
+    def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
+        """The examples that each ordering is to be scored on next, those that it was scored on before included.
+
+        That is so many examples in all, or without a number those of a first score, or of a further one.
+        """
+        found, num_seen = {}, len(self._asked)
+        for ordering in dict.fromkeys(orderings):
+            asked = self._asked.get(ordering, [])
+            start = num_seen * self.num_first
+            start = asked[0] if asked else start + self._shifted * (start // self._num_train)
+            num_seen += not asked
+            more = self._num_more if asked else self.num_first
+            count = more if num_examples is None else max(0, num_examples - len(asked))
+            turn = ((start + step) % self._num_train for step in range(self._num_train))
+            taken = {*asked, *self._given_up}
+            found[ordering] = [*asked, *[example for example in turn if example not in taken][:count]]
+        return found
+
+    def score(self, wanted: Wanted) -> dict[Ordering, dict[int, float]]:
+        """Score orderings, and return scores by example; of the first ones only when time or money is up.
+
+        Raises:
+            RuntimeError: when more than half of the first examples ran for no ordering, or no call of several
+                orderings ended with an answer.
+        """
+        self._under_way = wanted
+        rows = self._scorer.cells(wanted)
+        asked = {ordering: set(self._asked.get(ordering, ())) for ordering in rows}
+        new = [cell for o, cells in rows.items() for e, cell in cells.items() if e not in asked[o]]
+        several = len(rows) > 1 or not self._ran
+        # Then something is down, and it is not the order.
+        if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
+            raise self._scorer.nothing_ran(new, len(rows))
+        if rows and not self._asked:
+            self._check_first(rows)
+        return self._take(rows)
+
+    def salvage(self) -> dict[Ordering, dict[int, float]]:
+        """Scores of those orderings of a round that was not ended which were scored whole; costs nothing."""
+        known = self._scorer.known_cells(self._under_way)
+        return self._take({o: row for o, row in known.items() if row and len(row) == len(self._under_way[o])})
+
+    def scores(self) -> dict[Ordering, dict[int, float]]:
+        """Scores by example of all orderings; costs nothing."""
+        rows = self._scorer.known_cells(self._asked)
+        return {ordering: found for ordering, cells in rows.items() if (found := self._row(ordering, cells))}
+
+    def _take(self, rows: Mapping[Ordering, dict[int, Cell]]) -> dict[Ordering, dict[int, float]]:
+        """Note the cells of orderings, and return their scores."""
+        for ordering, cells in rows.items():
+            self._asked[ordering] = list(cells)
+            self._ran |= _ran(cells)
+            self._worst = min([self._worst, *(c.score for c in cells.values() if c.score is not None)])
+        failed = Counter(e for asked in self._asked.values() for e in asked if e not in self._ran)
+        self._given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
+        return {ordering: self._row(ordering, cells) for ordering, cells in rows.items()}
+
+    def _check_first(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> None:
+        """Refuse first examples of which more than half ran for no ordering; warn of fewer."""
+        tried = {example for cells in rows.values() for example in cells}
+        num_lost = len(tried - {e for cells in rows.values() for e in _ran(cells)})
+        if 2 * num_lost > len(tried):
+            self._scorer.ledger.retry()
+            raise RuntimeError(
+                f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order: mend the "
+                "program, the metric or what they call, and compile again (with log_dir, from here; where the code of "
+                "the program or the metric is another, with a new log_dir)"
+            )
+        if num_lost:
+            logger.warning(
+                "%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried)
+            )
+
+    def _row(self, ordering: Ordering, cells: Mapping[int, Cell]) -> dict[int, float]:
+        """Scores by example; those that ran for no ordering count for none, unless the ordering has no others."""
+        counted = self._ran & cells.keys() or cells.keys()
+        if ordering == self._favoured:
+            counted = _ran(cells) or counted
+        return {e: self._worst if c.score is None else c.score for e, c in cells.items() if e in counted}
+
+
+def _ran(cells: Mapping[int, Cell]) -> set[int]:
+    """The examples whose call ended with an answer."""
+    return {example for example, cell in cells.items() if cell.outcome != FAILED}

@@ -6,28 +6,32 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from numbers import Integral
+from typing import Any
 
-from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.plackett_luce.updates import UpdateRule
+import torch
+
+from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
+from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule, updated_lengths
+from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.table import Scores
-from plr_dspy.search.proposal import Proposal
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
 
-MAX_REDRAWS = 50
-"""Batches a search draws in the hope of new orderings before it gives up."""
+MAX_BATCHES, MAX_REDRAWS = 20, 50
+"""Batches that draws take in the hope of enough orderings that are allowed, and in the hope of new ones."""
 
 
 class Search(ABC):
     """A search that is asked for orderings and told their scores (ask and tell); it knows nothing of language models.
 
-    Args:
-        space, update, num_samples, elite_fraction, seed: As in `CrossEntropySearch`.
-        model: Says what scores tell of new examples; None takes one that knows no features of orderings.
+    It holds a distribution for each block of its space, at first uniform over numbers of items and over their orders.
+    Where places count from the end, the first item of a distribution is shown last: so orderings of all lengths tell of
+    the same logits. What is drawn and not allowed is shortened from its beginning until it is.
 
     Attributes:
-        space, num_samples, elite_fraction, model: The same.
-        proposal: The distributions.
+        space, num_samples, elite_fraction: As in `CrossEntropySearch`.
+        model: Says what scores tell of new examples; by itself a search has one that knows no features of orderings.
+        distributions: The current distribution of each block.
     """
 
     def __init__(
@@ -44,15 +48,14 @@ class Search(ABC):
             raise TypeError(
                 f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}"
             )
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-            raise ValueError(f"num_samples must be a whole number of at least 1; got {num_samples!r}")
+        check_whole("num_samples", num_samples, 1)
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
-        self.space = space
-        self.num_samples = num_samples
-        self.elite_fraction = elite_fraction
+        self.space, self.num_samples, self.elite_fraction = space, num_samples, elite_fraction
         self.model = OrderingModel(space, with_features=False) if model is None else model
-        self.proposal = Proposal(space, update=update, seed=seed)
+        self._rule, self._generator = update_rule(update), torch.Generator().manual_seed(seed)
+        self._smoothing = smoothing_of(self._rule) if space.from_end else 0.0
+        self.distributions = self._uniform()
 
     @abstractmethod
     def ask(self) -> list[Ordering]:
@@ -77,11 +80,7 @@ class Search(ABC):
         return best_first(told)[: num_elites(len(told), self.elite_fraction)]
 
     def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
-        """Refuse what a search cannot be told.
-
-        Raises:
-            ValueError: as `tell`.
-        """
+        """Refuse with a ValueError what a search cannot be told."""
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
         for ordering in orderings:
@@ -104,38 +103,81 @@ class Search(ABC):
         """
         return best_first([ScoreEstimate(ordering, mean_score(row)) for ordering, row in scores.items()])
 
-    @property
-    def distributions(self) -> Sequence[PlackettLuce]:
-        """The current distribution of each block."""
-        return self.proposal.distributions
-
     def mode(self) -> Ordering:
-        """The most probable ordering."""
-        return self.proposal.mode()
+        """The most probable ordering, shortened where it is not allowed; the identity where that does not help."""
+        mode = self.space.canonical([self._read(d.mode.tolist()) for d in self.distributions])
+        return self.space.shortened(mode) or self.space.identity
 
     def draw(self, num_draws: int) -> list[Ordering]:
-        """Draws from the current distributions, repeats included."""
-        return self.proposal.draw(num_draws)
+        """Draws from the current distributions, repeats included; fewer where hardly any is allowed."""
+        return self._draw(self.distributions, num_draws)
+
+    def draw_uniformly(self, num_draws: int) -> list[Ordering]:
+        """Draws from uniform distributions in their place."""
+        return self._draw(self._uniform(), num_draws)
 
     def fresh(self, number: int, known: Container[Ordering]) -> list[Ordering]:
         """Random orderings that are not known, each once and the identity first; fewer when hardly any are left."""
         found = dict.fromkeys(ordering for ordering in [self.space.identity] if ordering not in known)
         for _ in range(MAX_REDRAWS):
-            for ordering in self.proposal.draw(number, sharpness=0.0):
+            for ordering in self.draw_uniformly(number):
                 if len(found) < number and ordering not in known:
                     found[ordering] = None
             if len(found) == number:
                 break
         return list(found)
 
+    def refit(self, elites: Sequence[ScoreEstimate], *, anew: bool = False) -> None:
+        """Update the distributions, or uniform ones, by their rule, each on its block of the elites."""
+        # Deviation: the paper's scores are accuracies; a share of a negative score has no meaning, and all count alike.
+        scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
+        weights = scores / scores.mean() if self._rule.weighted and bool((scores > 0).all()) else None
+        updated = []
+        with one_thread():
+            for block, before in enumerate(self._uniform() if anew else self.distributions):
+                shown = [self._read(elite.ordering[block]) for elite in elites]
+                rankings, lengths = padded(shown, before.num_items), before.length_probabilities
+                after = self._rule.update(before, rankings, weights)
+                if lengths is not None:
+                    lengths = updated_lengths(
+                        lengths, rankings, weights, max_length=before.length, smoothing=self._smoothing
+                    )
+                    changes: dict[str, Any] = {"logits": after.logits, "weights": after.weights}
+                    after = before.copy(**changes, length_probabilities=lengths)
+                updated.append(after)
+        self.distributions = updated
+
+    def _uniform(self) -> list[PlackettLuce]:
+        found = []
+        for size, (least, most) in zip(self.space.sizes, self.space.limits, strict=True):
+            distribution = self._rule.initial(size)
+            if self.space.from_end:
+                shares = torch.full((most - least + 1,), 1.0 / (most - least + 1), dtype=torch.float64)
+                distribution = distribution.copy(length=most, length_probabilities=shares)
+            found.append(distribution)
+        return found
+
+    def _draw(self, distributions: Sequence[PlackettLuce], num_draws: int) -> list[Ordering]:
+        own = [each.copy(generator=self._generator) for each in distributions]
+        found: list[Ordering] = []
+        for _ in range(MAX_BATCHES):
+            if len(found) >= num_draws:
+                break
+            for rankings in zip(*(each.sample((num_draws,)).tolist() for each in own), strict=True):
+                drawn = self.space.canonical([self._read(ranking) for ranking in rankings])
+                if (fitted := self.space.shortened(drawn)) is not None:
+                    found.append(fitted)
+        return found[:num_draws]
+
+    def _read(self, items: Sequence[int]) -> Sequence[int]:
+        """The ranking that ordered items stand for, or the items that a ranking stands for."""
+        if not self.space.from_end:
+            return items
+        return [item for item in reversed(items) if item != NOT_SHOWN]
+
 
 class RandomSearch(Search):
-    """Ask for random orderings, the identity first, each once; nothing is learnt.
-
-    Args:
-        space, num_samples, seed: As in `CrossEntropySearch`.
-        num_orderings: How many in all; where there are no more, all are asked for.
-    """
+    """Ask for random orderings, the identity first, each once, and so many in all; nothing is learnt."""
 
     def __init__(
         self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
@@ -176,8 +218,14 @@ class CrossEntropySearch(Search):
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
         elites = super().tell(orderings, scores)
-        self.proposal.refit(elites)
+        self.refit(elites)
         return elites
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse with a ValueError what is no whole number, or too small a one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
 
 
 def mean_score(row: Mapping[int, float]) -> float:
@@ -191,7 +239,7 @@ def best_first(estimates: Sequence[ScoreEstimate]) -> list[ScoreEstimate]:
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """ceil(rho B), at least 1, and safe against rounding: 0.1 of 30 is 3, not 4."""
+    """ceil(rho B), at least 1, and safe against rounding: 0.07 of 100 is 7, not 8."""
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))
 
 

@@ -23,12 +23,7 @@ MAX_TRIES = 1_000
 
 
 class ScoreEstimate(NamedTuple):
-    """An ordering with what a search takes for its mean score on new examples.
-
-    Attributes:
-        ordering: One permutation for each block.
-        score: The estimate; of a search without a model, the mean score it was told.
-    """
+    """An ordering with what a search takes for its mean score on new examples; without a model, its mean score."""
 
     ordering: Ordering
     score: float
@@ -241,19 +236,20 @@ class OrderingSpace:
         """The items of each block."""
         return [set(range(size)) for size in self.sizes]
 
+    def _like_ascending(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
+        """The items of a block with like ones ascending, the first of each kind first."""
+        kinds = self.kinds[block]
+        if self._all_differ[block]:
+            return tuple(items)
+        waiting: dict[int, deque[int]] = {}
+        for item, kind in enumerate(kinds):
+            waiting.setdefault(kind, deque()).append(item)
+        return tuple(waiting[kinds[item]].popleft() for item in items)
+
     @cached_property
     def _all_differ(self) -> list[bool]:
         """Whether no two items of a block look alike, for each block."""
         return [len(set(kinds)) == len(kinds) for kinds in self.kinds]
-
-    def _like_ascending(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
-        """The items of a block with like ones ascending, the first of each kind first."""
-        if self._all_differ[block]:
-            return tuple(items)
-        waiting: dict[int, deque[int]] = {}
-        for item, kind in enumerate(self.kinds[block]):
-            waiting.setdefault(kind, deque()).append(item)
-        return tuple(waiting[self.kinds[block][item]].popleft() for item in items)
 
     def _every(self, block: int) -> Iterator[Ordering]:
         """The distinct orderings of the blocks from one on, one at a time: there may be very many."""
@@ -262,25 +258,20 @@ class OrderingSpace:
             return
         least, most = self.limits[block]
         for length in range(least, most + 1):
-            for items in _distinct(self.kinds[block], length):
+            for items in _distinct(self.kinds[block], length, range(self.sizes[block])):
                 for others in self._every(block + 1):
                     yield (items, *others)
 
 
-def _distinct(kinds: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
-    """Ordered subsets of so many items that look different, in lexicographic order."""
-
-    def extended(beginning: tuple[int, ...], left: list[int]) -> Iterator[tuple[int, ...]]:
-        if len(beginning) == length:
-            yield beginning
-            return
-        tried = set()
-        for item in left:
-            if kinds[item] not in tried:
-                tried.add(kinds[item])
-                yield from extended((*beginning, item), [other for other in left if other != item])
-
-    return extended((), list(range(len(kinds))))
+def _distinct(kinds: tuple[int, ...], length: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Ordered subsets of so many of the items left that look different, in lexicographic order."""
+    if length == 0:
+        yield ()
+        return
+    first = {kinds[item]: item for item in reversed(left)}  # of each kind
+    for item in sorted(first.values()):
+        for rest in _distinct(kinds, length - 1, [other for other in left if other != item]):
+            yield (item, *rest)
 
 
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.model.table import Scores
-from plr_dspy.search.search import Search, num_elites
+from plr_dspy.search.search import Search, check_whole, num_elites
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
 
 NUM_CANDIDATES = 300
@@ -74,8 +74,7 @@ class ThompsonSearch(Search):
             ("num_initial", num_initial, 1),
             ("seed", seed, 0),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+            check_whole(name, value, least)
         if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
                 f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
@@ -89,9 +88,7 @@ class ThompsonSearch(Search):
             seed=seed,
         )
         self._num_classed = None if example_classes is None else len(example_classes)
-        self._num_examples = num_examples
-        self._num_initial = num_initial
-        self._seed = seed
+        self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
         self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
         self._fitted: FittedModel | None = None
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
@@ -100,7 +97,10 @@ class ThompsonSearch(Search):
     def ask(self) -> list[Ordering]:
         """Orderings to score on further examples; empty when all there are have been scored on all."""
         with one_thread():
-            return self._first_round() if self._fitted is None else self._sample_posterior(self._fitted)
+            if self._fitted is not None:
+                return self._sample_posterior(self._fitted)
+            few = self.space.num_distinct <= self._num_initial
+            return list(self.space.enumerate()) if few else self.fresh(self._num_initial, ())
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the orderings it deems best.
@@ -117,8 +117,7 @@ class ThompsonSearch(Search):
         # Replaced whole, so that an interrupt finds one that fits together.
         self._fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
         elites = self._fitted.estimates()[: self._num_elites(self._fitted)]
-        self.proposal.reset()
-        self.proposal.refit(elites)
+        self.refit(elites, anew=True)
         return self.model.shown(elites, scores)
 
     def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
@@ -128,20 +127,13 @@ class ThompsonSearch(Search):
             raise ValueError(f"examples must have classes: example_classes names those of {classed}")
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """The process' estimates of the orderings that have scores, best first and within what scores can be.
-
-        Those that it has ruled out, and those that it was not told of, are missing.
-        """
+        """The process' estimates of the orderings that have scores, best first and within what scores can be; without
+        those that it has ruled out, or was not told of."""
         estimates = [] if self._fitted is None else self._fitted.estimates()
         return self.model.shown([each for each in estimates if each.ordering in scores], scores)
 
     def _num_elites(self, fitted: FittedModel) -> int:
         return max(MIN_ELITES, num_elites(len(fitted.orderings), self.elite_fraction))
-
-    def _first_round(self) -> list[Ordering]:
-        if self._num_initial >= self.space.num_distinct:
-            return list(self.space.enumerate())
-        return self.fresh(self._num_initial, ())
 
     def _sample_posterior(self, fitted: FittedModel) -> list[Ordering]:
         """The best candidate of each posterior draw, but for those of the draws before."""
@@ -172,7 +164,7 @@ class ThompsonSearch(Search):
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
-            found |= dict.fromkeys(self.proposal.draw(NUM_CANDIDATES // 6, sharpness=0.0))
+            found |= dict.fromkeys(self.draw_uniformly(NUM_CANDIDATES // 6))
             found |= dict.fromkeys(climb(self.space, best, fitted.predict, rng))
         return [ordering for ordering in found if ordering not in self._counts]
 
@@ -183,13 +175,9 @@ def climb(
     score: Callable[[list[Ordering]], NDArray[np.float64]],
     rng: np.random.Generator,
 ) -> list[Ordering]:
-    """What a beam of orderings meets on its way up.
+    """What a beam of orderings meets on its way up, by random moves, from where the best of those given stand.
 
-    Args:
-        space: Of the orderings.
-        orderings: Where to begin, best first.
-        score: What to climb: of so many orderings, ``[m]``.
-        rng: Decides the moves.
+    `score` is what to climb: of so many orderings, ``[m]``.
     """
     beam = list(orderings[:NUM_CLIMBERS])
     met: dict[Ordering, None] = {}

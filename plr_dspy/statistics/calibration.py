@@ -12,9 +12,6 @@ from scipy.stats import chisquare
 
 Array = NDArray[np.float64]
 
-NUM_BINS = 10
-"""Of confidence, as in C. Guo et al., "On calibration of modern neural networks", ICML 2017."""
-
 CLEARLY_UNEVEN = 0.01
 """Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
 
@@ -28,7 +25,7 @@ LESS = 1e-6
 def batch_offsets(
     log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike | None = None
 ) -> Array:
-    """The offsets of batch calibration: those of the mean probabilities over a batch of inputs.
+    """The offsets ``[L]``, 0 on the mean, of batch calibration: those of the mean probabilities over a batch of inputs.
 
     Source: H. Zhou et al., "Batch calibration", arXiv:2309.17249, Eq. 3.
 
@@ -37,9 +34,6 @@ def batch_offsets(
         prior: Share of the inputs that each label is right for, ``[L]``; None for the same share each.
         unseen: Where a label was not among the likeliest tokens, ``[N, L]``: its probability is only known to be
             small, and counts as none.
-
-    Returns:
-        Offsets ``[L]``, 0 on the mean.
     """
     known = np.asarray(log_probabilities, dtype=np.float64)
     hidden = np.zeros(known.shape, dtype=bool) if unseen is None else np.asarray(unseen, dtype=bool)
@@ -50,16 +44,9 @@ def batch_offsets(
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
-    """Offsets of labels: the log of their shares, less that of their mean probabilities.
-
-    Args:
-        log_means: Logarithms of the labels' mean probabilities, ``[..., L]``.
-        shares: That they are to have, ``[L]``.
-        held: Labels that were never among the likeliest tokens, ``[L]``: they get the smallest offset of the others.
-
-    Returns:
-        Offsets ``[..., L]``, 0 on the mean.
-    """
+    """Offsets of labels ``[..., L]``, 0 on the mean: the log of the shares that they are to have, ``[L]``, less that of
+    their mean probabilities ``[..., L]``. Those `held`, which were never among the likeliest tokens, ``[L]``, get the
+    smallest offset of the others."""
     hidden = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         offsets = np.log(shares) - log_means
@@ -77,16 +64,8 @@ def calibrated(
     scales: ArrayLike = 1.0,
     unseen: ArrayLike | None = None,
 ) -> Array:
-    """Calibrated log-probabilities.
-
-    Args:
-        log_probabilities: Of labels, ``[..., L]``.
-        offsets, scales: Of the labels, ``[L]``.
-        unseen: Where a label was not among the likeliest tokens, ``[..., L]``: it cannot become the likeliest.
-
-    Returns:
-        Log-probabilities ``[..., L]``, normalised.
-    """
+    """Calibrated log-probabilities ``[..., L]``, normalised, by offsets and scales of the labels, ``[L]``; a label that
+    was unseen, not among the likeliest tokens, ``[..., L]``, cannot become the likeliest."""
     known = np.asarray(log_probabilities, dtype=np.float64)
     moved: Array = log_softmax(known * np.asarray(scales) + np.asarray(offsets), axis=-1)
     if unseen is not None and (hidden := np.asarray(unseen, dtype=bool)).any():
@@ -101,9 +80,6 @@ def likely_shares(counts: ArrayLike) -> Array:
 
     The same share for each label, unless the examples clearly have others: then theirs come first. A weak model that is
     calibrated to uneven shares may answer the frequent labels alone, so that the scores of its answers decide.
-
-    Args:
-        counts: Examples that each label is right for, ``[L]``; those with several right labels count for each in part.
     """
     seen = np.asarray(counts, dtype=np.float64)
     even = np.full(len(seen), 1.0 / len(seen))
@@ -113,12 +89,8 @@ def likely_shares(counts: ArrayLike) -> Array:
 
 
 def is_uneven(counts: ArrayLike, *, least: float = 0.0) -> bool:
-    """Tell whether labels are clearly not equally frequent, by counts ``[L]`` of them.
-
-    Args:
-        counts: Of examples or answers with each label.
-        least: Total variation distance from the same share each that is asked for as well.
-    """
+    """Tell whether labels are clearly not equally frequent, by counts ``[L]`` of them, and lie at least that total
+    variation distance from the same share each."""
     seen = np.asarray(counts, dtype=np.float64)
     if not seen.sum() or chisquare(seen).pvalue >= CLEARLY_UNEVEN:
         return False
@@ -134,12 +106,9 @@ def right_counts(scores: ArrayLike) -> Array:
 
 
 def shares_to_try(scores: ArrayLike) -> Array:
-    """The shares of labels that a search calibrates to by way of trial, ``[S, L]``.
+    """The shares of labels that a search calibrates to by way of trial, ``[S, L]``, by what labels score, ``[E, L]``.
 
     The last ones, of NaN, stand for answers that stay as they are; the scores decide, as in `BatchCalibration`.
-
-    Args:
-        scores: What each label scores on each example, ``[E, L]``.
     """
     shares = likely_shares(right_counts(scores))
     return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
@@ -150,53 +119,14 @@ def cross_validated(
 ) -> Array:
     """What the answers to each input score where batch calibration on the other inputs decides, ``[N]``.
 
-    Args:
-        log_probabilities, unseen: As in `batch_offsets`, of at least 2 inputs.
-        scores: What each label scores, ``[N, L]``.
-        shares: Prior of the labels, ``[L]``.
+    Labels, of which these are the prior shares, have log-probabilities and scores ``[N, L]`` on at least 2 inputs.
     """
     known, given = np.asarray(log_probabilities, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     hidden = np.zeros(known.shape, dtype=bool) if unseen is None else np.asarray(unseen, dtype=bool)
     rows = np.arange(len(known))
-    answers = [
-        calibrated(
-            known[i],
-            batch_offsets(known[rows != i], prior=shares, unseen=hidden[rows != i]),
-            unseen=hidden[i],
-        ).argmax()
-        for i in rows
-    ]
+    answers = []
+    for i in rows:
+        offsets = batch_offsets(known[rows != i], prior=shares, unseen=hidden[rows != i])
+        answers.append(calibrated(known[i], offsets, unseen=hidden[i]).argmax())
     found: Array = given[rows, answers]
     return found
-
-
-def expected_calibration_error(log_probabilities: ArrayLike, right: ArrayLike) -> float:
-    """Mean distance between how probable answers are and how often they are right, over bins of equal width.
-
-    Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
-
-    Args:
-        log_probabilities: Of labels, ``[N, L]``; the likeliest is the answer.
-        right: Whether each label is right, ``[N, L]``.
-    """
-    probabilities = np.exp(np.asarray(log_probabilities, dtype=np.float64))
-    answers, rows = probabilities.argmax(axis=1), np.arange(len(probabilities))
-    confidence, correct = probabilities[rows, answers], np.asarray(right, dtype=bool)[rows, answers]
-    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
-    return float(np.abs(np.bincount(bins, confidence - correct)).sum()) / len(answers)
-
-
-def brier_score(log_probabilities: ArrayLike, right: ArrayLike) -> float:
-    """Mean squared distance between probabilities and what is right, 0 (best) to 2.
-
-    Source: G. W. Brier, "Verification of forecasts expressed in terms of probability", Monthly Weather Review 78
-    (1950).
-
-    Args:
-        log_probabilities: Of labels, ``[N, L]``.
-        right: Whether each label is right, ``[N, L]``; where several are, they share 1.
-    """
-    probabilities = np.exp(np.asarray(log_probabilities, dtype=np.float64))
-    wanted = np.asarray(right, dtype=np.float64)
-    wanted = wanted / np.maximum(wanted.sum(axis=1, keepdims=True), 1.0)
-    return float(((probabilities - wanted) ** 2).sum(axis=1).mean())

@@ -40,12 +40,7 @@ def paired_interval(
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student-t confidence interval of a mean, such as that of the gains of several runs.
-
-    Args:
-        values: At least two.
-        confidence: Level of the interval, in (0, 1).
-    """
+    """Student-t confidence interval of a mean of at least two values, such as that of the gains of several runs."""
     if len(values) < 2:
         raise ValueError(f"mean_interval needs at least two values; got {len(values)}")
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))

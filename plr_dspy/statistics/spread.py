@@ -9,7 +9,8 @@ too much where each example prefers similar orders; `benchmarks/sensitivity.py` 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,44 +28,25 @@ PSEUDO_EXAMPLES = 2
 to agree must not look certain (see `paired_interval`)."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How far the scores of orders lie apart.
+class Spread(NamedTuple):
+    """How far the scores of orders lie apart; intervals are those of 95 %."""
 
-    Attributes:
-        p_value: How often chance puts mean scores at least so far apart if all orders score the same on new examples.
-        noise: Standard deviation that the choice of examples gives to the mean score of an order.
-        deviation: Standard deviation of the true scores of all orders, with that noise taken out.
-        interval: 95 % interval of `deviation`.
-        gain: True score of the best order less that of the program's own; 0 where none is better.
-        gain_interval: 95 % interval of `gain`.
-    """
-
-    p_value: float
-    noise: float
-    deviation: float
+    p_value: float  # how often chance puts means at least so far apart if all orders score the same on new examples
+    noise: float  # standard deviation that the choice of examples gives to the mean score of an order
+    deviation: float  # standard deviation of the true scores of all orders, with that noise taken out
     interval: tuple[float, float]
-    gain: float
+    gain: float  # true score of the best order less that of the program's own; 0 where none is better
     gain_interval: tuple[float, float]
 
 
-@dataclass(frozen=True)
-class _Contrasts:
-    """Differences between the mean scores of n orders, in n - 1 coordinates whose errors are uncorrelated.
+class _Contrasts(NamedTuple):
+    """Differences between the mean scores of n orders, in n - 1 coordinates whose errors are uncorrelated."""
 
-    Attributes:
-        means: Observed, ``[n - 1]``.
-        variances: Of their errors, with the pseudo-examples, ``[n - 1]``.
-        basis: From these coordinates to the orders, ``[n - 1, n]``.
-        noise: Mean variance of their errors, without pseudo-examples.
-        num_examples: That they are means of.
-    """
-
-    means: Array
-    variances: Array
-    basis: Array
-    noise: float
-    num_examples: int
+    means: Array  # [n - 1]
+    variances: Array  # of their errors, with the pseudo-examples, [n - 1]
+    basis: Array  # from these coordinates to the orders, [n - 1, n]
+    noise: float  # mean variance of their errors, without pseudo-examples
+    num_examples: int  # that they are means of
 
 
 def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0) -> Spread:
@@ -80,9 +62,6 @@ def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0
         num_distinct: Orders that there are.
         num_searched: Orders of which `gain` takes the best, those scored among them.
         seed: Of everything random.
-
-    Raises:
-        ValueError: for fewer.
     """
     num_orders, num_examples = scores.shape
     if num_orders < min(3, num_distinct) or num_examples < 2:
@@ -102,12 +81,12 @@ def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0
     low, high = np.minimum(low, most), np.minimum(high, most)
     deviation = min(math.sqrt(max(0.0, float((sampled.means**2).mean()) - sampled.noise)), most)
     least, greatest = float(np.quantile(low, TAIL)), float(np.quantile(high, 1 - TAIL))
-    best = _Best(scores, others, disagreement, num_distinct, num_searched, rng)
+    gains_at = _gains(scores, others, disagreement, num_distinct, num_searched, rng)
     own = _mean_interval(scores[0], lowest, highest)
-    gains = np.where(low > 0, best.gains(low), 0.0)
+    gains = np.where(low > 0, gains_at(low), 0.0)
     least_gain = min(max(0.0, float(np.quantile(gains, TAIL))), highest - own[1])
-    most_gain = min(max(0.0, float(np.quantile(best.gains(high), 1 - TAIL))), highest - own[0])
-    gain = best.estimate(deviation) if deviation else 0.0
+    most_gain = min(max(0.0, float(np.quantile(gains_at(high), 1 - TAIL))), highest - own[0])
+    gain = float(gains_at(np.full(NUM_DRAWS, deviation), observed=True).mean()) if deviation else 0.0
     gain = max(0.0, min(max(gain, least_gain), most_gain, highest - float(scores[0].mean())))
     return Spread(
         p_value=_p_value(scores, rng),
@@ -190,53 +169,37 @@ def _deviations(sampled: _Contrasts, population: int, rng: np.random.Generator) 
     return np.where(alone >= reached, 0.0, high), high
 
 
-class _Best:
-    """Draws of what the best order gains over the program's own.
+def _gains(
+    scores: Array,
+    others: _Contrasts,
+    disagreement: float,
+    num_distinct: int,
+    num_searched: int,
+    rng: np.random.Generator,
+) -> Callable[..., Array]:
+    """Draws of what the best order gains over the program's own, for draws of the deviation of true scores.
 
-    Args:
-        scores: As in `spread`.
-        others: Contrasts of the orders that are not the program's own.
-        disagreement: Largest that was seen.
-        num_distinct, num_searched, rng: As in `spread`.
+    They are negative where the own order is best. That order lies where it was observed, or is as unsure as the others.
     """
+    count, num_examples = len(scores) - 1, scores.shape[1]
+    gaps = scores[1:].mean(axis=0) - scores[0]
+    variance = (gaps.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / num_examples) / num_examples
+    error = math.sqrt(variance) * rng.standard_t(num_examples - 1, size=NUM_DRAWS)
+    noise = rng.normal(size=(NUM_DRAWS, count - 1))
+    unseen = max(0.0, 1 / count - 1 / (min(num_distinct, 10**9) - 1))
+    mean = math.sqrt(unseen) * rng.normal(size=NUM_DRAWS)
+    more, uniform = num_searched - len(scores), rng.random(NUM_DRAWS)
+    best_unseen = special.ndtri(uniform ** (1 / more)) if more > 0 else np.zeros(NUM_DRAWS)
 
-    def __init__(
-        self,
-        scores: Array,
-        others: _Contrasts,
-        disagreement: float,
-        num_distinct: int,
-        num_searched: int,
-        rng: np.random.Generator,
-    ) -> None:
-        count, num_examples = len(scores) - 1, scores.shape[1]
-        gaps = scores[1:].mean(axis=0) - scores[0]
-        variance = (gaps.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / num_examples) / num_examples
-        self._others = others
-        self._gap = float(gaps.mean())
-        self._error = math.sqrt(variance) * rng.standard_t(num_examples - 1, size=NUM_DRAWS)
-        self._effects = rng.normal(size=(NUM_DRAWS, count - 1))
-        unseen = max(0.0, 1 / count - 1 / (min(num_distinct, 10**9) - 1))
-        self._mean = math.sqrt(unseen) * rng.normal(size=NUM_DRAWS)
-        more = num_searched - len(scores)
-        uniform = rng.random(NUM_DRAWS)
-        self._more = special.ndtri(uniform ** (1 / more)) if more > 0 else np.zeros(NUM_DRAWS)
-
-    def gains(self, deviations: Array) -> Array:
-        """One gain for each of these draws of the deviation of true scores, negative where the own order is best."""
-        return self._best(deviations) + self._gap + self._error + self._mean * deviations
-
-    def estimate(self, deviation: float) -> float:
-        """The mean gain if the deviation is this one, and the own order lies where it was observed."""
-        return float(self._best(np.full(NUM_DRAWS, deviation)).mean()) + self._gap
-
-    def _best(self, deviations: Array) -> Array:
-        """The best of the other orders, over their mean: those scored are drawn towards it, the rest are unknown."""
-        others, column = self._others, deviations[:, None]
+    def gains(deviations: Array, *, observed: bool = False) -> Array:
+        # Over the mean of the other orders, those scored are drawn towards it, and the rest are unknown.
+        column = deviations[:, None]
         trust = column**2 / (column**2 + others.variances)
-        effects = trust * others.means + np.sqrt(trust * others.variances) * self._effects
-        best = (effects @ others.basis).max(axis=1)  # 0 or more
-        return np.asarray(np.maximum(best, deviations * self._more))
+        effects = trust * others.means + np.sqrt(trust * others.variances) * noise
+        best = np.maximum((effects @ others.basis).max(axis=1), deviations * best_unseen) + float(gaps.mean())
+        return np.asarray(best if observed else best + error + mean * deviations)
+
+    return gains
 
 
 def _mean_interval(scores: Array, lowest: float, highest: float) -> tuple[float, float]:

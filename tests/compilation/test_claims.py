@@ -36,28 +36,23 @@ class TestNothingToFind:
         ],
     )
     def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
-        """At most one of ten, but for the luck of 8 compiles: of three or more the chance is 4 % then."""
+        """At most one of ten, but for the luck of 5 compiles: of two or more the chance is 8 % then."""
         outcomes, changes = [], []
-        for seed in range(8):
+        for seed in range(5):
             pool = Pool.of(world(num_demos, 500 + seed, num_pool + 1_000), num_pool)
             outcome = compiled(pool, mode, BUDGETS[mode], seed)
             outcomes.append(outcome)
             changes.append(pool.held_out(outcome.ordering[0]) - pool.held_out(pool.space.identity[0]))
-        assert sum(map(claimed, outcomes)) <= 2
+        assert sum(map(claimed, outcomes)) <= 1
         assert abs(np.mean(changes)) < 0.03
 
     def test_an_original_unlike_all_others_stays(self):
         """It is right on 70 % of the examples, and any other order on 60 %: no other says anything of it."""
         kept = 0
-        for seed in range(10):
+        for seed in range(5):
             pool = Pool.of(GoodOriginalLandscape(8, 500 + seed, 100), 100)
             kept += compiled(pool, "light", 400, seed).ordering[0] == pool.space.identity[0]
-        assert kept >= 8
-
-    def test_few_examples_get_few_calls(self):
-        outcome = compiled(Pool.of(OwnEffectsLandscape(8, 3, 1_002), 2), "light", 1_000, seed=0)
-        assert outcome.program_calls["total"] <= 20
-        assert not claimed(outcome)
+        assert kept >= 4
 
 
 class TestSomethingToFind:
@@ -78,11 +73,11 @@ class TestSomethingToFind:
     def test_an_original_that_is_best_by_far_stays(self, mode):
         """Three demos: all six orders are scored, and the selection split alone would take another in one of six."""
         kept = 0
-        for seed in range(8):
+        for seed in range(4):
             landscape = OwnEffectsLandscape(3, 900 + seed, 1_100, common=0.8, own=0.8)
             orders = [ordering[0] for ordering in Pool.of(landscape, 100).space.enumerate()]
             truths = sorted(((landscape.answers(order).mean(), order) for order in orders), reverse=True)
             pool = Pool.of(Renamed(landscape, truths[0][1]), 100)
             chosen = compiled(pool, mode, BUDGETS[mode], seed).ordering[0]
             kept += chosen == pool.space.identity[0] or truths[0][0] - pool.held_out(chosen) < 0.1
-        assert kept == 8
+        assert kept == 4

@@ -7,8 +7,7 @@ from typing import Literal, Optional
 import dspy
 import numpy as np
 import pytest
-from dspy import lm15
-from fakes import chat_response, digest, logprobs_of
+from fakes import digest
 from label_engines import (
     KIND,
     LABELS,
@@ -110,7 +109,7 @@ class TestWhatItFinds:
             offsets_of(engine.probabilities, engine.inputs).tolist(), abs=1e-3
         )
 
-    def test_labelled_examples(self):
+    def test_labelled_examples_unless_there_is_nothing_to_fit(self):
         engine = Classifier(leaning(LABELS, 2.0))
         program = calibrate(engine, method="linear", trainset=examples(200), num_inputs=200)
         assert program.calibration.offsets[1] < program.calibration.offsets[0] - 1
@@ -121,9 +120,10 @@ class TestWhatItFinds:
         )
         assert told > raw + 0.05
 
-    def test_labelled_examples_that_have_nothing_to_fit_leave_answers_as_they_are(self):
-        engine = Classifier(leaning(LABELS, 0.0))
-        assert calibrate(engine, method="linear", trainset=examples(64)).calibration is None
+        assert (
+            calibrate(Classifier(leaning(LABELS, 0.0)), method="linear", trainset=examples(64)).calibration
+            is None
+        )
 
     @pytest.mark.parametrize("options", [{"method": "contextual"}, {"prior": dict.fromkeys(LABELS, 0.5)}])
     def test_labels_are_not_read(self, options):
@@ -183,7 +183,7 @@ class TestLabelsDecide:
         assert abs(np.mean(missed)) < 0.02
         assert np.mean(np.abs(missed) < 2 * error) >= 0.9
 
-    def test_the_shares_are_told_and_kept(self, caplog, tmp_path):
+    def test_the_shares_are_told(self, caplog):
         trainset, probabilities, _ = world(0, 0.1, 3.0)
         program = calibrate(Classifier(probabilities), trainset=trainset)
         shares = program.calibration.shares
@@ -191,10 +191,6 @@ class TestLabelsDecide:
         assert shares in [(0.5, 0.5), tuple(np.round((counts + 1) / (counts + 1).sum(), 6).tolist())]
         assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
         assert "always 'positive'" in caplog.text
-        program.save(tmp_path / "program.json")
-        loaded = CalibratedProgram(student())
-        loaded.load(tmp_path / "program.json")
-        assert loaded.calibration == program.calibration
 
     @pytest.mark.parametrize("fallback", [True, False])
     def test_the_student_counts_with_its_failed_replies(self, fallback):
@@ -216,8 +212,7 @@ class TestLabelsDecide:
         program = calibrate(engine, trainset=trainset)
         assert program.calibration is None
         prediction = ask(engine, program, text="text 5")
-        assert prediction.label == right("text 5")
-        assert prediction.probabilities[prediction.label] == pytest.approx(0.99, abs=0.001)
+        assert prediction.probabilities[right("text 5")] == pytest.approx(0.99, abs=0.001)
 
     @pytest.mark.parametrize(
         ("spoilt", "said"),
@@ -276,40 +271,15 @@ class TestRequests:
         assert prediction.label in raw
         assert engine.asked == [20] * 31
 
-    @pytest.mark.parametrize("allowed", [True, False])
     @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
-    def test_an_lm_without_log_probabilities_costs_one(self, endpoint, allowed):
+    def test_an_lm_without_log_probabilities_costs_one(self, endpoint):
         engine = Classifier(leaning(LABELS, 1.0), **endpoint)
-        with pytest.raises(
-            NoProbabilities, match=r"calibration needs the log-probabilities.*fake/x gives none"
-        ):
-            calibrate(engine, num_threads=8, allow_uncalibrated=allowed)
+        match = r"calibration needs the log-probabilities.*fake/x gives none"
+        with pytest.raises(NoProbabilities, match=match):
+            calibrate(engine, num_threads=8, allow_uncalibrated=True)
         assert engine.asked == [20]
 
-    def test_a_failure_of_the_model_that_reads_the_replies_is_not_called_theirs(self):
-        class Writing:
-            def complete(self, request):
-                return chat_response(
-                    "It is yes", logprobs=logprobs_of([{"It is": 1.0}, {" yes": 0.6, " no": 0.4}])
-                )
-
-        class Failing:
-            def complete(self, request):
-                raise lm15.UnsupportedFeatureError("no system messages", feature="system")
-
-        lm, reader = (
-            dspy.LM(f"fake/{kind.__name__}", engine=kind(), cache=False, num_retries=0)
-            for kind in (Writing, Failing)
-        )
-        with pytest.raises(dspy.LMError, match=r"fake/Failing.*no system messages"):
-            calibrate(None, lm=lm, adapter=dspy.TwoStepAdapter(reader), max_errors=1)
-
-    def test_no_reply_says_anything_of_labels(self):
-        engine = Classifier(lambda text: {"neither": 1.0})
-        with pytest.raises(NoProbabilities, match="0 of 30 have any"):
-            calibrate(engine, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False))
-
-    def test_a_few_replies_say_nothing_of_labels(self, caplog):
+    def test_replies_that_say_nothing_of_labels(self, caplog):
         def probabilities(text):
             return {"neither": 1.0} if text in ("text 3", "text 7") else leaning(LABELS, 1.0)(text)
 
@@ -317,6 +287,8 @@ class TestRequests:
         found = calibrate(Classifier(probabilities), adapter=adapter).calibration
         assert found.num_inputs == 28
         assert "2 of 30 replies say nothing of labels" in caplog.text
+        with pytest.raises(NoProbabilities, match="0 of 30 have any"):
+            calibrate(Classifier(lambda text: {"neither": 1.0}), adapter=adapter)
 
     def test_labelled_examples_stay_with_their_replies_where_others_fail(self):
         """The first half of the replies has no label; answers must not slip."""
@@ -360,15 +332,6 @@ class TestLabelSets:
         assert prediction.label is max(prediction.probabilities, key=prediction.probabilities.get)
         assert sum(prediction.probabilities.values()) == pytest.approx(1)
 
-    def test_a_label_that_the_model_never_says(self):
-        labels = ["negative", "positive", "mixed"]
-        engine = Classifier(lambda text: {**leaning(LABELS, 1.0)(text), "mixed": 0.0})
-        program = calibrate(engine, student(Literal[tuple(labels)]))
-        found = program.calibration.offsets
-        assert found[2] == min(found)
-        for i in range(20):
-            assert ask(engine, program, text=f"new {i}").label != "mixed"
-
     def test_none_stays_the_answer_where_the_type_allows_it(self):
         engine = Classifier(
             lambda text: (
@@ -383,6 +346,14 @@ class TestLabelSets:
         assert prediction.probabilities is None
 
 
+class Two(dspy.Module):
+    def __init__(self):
+        self.first, self.second = student(), student()
+
+    def forward(self, text):
+        return self.second(text=self.first(text=text).label)
+
+
 class TestBadInput:
     def refused(self, error, match, **options):
         engine = Classifier(leaning(LABELS, 1.0))
@@ -391,24 +362,19 @@ class TestBadInput:
         assert not engine.asked
 
     @pytest.mark.parametrize(
-        ("prior", "error", "match"),
+        ("prior", "match"),
         [
-            (
-                {"negative": 0.5, "positive": 0.6},
-                ValueError,
-                "prior must sum to 1.*sums to 1.1: divide by that",
-            ),
-            ({"negative": 1.0}, ValueError, "prior must have a share for each of the labels"),
-            ({"negative": 0.5, "positive": 0.3, "mixed": 0.2}, ValueError, "share for each of the labels"),
-            ({"negative": -0.5, "positive": 1.5}, ValueError, "share above 0"),
-            ({"negative": 0.0, "positive": 1.0}, ValueError, "share above 0"),
-            ({"negative": math.nan, "positive": 1.0}, ValueError, "prior must be a finite number"),
-            ({"negative": "half", "positive": 0.5}, ValueError, "prior must be a valid number"),
-            ([0.5, 0.5], ValueError, "prior must be a valid dict"),
+            ({"negative": 0.5, "positive": 0.6}, "prior must sum to 1.*sums to 1.1: divide by that"),
+            ({"negative": 1.0}, "prior must have a share for each of the labels"),
+            ({"negative": 0.5, "positive": 0.3, "mixed": 0.2}, "share for each of the labels"),
+            ({"negative": 0.0, "positive": 1.0}, "share above 0"),
+            ({"negative": math.nan, "positive": 1.0}, "prior must be a finite number"),
+            ({"negative": "half", "positive": 0.5}, "prior must be a valid number"),
+            ([0.5, 0.5], "prior must be a valid dict"),
         ],
     )
-    def test_prior(self, prior, error, match):
-        self.refused(error, match, prior=prior)
+    def test_prior(self, prior, match):
+        self.refused(ValueError, match, prior=prior)
 
     @pytest.mark.parametrize(
         ("options", "error", "match"),
@@ -416,11 +382,8 @@ class TestBadInput:
             ({"method": "linear", "prior": dict.fromkeys(LABELS, 0.5)}, ValueError, "prior must be None"),
             ({"method": "platt"}, ValueError, "^method must be 'batch', 'contextual' or 'linear'"),
             ({"num_inputs": 1}, ValueError, "num_inputs must be .* equal to 2"),
-            ({"num_threads": 0}, ValueError, "num_threads"),
-            ({"seed": -1}, ValueError, "seed"),
             ({"predictor": "other"}, ValueError, r"predictor must be one of \['self'\]; got 'other'"),
             ({"trainset": []}, ValueError, "trainset must hold at least 2 different inputs"),
-            ({"trainset": examples(1)}, ValueError, "trainset must hold at least 2 different inputs"),
             ({"trainset": examples(1) * 20}, ValueError, "2 different inputs.*of its 20 examples 1"),
             ({"trainset": [], "method": "contextual"}, ValueError, "trainset must hold an example"),
             ({"trainset": "text"}, TypeError, "trainset must be a list"),
@@ -439,29 +402,23 @@ class TestBadInput:
                 "'probabilities'.*rename",
             ),
             ({"program": dspy.Predict}, TypeError, "student must be a dspy.Module"),
+            (
+                {"program": Two()},
+                ValueError,
+                r"2 predictors.*pass predictor= with one of \['first', 'second'\]",
+            ),
+            (
+                {
+                    "trainset": [dspy.Example(text=i).with_inputs("text") for i in range(12)],
+                    "method": "contextual",
+                },
+                ValueError,
+                "input 'text' is a int: pass method='batch'",
+            ),
         ],
     )
     def test_arguments(self, options, error, match):
         self.refused(error, match, **options)
-
-    def test_two_predictors_with_labels(self):
-        class Two(dspy.Module):
-            def __init__(self):
-                self.first, self.second = student(), student()
-
-            def forward(self, text):
-                self.first(text=text)
-                return self.second(text=text)
-
-        self.refused(
-            ValueError, r"2 predictors.*or pass predictor= with one of \['first', 'second'\]", program=Two()
-        )
-
-    def test_inputs_that_are_no_text(self):
-        numbers = [dspy.Example(text=i).with_inputs("text") for i in range(12)]
-        self.refused(
-            ValueError, "input 'text' is a int: pass method='batch'", trainset=numbers, method="contextual"
-        )
 
     @pytest.mark.parametrize(
         ("change", "match"),
@@ -501,11 +458,3 @@ def test_a_calibrated_program_is_calibrated_anew():
     assert twice.calibration == once.calibration
     assert not isinstance(twice.program, CalibratedProgram)
     assert engine.asked == [20] * 60
-
-
-def test_parameters():
-    optimizer = BatchCalibration("contextual", num_inputs=5, seed=2, predictor="classify")
-    params = optimizer.get_params()
-    assert (params["method"], params["num_inputs"], params["predictor"]) == ("contextual", 5, "classify")
-    params.pop("method")
-    assert BatchCalibration("contextual", **params).get_params() == optimizer.get_params()

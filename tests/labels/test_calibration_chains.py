@@ -1,19 +1,17 @@
 """Calibration among other optimizers: orders are searched under it and keep it, and it comes after any of them."""
 
 import math
-from typing import Literal
 
 import dspy
 import numpy as np
 import pytest
-from fakes import LabelEngine
+from fakes import LabelEngine, using
 from label_engines import LABELS, exact, normal
+from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
-
-EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(60)]
-DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
+from plr_dspy.labels.calibrated_program import _WARNED
 
 
 def probabilities(demos, text):
@@ -25,19 +23,9 @@ def probabilities(demos, text):
     return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
 
 
-def student():
-    program = dspy.Predict(
-        dspy.Signature("text -> label").with_updated_fields("label", type_=Literal["negative", "positive"])
-    )
-    program.demos = list(DEMOS)
-    return program
-
-
 @pytest.fixture
 def engine():
-    engine = LabelEngine(LABELS, probabilities)
-    lm = dspy.LM("fake/x", engine=engine, cache=False, num_retries=0)
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+    with using(LabelEngine(LABELS, probabilities), "fake/x") as engine:
         yield engine
 
 
@@ -54,7 +42,7 @@ def numbers(program):
 
 @pytest.mark.parametrize("signal", ["score", "auto"])
 @pytest.mark.parametrize("optimizer", [PLReorder, TopKOrder])
-def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_path):
+def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_path, caplog):
     program = calibrated()
     before, state = engine.requests, program.dump_state()
     options = {"signal": signal} if optimizer is PLReorder else {"num_candidates": 10}
@@ -80,6 +68,11 @@ def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_
     loaded.load(tmp_path / "program.json")
     assert numbers(loaded) == numbers(compiled)
     assert loaded(text="text 7").probabilities == prediction.probabilities
+    _WARNED.clear()
+    assert "anew" not in caplog.text  # The calibration is of the order that was found under it.
+    loaded.program.demos.reverse()
+    loaded(text="text 7")
+    assert "calibrate the program anew" in caplog.text
 
 
 def test_what_is_scored_is_the_calibrated_answer(engine):
@@ -117,11 +110,3 @@ def test_better_together(engine):
     )
     assert isinstance(compiled, CalibratedProgram)
     assert compiled(text="text 7").probabilities
-
-
-def test_other_optimizers_pass_a_teacher_and_a_valset(engine):
-    found = BatchCalibration(display_progress=False).compile(
-        student(), trainset=EXAMPLES, teacher=[student()], valset=[], seed=3
-    )
-    assert found.calibration.num_inputs == 60
-    assert issubclass(BatchCalibration, dspy.teleprompt.Teleprompter)

@@ -54,11 +54,11 @@ def test_are_those_of_the_next_token(server):
 def test_a_method_that_lives_on_them(server, tmp_path):
     """The others run in notebooks (GlobalE, PDO) and in a grid (DEmO)."""
     reviews = brief_reviews("train", 31)
-    optimizer = LocalE(accuracy, num_candidates=3, max_metric_calls=15, display_progress=False)
+    optimizer = LocalE(accuracy, num_candidates=2, max_metric_calls=10, display_progress=False)
     with dspy.context(lm=server.lm(), adapter=PlainTextAdapter()):
         compiled = optimizer.compile(program(reviews), trainset=reviews[:24])
         assert compiled(review=reviews[30].review).sentiment in ("negative", "positive")
-    assert 0 < optimizer.report.program_calls["total"] <= 15
+    assert 0 < optimizer.report.program_calls["total"] <= 10
     compiled.save(tmp_path / "program.json")
 
 
@@ -66,16 +66,16 @@ def test_a_model_that_says_one_label_is_brought_to_its_senses(server, monkeypatc
     lm, requests = server.lm(cache=False), []
     complete = lm.engine.complete
     monkeypatch.setattr(lm.engine, "complete", lambda request: requests.append(request) or complete(request))
-    reviews, held, student = brief_reviews("train", 60), brief_reviews("test", 24), dspy.Predict(Sentiment)
+    reviews, held, student = brief_reviews("train", 30), brief_reviews("test", 8), dspy.Predict(Sentiment)
     by_label = [
         [each for each in reviews if each.sentiment == label][:2] for label in ("positive", "negative")
     ]
     student.demos = [*by_label[0], *by_label[1]]  # The last ones weigh more.
     with dspy.context(lm=lm, adapter=PlainTextAdapter()):
-        compiled = BatchCalibration(display_progress=False, num_inputs=24).compile(student, trainset=reviews)
-        assert len(requests) == 24
+        compiled = BatchCalibration(display_progress=False, num_inputs=10).compile(student, trainset=reviews)
+        assert len(requests) == 10
         told = [compiled(review=each.review) for each in held]
-        assert len(requests) == 24 + len(held)
+        assert len(requests) == 10 + len(held)
         raw = [student(review=each.review) for each in held]
         compiled.save(tmp_path / "program.json")
         again = load_program(dspy.Predict(Sentiment), tmp_path / "program.json")(review=held[0].review)

@@ -4,8 +4,9 @@ import math
 
 import dspy
 import pytest
-from fakes import LabelEngine
-from label_engines import LABELS, REFUSAL, exact
+from label_engines import Around
+from label_world import DEMOS, LABELS, Engine, Twice, exact, probabilities, student
+from label_world import EXAMPLES as ALL
 
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import LabelWork, label_scores
@@ -15,39 +16,9 @@ from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 
-EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(12)]
+EXAMPLES = ALL[:12]
 NAMES = [f"example {i}" for i in range(len(EXAMPLES))]
-DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(3)]
-ORDERINGS = [((0, 1, 2),), ((2, 1, 0),)]
-
-
-class Engine(LabelEngine):
-    """Refuses where it is told to, and knows how often it was asked for log-probabilities."""
-
-    def __init__(self, *, logprobs=True, refusal=None, labels=LABELS):
-        def probabilities(demos, text):
-            positive = (
-                0.2 + 0.6 * (int(text.split()[-1]) % 2) + 0.01 * int(demos[-1].split()[-1] if demos else 0)
-            )
-            return [1 - positive, positive]
-
-        super().__init__(labels, probabilities, logprobs=logprobs)
-        self.refusal = refusal
-        self.asked = []
-
-    def complete(self, request):
-        with self._lock:
-            self.asked.append(request.config.logprobs is not None)
-            refused = self.refusal is not None and self.asked[-1]
-        if refused:
-            raise self.refusal
-        return super().complete(request)
-
-
-def student():
-    program = dspy.Predict("text -> label: Literal['negative', 'positive']")
-    program.demos = list(DEMOS)
-    return program
+ORDERINGS = [((0, 1, 2, 3, 4),), ((4, 3, 2, 1, 0),)]
 
 
 def work_of(program, metric=exact):
@@ -78,30 +49,30 @@ def paid(engine, *, program=None, work=None, ledger=None, adapter=None, ordering
 
 class TestCells:
     def test_hold_what_the_call_told(self):
-        engine = Engine()
-        cells = paid(engine)
+        cells = paid(Engine())
         for ordering, row in zip(ORDERINGS, [cells[:12], cells[12:]], strict=True):
-            for i, cell in enumerate(row):
-                p = engine.probabilities([f"demo {j}" for j in ordering[0]], f"text {i}")
+            for example, cell in zip(EXAMPLES, row, strict=True):
+                p = probabilities([DEMOS[j].text for j in ordering[0]], example.text)
                 assert cell.label_logprobs == pytest.approx([math.log(x) for x in p], abs=1e-4)
                 assert cell.label_logprobs == tuple(round(value, 4) for value in cell.label_logprobs)
-                assert cell.score == 1.0
+                assert cell.score == (LABELS[p[1] > p[0]] == example.label)
 
     def test_cost_no_further_call_and_change_no_score(self):
         with_them, without = Engine(), Engine()
         cells = paid(with_them)
         plain = paid(without, work=MetricWork(exact, EXAMPLES))
-        assert with_them.requests == without.requests == len(cells) == 24
+        assert len(with_them.asked) == len(without.asked) == len(cells) == 24
         assert [cell.score for cell in cells] == [cell.score for cell in plain]
         assert all(with_them.asked)
         assert not any(without.asked)
 
-    def test_a_metric_that_asks_the_same_question_is_not_read(self):
-        """Its calls are not the program's."""
+    def test_the_label_is_what_the_program_answered_and_not_what_the_metric_asks_or_makes_of_it(self):
         engine, judge = Engine(), student()
 
         def metric(example, prediction):
-            return example.label == judge(text=example.text).label
+            right = judge(text=example.text) is not None and exact(example, prediction)
+            prediction.label = "changed"
+            return right
 
         cells = paid(engine, work=work_of(student(), metric))
         assert all(cell.label_logprobs for cell in cells)
@@ -131,50 +102,15 @@ class TestCellsWithout:
         ids=["another label", "no prediction", "another field"],
     )
     def test_where_the_program_answers_something_else(self, answer):
-        class Other(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = student()
-
-            def forward(self, text):
-                return answer(self.predict(text=text).label)
-
-        self.none(program=Other(), work=work_of(Other(), lambda example, prediction: True))
+        program = Around(lambda classify, text: answer(classify(text=text).label))
+        program.predict.demos = list(DEMOS)
+        self.none(program=program, work=work_of(program, lambda example, prediction: True))
 
     def test_where_the_metric_says_something_else_than_it_said(self):
         self.none(work=work_of(student(), lambda example, prediction: 0.5))
 
     def test_where_several_calls_could_have_been_the_answer(self):
-        class Voting(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = student()
-
-            def forward(self, text):
-                return [self.predict(text=text) for _ in range(3)][-1]
-
-        self.none(program=Voting())
-
-    def test_a_metric_that_changes_the_answer(self):
-        """The label is what the program answered, and not what the metric made of it."""
-
-        def metric(example, prediction):
-            right = example.label == prediction.label
-            prediction.label = "changed"
-            return right
-
-        assert all(cell.label_logprobs for cell in paid(Engine(), work=work_of(student(), metric)))
-
-
-class TestEndpointsThatGiveNone:
-    def test_refusals(self):
-        engine, work = Engine(refusal=REFUSAL), work_of(student())
-        cells = paid(engine, work=work, num_threads=8)
-        assert {(cell.score, cell.label_logprobs) for cell in cells} == {(1.0, None)}
-        assert engine.requests == 24
-        assert engine.asked.count(True) == 1
-        assert not work.reading
-        assert work.reason == "fake/x refuses requests for log-probabilities"
+        self.none(program=Twice())
 
 
 class TestLedger:

@@ -31,8 +31,7 @@ def test_scales_and_offsets_are_found(scale):
     assert offsets - offsets.mean() == pytest.approx(true, abs=0.15)
 
 
-@pytest.mark.parametrize("num_labels", [2, 4])
-@pytest.mark.parametrize("count", [4, 10, 40])
+@pytest.mark.parametrize(("count", "num_labels"), [(4, 4), (10, 2), (40, 4)])
 def test_where_there_is_nothing_to_gain_little_is_lost(count, num_labels):
     """Measured over 200 seeds: the log loss rises by .013 at most on the mean, at 4 examples, and by .0003 at 200."""
     unchanged, lost = 0, []

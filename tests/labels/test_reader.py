@@ -5,7 +5,6 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Literal
 
 import dspy
@@ -128,19 +127,6 @@ class TestReading:
         answer, readings = asked(Scripted("[[ ## label ##", tokens))
         assert (answer.label, readings) == ("positive", [None])
 
-    def test_async(self):
-        engine = chat(CONFIDENT)
-        program = classifier()
-
-        async def both():
-            return await asyncio.gather(program.acall(text="a"), program.acall(text="b"))
-
-        with dspy.context(lm=engine.lm()), reader_of(program) as reader:
-            answers = asyncio.run(both())
-        assert [answer.toDict() for answer in answers] == [{"label": "positive"}] * 2
-        assert [found.label for found in reader.readings] == ["positive"] * 2
-        assert engine.requests == [20, 20]
-
 
 class TestTheProgramStaysAsItIs:
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter])
@@ -155,13 +141,8 @@ class TestTheProgramStaysAsItIs:
             def on_adapter_parse_start(self, call_id, instance, inputs):
                 self.calls.append("parse")
 
-        engine = Scripted(
-            *{
-                dspy.ChatAdapter: ("[[ ## label ## ]]\npositive",),
-                dspy.JSONAdapter: ('{"label": "positive"}',),
-                PlainTextAdapter: ("positive",),
-            }[adapter]
-        )
+        said = {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
+        engine = Scripted(said.get(adapter, "[[ ## label ## ]]\npositive"))
         without, counted = Counting(), Counting()
         with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[without])):
             classifier()(text="good")
@@ -241,17 +222,6 @@ class TestEndpointsThatGiveNone:
         assert engine.requests == [20, None, None, None]
         assert (requests.wanted, requests.reason) == (False, "fake/x refuses requests for log-probabilities")
 
-    @pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")
-    def test_an_lm_that_takes_no_such_arguments(self):
-        class Old(dspy.BaseLM):
-            def forward(self, prompt=None, messages=None, temperature=None, max_tokens=None):
-                return chat_reply("[[ ## label ## ]]\npositive")
-
-        requests = LogprobRequests()
-        answer, _ = asked(None, lm=Old("old"), requests=requests)
-        assert answer.label == "positive"
-        assert requests.reason == "old refuses requests for log-probabilities"
-
     def test_many_threads_are_refused_once(self):
         engine, meeting = chat(CONFIDENT), threading.Barrier(2)
 
@@ -293,17 +263,18 @@ class TestEndpointsThatGiveNone:
         assert asked(engine, requests=requests)[1] == [None]
         assert requests.wanted
 
+    def test_errors_of_another_model_say_nothing(self):
+        requests, error = LogprobRequests(), ValueError("no logprobs")
+        error.model = "fake/y"
+        assert not requests.note_error(chat(CONFIDENT).lm(), error)
+        assert requests.wanted
+
     def test_other_errors_are_errors(self):
         engine, requests = chat(CONFIDENT), LogprobRequests()
         engine.refusal = lm15.InvalidRequestError("the temperature is too high", status=400)
         with pytest.raises(LMInvalidRequestError):
             asked(engine, requests=requests)
         assert engine.requests == [20]
-
-
-def chat_reply(text):
-    choice = SimpleNamespace(message=SimpleNamespace(content=text), finish_reason="stop")
-    return SimpleNamespace(choices=[choice], usage={}, model="old")
 
 
 LIKELY = {" positive": 0.6, " negative": 0.3, " the": 0.001}

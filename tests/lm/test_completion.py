@@ -64,10 +64,6 @@ class TestLlamaCpp:
         (message,) = lm.history[-1]["messages"]
         assert message["content"].endswith("Review: dull , stupid and boring .\nSentiment:")
 
-    def test_a_context_that_is_too_long_is_named(self, server):
-        with pytest.raises(exceptions.LMInvalidRequestError, match="context"):
-            ask(server.lm(), "long " * 2000)
-
     def test_a_program_with_the_lm_is_saved_and_loaded(self, server, tmp_path, monkeypatch):
         monkeypatch.setenv("LOCAL_KEY", "from-the-environment")
         program, file = classifier(), tmp_path / "program.json"
@@ -195,6 +191,12 @@ class TestReply:
         stub.delay = 0.6
         with pytest.raises(exceptions.LMTimeoutError):
             ask(stub.lm(timeout=0.2))
+
+    def test_a_context_that_is_too_long_is_named(self, stub):
+        message = "This model's maximum context length is 10 tokens."
+        stub.status, stub.reply = 400, {"error": {"message": message, "code": "context_length_exceeded"}}
+        with pytest.raises(exceptions.ContextWindowExceededError):
+            ask(stub.lm())
 
 
 class TestSettings:

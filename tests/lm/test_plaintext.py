@@ -7,10 +7,11 @@ from typing import Literal
 import dspy
 import pydantic
 import pytest
-from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
+from fakes import chat_response, lm_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from label_engines import Async
 
 from plr_dspy import PlainTextAdapter
 
@@ -40,13 +41,7 @@ class ScriptedEngine:
 
     def complete(self, request):
         self.requests.append(request)
-        answer = {"message": {"content": self.answers.pop(0)}, "finish_reason": "stop"}
-        return lm15.response_from_openai_chat({"choices": [answer]}, model=request.model)
-
-
-class AsyncScriptedEngine(ScriptedEngine):
-    async def complete(self, request):
-        return super().complete(request)
+        return chat_response(self.answers.pop(0))
 
 
 def prompt(signature, demos, inputs, **kwargs):
@@ -148,13 +143,12 @@ class TestPrompt:
     @given(st.lists(st.tuples(st.text(), st.sampled_from(["negative", "positive"])), max_size=5), st.text())
     def test_every_demo_is_in_it_in_order(self, pairs, text):
         demos = [{"review": review, "sentiment": label} for review, label in pairs]
-        rendered, position = prompt(SENTIMENT, demos, {"review": text}), 0
-        for (_, label), block in zip(pairs, blocks(SENTIMENT, demos), strict=True):
-            assert "\n\n" not in block
-            position = rendered.index(block + "\n\n", position) + len(block)
+        shown = blocks(SENTIMENT, demos)
+        *before, last = prompt(SENTIMENT, demos, {"review": text}).split("\n\n")
+        assert before == shown
+        assert last.endswith("Sentiment:")
+        for (_, label), block in zip(pairs, shown, strict=True):
             assert parse(SENTIMENT, block.rpartition("Sentiment:")[2]) == {"sentiment": label}
-        assert rendered.count("\n\n") == len(demos)
-        assert rendered.endswith("Sentiment:")
 
 
 LABELS = Literal["negative", "positive"]
@@ -197,17 +191,16 @@ class TestAnswer:
     @pytest.mark.parametrize(
         ("annotation", "completion"),
         [
-            *((LABELS, text) for text in (" positively", "positive.", "very positive", "pos", "\npositive")),
-            *((LABELS, text) for text in (" ", "'positive'", "positive negative", "a: positive")),
+            *(
+                (LABELS, text)
+                for text in (" positively", "positive.", "very positive", "pos", "\npositive", " ")
+            ),
+            *((LABELS, text) for text in ("'positive'", "positive negative", "a: positive")),
+            *((bool, text) for text in ("yes", "1")),
+            *((int, text) for text in ("12.5", "12 apples")),
+            *((float, text) for text in ("nan", "inf")),
+            *((Color, text) for text in ("blue", "BLUE")),
             (Literal["US", "us", "Uk"], "Us"),
-            (bool, "yes"),
-            (bool, "1"),
-            (int, "12.5"),
-            (int, "12 apples"),
-            (float, "nan"),
-            (float, "inf"),
-            (Color, "blue"),
-            (Color, "BLUE"),
             (list[str], "a, b"),
             (Point, '{"x": 1}'),
             (str, " \n\nlate"),
@@ -264,7 +257,7 @@ class TestCalls:
     )
     def test_generation_stops_where_the_answer_ends_and_is_asked_for_once(self, signature, stop):
         engine = ScriptedEngine("?", "unused")
-        with dspy.context(lm=dspy.LM("scripted", engine=engine, cache=False), adapter=PlainTextAdapter()):
+        with dspy.context(lm=lm_of(engine), adapter=PlainTextAdapter()):
             try:
                 dspy.Predict(signature)(q="x")
             except AdapterParseError:
@@ -274,8 +267,8 @@ class TestCalls:
     def test_the_callers_stop_wins(self):
         engine, predict = ScriptedEngine("x", "x"), dspy.Predict("q -> a")
         with dspy.context(adapter=PlainTextAdapter()):
-            predict(q="x", config={"stop": ["END"]}, lm=dspy.LM("scripted", engine=engine, cache=False))
-            predict(q="x", lm=dspy.LM("scripted", engine=engine, cache=False, stop=["LM"]))
+            predict(q="x", config={"stop": ["END"]}, lm=lm_of(engine))
+            predict(q="x", lm=lm_of(engine, stop=["LM"]))
         assert [request.config.stop for request in engine.requests] == [("END",), ("LM",)]
         assert predict.config == {}
 
@@ -284,7 +277,6 @@ class TestCalls:
             with dspy.context(lm=lm, adapter=PlainTextAdapter()):
                 return (await dspy.Predict(SENTIMENT).acall(review="x")).sentiment
 
-        engine = AsyncScriptedEngine(" positive")
-        lm = dspy.LM("scripted", engine=ScriptedEngine(), async_engine=engine, cache=False)
-        assert asyncio.run(ask(lm)) == "positive"
+        engine = ScriptedEngine(" positive")
+        assert asyncio.run(ask(lm_of(ScriptedEngine(), async_engine=Async(engine)))) == "positive"
         assert engine.requests[0].config.stop == ("\n",)

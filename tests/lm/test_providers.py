@@ -145,18 +145,6 @@ class TestLasting:
         assert provider.num_requests == report.program_calls["total"] <= 120
         assert report.comparison.chosen >= report.comparison.original
 
-    def test_all_of_them(self):
-        """The compile ends with the provider's own error; the report says what failed."""
-        trouble = status(500, retry_after=0.01)
-        with serving(lambda number, prompt: trouble if number > 40 else None) as provider:
-            result = compiled(provider, lm=provider.lm(num_retries=1), max_errors=3)
-        assert isinstance(result.error, exceptions.LMServerError)
-        assert result.report.stopped == f"ended by {type(result.error).__name__}"
-        failed = sum(e.count for e in result.report.errors)
-        assert 3 <= failed <= 3 + NUM_THREADS
-        assert provider.num_requests <= 41 + 2 * failed
-        assert len(result.best.demos) == 4
-
     @pytest.mark.parametrize(
         ("trouble", "error", "route"),
         [

@@ -103,18 +103,15 @@ class TestServer:
 
         with pytest.raises(KeyError), LocalServer(context_length=1024) as running:
             address, lm = running.api_base, running.lm(num_retries=0, extra_body={"ignore_eos": True})
-            callers = [threading.Thread(target=call, args=(lm,)) for _ in range(2)]
-            for caller in callers:
-                caller.start()
+            caller = threading.Thread(target=call, args=(lm,))
+            caller.start()
             while llama_count(running, "requests_processing") < 1:
                 time.sleep(0.02)
             start = time.monotonic()
             raise KeyError("body")
         assert time.monotonic() - start < 1
-        for caller in callers:
-            caller.join()
-        assert len(outcomes) == 2
-        assert set(outcomes) <= {"LMServerError", "LMTransportError"}
+        caller.join()
+        assert outcomes[0] in ("LMServerError", "LMTransportError")
         assert not is_open(address)
         with pytest.raises(RuntimeError, match="not running"):
             running.api_base  # noqa: B018

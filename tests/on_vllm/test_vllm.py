@@ -9,7 +9,7 @@ from typing import Literal
 import dspy
 import numpy as np
 import pytest
-from notebook_runs import run_notebook, text_of
+from notebook_runs import run_notebook
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.baselines import LocalE
@@ -35,31 +35,23 @@ def completions(vllm):
     return completion_lm(f"hosted_vllm/{vllm.model}", api_base=vllm.api_base, cache=False)
 
 
+def chat_lm(vllm, **options):
+    address = {"api_base": vllm.api_base, "api_key": "none"}
+    return dspy.LM(
+        f"hosted_vllm/{vllm.model}", cache=False, max_tokens=16, temperature=0, **address, **options
+    )
+
+
 @pytest.fixture
 def chat(vllm):
     """DSPy's own client."""
-    return dspy.LM(
-        f"hosted_vllm/{vllm.model}",
-        api_base=vllm.api_base,
-        api_key="none",
-        cache=False,
-        max_tokens=16,
-        temperature=0,
-    )
+    return chat_lm(vllm)
 
 
 @pytest.fixture
 def chat_litellm(vllm):
     """A key that DSPy's client does not know takes the call through litellm."""
-    return dspy.LM(
-        f"hosted_vllm/{vllm.model}",
-        api_base=vllm.api_base,
-        api_key="none",
-        cache=False,
-        max_tokens=16,
-        temperature=0,
-        extra_body={"structured_outputs": {"choice": ["negative", "positive"]}},
-    )
+    return chat_lm(vllm, extra_body={"structured_outputs": {"choice": ["negative", "positive"]}})
 
 
 def probabilities(lm, demos, review):
@@ -80,13 +72,8 @@ def test_label_probabilities_are_right(vllm, completions):
     (message,) = PlainTextAdapter().format(Sentiment, demos, {"review": review})
     sums = []
     for label in ("negative", "positive"):
-        body = {
-            "model": vllm.model,
-            "prompt": f"{message['content']} {label}",
-            "max_tokens": 1,
-            "temperature": 0,
-            "prompt_logprobs": 0,
-        }
+        body = {"model": vllm.model, "prompt": f"{message['content']} {label}", "max_tokens": 1}
+        body |= {"temperature": 0, "prompt_logprobs": 0}
         request = urllib.request.Request(
             f"{vllm.api_base}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -156,7 +143,8 @@ def test_local_entropy_by_every_route(route, request):
 def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_BASE", vllm.api_base)
     monkeypatch.setenv("VLLM_MODEL", vllm.model)
-    said = text_of(run_notebook("04_several_predictors_vllm.ipynb", tmp_path))
+    monkeypatch.chdir(tmp_path)
+    said = run_notebook("04_several_predictors_vllm.ipynb")
     assert "of the prompt tokens were in vLLM's prefix cache" in said
 
 

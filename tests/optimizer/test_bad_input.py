@@ -1,10 +1,7 @@
 """Every mistake gets an error that names the argument and the cure, before any call is paid."""
 
-import asyncio
-import enum
 import inspect
 import re
-from typing import Literal
 
 import dspy
 import numpy as np
@@ -12,8 +9,7 @@ import pytest
 from fakes import exact_match, fake_lm, questions, student
 
 from plr_dspy import BatchCalibration, MaximumLikelihood, PLFewShot, PLReorder, order_sensitivity
-from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, StaticOrder, TopKOrder
-from plr_dspy.programs.calls import as_score
+from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
 
 EXAMPLES = questions(120)
 
@@ -252,10 +248,6 @@ def test_what_is_set_later_is_checked_in_a_line_before_any_call(engine, kind, op
         kind(exact_match, **{**options, **later})
 
 
-def test_all_flags_and_numbers_are_met():
-    assert len(list(flags_and_numbers())) > 60
-
-
 @pytest.mark.parametrize(("make", "options", "message"), COMPILE)
 def test_compile(engine, make, options, message):
     """And the estimate; neither costs a call."""
@@ -313,48 +305,6 @@ def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
     assert engine.num_calls == 0
 
 
-@pytest.mark.parametrize(
-    ("value", "num_calls"), [(None, 1), ({"score": 1.0}, 1), ("yes", 1), (float("nan"), 3)]
-)
-def test_a_metric_of_no_use_ends_the_compile_with_what_it_returned(engine, value, num_calls):
-    """At its first value, if this is no number: no later one would be any better."""
-    said = "a finite number; got nan" if value != value else f"a number.*got {type(value).__name__}"
-    reorder = optimizer(metric=lambda example, prediction: value, max_errors=3, num_threads=1)
-    with pytest.raises((TypeError, ValueError), match=f"metric must return {said}"):
-        reorder.compile(student(), trainset=EXAMPLES)
-    assert engine.num_calls == num_calls
-    (found,) = reorder.report.errors
-    assert (found.count, found.outcome) == (num_calls, "not scored")
-    with pytest.raises((TypeError, ValueError), match=f"metric must return {said}"):
-        options = {"max_errors": 3, "num_threads": 1, "display_progress": False}
-        order_sensitivity(student(), reorder.metric, EXAMPLES, **options)
-    assert engine.num_calls == 2 * num_calls
-
-
-def test_inside_a_running_event_loop(engine):
-    """As in a notebook."""
-
-    async def cell():
-        return optimizer(max_metric_calls=200).compile(Wrapped(), trainset=EXAMPLES)
-
-    assert asyncio.run(cell()).reorder_report["program_calls"]["total"] > 0
-
-
-def test_examples_in_both_sets_only_choose(engine, caplog):
-    reorder = optimizer()
-    reorder.compile(student(), trainset=EXAMPLES, valset=EXAMPLES[80:])
-    assert "40 examples are in both trainset and valset" in caplog.text
-    assert reorder.report.settings["num_train"] == 80 - 6
-
-
-def test_one_prompt_only(engine, caplog):
-    program = student(EXAMPLES[:1])
-    compiled = optimizer().compile(program, trainset=EXAMPLES)
-    assert compiled.demos == program.demos
-    assert "nothing to compare" in caplog.text
-    assert engine.num_calls == 0
-
-
 def test_numpy_numbers_are_numbers_and_an_lm_on_the_program_is_enough(engine):
     reorder = optimizer(
         num_samples=np.int64(5), max_seconds=np.float32(60), seed=np.int32(3), max_metric_calls=60
@@ -367,36 +317,8 @@ def test_numpy_numbers_are_numbers_and_an_lm_on_the_program_is_enough(engine):
         assert reorder.compile(program, trainset=EXAMPLES).lm is program.lm
 
 
-async def awaited(example, prediction):
-    await asyncio.sleep(0)
-    return exact_match(example, prediction)
-
-
-class Judge(dspy.Module):
-    async def forward(self, example, prediction):
-        return await awaited(example, prediction)
-
-
-class OnlyAsyncJudge(dspy.Module):
-    async def aforward(self, example, prediction):
-        return await awaited(example, prediction)
-
-
 def least(error):
     return int(re.search(r"max_metric_calls must be at least (\d+)", str(error.value)).group(1))
-
-
-class Mood(enum.Enum):
-    GOOD = "good"
-    BAD = "bad"
-
-
-def labelled(output):
-    program = dspy.Predict(dspy.Signature({"question": (str, dspy.InputField()), **output}))
-    program.demos = [
-        dspy.Example(question=f"demo {i}", answer=("good", "bad")[i % 2], other=True) for i in range(4)
-    ]
-    return program
 
 
 def compiled(reorder=None, program=None, **data):
@@ -406,39 +328,6 @@ def compiled(reorder=None, program=None, **data):
 
 class TestCures:
     """What an error tells a user to do, done: it works, or at least the next error is another one."""
-
-    @pytest.mark.parametrize(
-        "made", [awaited, Judge(), lambda example, prediction: awaited(example, prediction)]
-    )
-    def test_of_an_async_metric(self, engine, made):
-        with pytest.raises(TypeError, match="async") as error:
-            compiled(optimizer(metric=made))
-        advice = re.search(r"pass metric=(lambda .*)", str(error.value)).group(1)
-        metric = eval(advice, {"asyncio": asyncio, "metric": made})
-        assert compiled(optimizer(metric=metric, max_metric_calls=120)).demos == compiled().demos
-
-    def test_of_an_async_judge(self, engine):
-        with pytest.raises(TypeError, match=r"pass dspy.syncify\(metric\)"):
-            PLReorder(OnlyAsyncJudge())
-        metric = dspy.syncify(OnlyAsyncJudge())
-        assert compiled(optimizer(metric=metric, max_metric_calls=120)).demos == compiled().demos
-
-    def test_of_an_async_program(self, engine):
-        class AsyncEngine:
-            async def complete(self, request):
-                return engine.complete(request)
-
-        class Right(Async):
-            forward = None
-            aforward = Async.forward
-
-        lm = dspy.LM("fake/order-sensitive", engine=engine, async_engine=AsyncEngine(), cache=False)
-        with dspy.context(lm=lm):
-            for program in (Right(), OnlyAsync()):
-                assert (
-                    compiled(program=dspy.syncify(program)).answer.demos
-                    == compiled(program=Wrapped()).answer.demos
-                )
 
     def test_of_sets_that_overlap(self, engine):
         with pytest.raises(
@@ -487,34 +376,6 @@ class TestCures:
         for options, trainset in settings:
             optimizer(**options).estimate(student(5), trainset=trainset)
 
-    def test_of_random_orders(self, engine):
-        with pytest.raises(ValueError, match="or pass fewer examples") as error:
-            compiled(TopKOrder(exact_match, max_metric_calls=6))
-        for calls, trainset in [(least(error), EXAMPLES[:60]), (6, EXAMPLES[:7])]:
-            compiled(
-                TopKOrder(exact_match, max_metric_calls=calls, display_progress=False), trainset=trainset
-            )
-
-    @pytest.mark.parametrize("kind", [LocalE, GlobalE, PDO, DEmO])
-    def test_of_label_methods(self, engine, kind):
-        program = labelled({"answer": (Literal["good", "bad"], dspy.OutputField())})
-        for budget in (1, 12):
-            with pytest.raises(ValueError, match=r"for 20 orders; .*raise it") as error:
-                kind(exact_match, num_candidates=20, max_metric_calls=budget).estimate(
-                    program, trainset=EXAMPLES
-                )
-            cure = re.search(r"or lower num_candidates to (\d+)$", str(error.value))
-            options = [{"max_metric_calls": least(error), "num_candidates": 20}]
-            options += [{"max_metric_calls": budget, "num_candidates": int(cure.group(1))}] if cure else []
-            for some in options:
-                calls = kind(exact_match, **some).estimate(program, trainset=EXAMPLES).program_calls
-                assert calls <= some["max_metric_calls"]
-        outputs = {"answer": (Mood, dspy.OutputField()), "other": (bool, dspy.OutputField())}
-        with pytest.raises(ValueError, match=r"2 outputs are.*Give exactly one output such a type"):
-            kind(exact_match).estimate(labelled(outputs), trainset=EXAMPLES)
-        outputs["other"] = (str, dspy.OutputField())
-        assert kind(exact_match).estimate(labelled(outputs), trainset=EXAMPLES)
-
     def test_of_frozen_parts(self, engine):
         program = Frozen()
         with pytest.raises(ValueError, match="compile the sub-module itself, or set its _compiled to False"):
@@ -536,18 +397,3 @@ class TestCures:
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
         with pytest.raises(ValueError, match=r"such as dspy.LabeledFewShot or dspy.BootstrapFewShot$"):
             order_sensitivity(student([]), exact_match, EXAMPLES)
-
-
-@pytest.mark.parametrize(
-    "value", [np.array([[0.5]]), np.array(0.5), np.float32(0.5), dspy.Prediction(score=0.5)]
-)
-def test_one_number_is_a_score(value):
-    assert as_score(value) == 0.5
-
-
-@pytest.mark.parametrize("value", [np.array([0.5, 1.0]), np.array([]), np.array(["a"]), [1.0], 1j])
-def test_several_numbers_are_none(value):
-    with pytest.raises(TypeError, match=f"metric must return a number.*got {type(value).__name__}"):
-        as_score(value)
-    with pytest.raises(TypeError, match=r"got Prediction: Prediction\( answer='a' \)"):
-        as_score(dspy.Prediction(answer="a"))

@@ -175,26 +175,6 @@ class TestMetrics:
             assert "the last of 3 failures (max_errors=3)" in note
             assert "candidates='labeled'" in note
 
-    def test_fewer_failures_are_listed(self, engine):
-        broken = []
-
-        def metric(example, prediction):
-            if len(broken) < 2:
-                broken.append(f"trainset[{EXAMPLES.index(example)}]")
-                raise ZeroDivisionError("boom")
-            return exact_match(example, prediction)
-
-        optimizer = chooser(metric, max_errors=3)
-        optimizer.compile(predict(), trainset=EXAMPLES)
-        (found,) = optimizer.report.errors
-        assert (found.type, found.outcome, found.count) == ("ZeroDivisionError", "gave no demo", 2)
-        assert found.examples == broken
-
-    def test_a_judge_without_a_trace_accepts_answers(self, engine):
-        optimizer = chooser(Judge())
-        optimizer.compile(predict(), trainset=EXAMPLES)
-        assert len(shown(optimizer)) > 1
-
     @pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, True)])
     def test_a_threshold_of_zero_is_one(self, engine, threshold, wrong):
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
@@ -205,15 +185,6 @@ class TestMetrics:
         optimizer = chooser(metric_threshold=1.01)
         assert optimizer.compile(predict(), trainset=EXAMPLES).demos == []
         assert optimizer.report.program_calls["bootstrap"] == 15
-
-    def test_one_that_writes_to_its_example_changes_no_trainset(self, engine):
-        def metric(example, prediction):
-            example.answer = f"{example.answer}"
-            example.seen = True
-            return exact_match(example, prediction)
-
-        chooser(metric).compile(predict(), trainset=EXAMPLES)
-        assert not any("seen" in example for example in EXAMPLES)
 
 
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])

@@ -8,7 +8,7 @@ import pytest
 from fakes import configured, exact_match, questions
 
 from plr_dspy import PLReorder
-from plr_dspy.baselines import StaticOrder, TopKOrder
+from plr_dspy.baselines import TopKOrder
 
 EXAMPLES = questions(60)
 
@@ -77,14 +77,6 @@ def test_they_are_the_orders_of_the_final_comparison_the_chosen_one_first(kind):
     assert all(c["program"](question=EXAMPLES[0].question).answer for c in found)
 
 
-def test_the_chosen_one_comes_first_where_another_promises_more():
-    """Here the original order stays, since none is sure enough to be better."""
-    optimizer = reorder(min_probability=1.0)
-    program = optimizer.compile(student(), trainset=EXAMPLES)
-    assert max(candidate.expected_gain for candidate in optimizer.report.candidates) > 0
-    assert program.candidate_programs[0]["origin"] == "original"
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda program: program.deepcopy()])
 def test_they_are_no_part_of_the_program_and_a_copy_has_its_own(duplicate, tmp_path):
     before = TwoSteps()
@@ -99,11 +91,6 @@ def test_they_are_no_part_of_the_program_and_a_copy_has_its_own(duplicate, tmp_p
     other.candidate_programs[0]["program"].second.demos.clear()
     other.second.demos.clear()
     assert shown(program) == shown(program.candidate_programs[0]["program"]) != shown(other)
-
-
-def test_where_nothing_was_compared_there_are_none():
-    program = reorder(StaticOrder).compile(student(), trainset=EXAMPLES)
-    assert program.candidate_programs == []
 
 
 def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):

@@ -93,11 +93,6 @@ class TestPrices:
         for model in ("vertex_ai/gemini-2.5-pro", "bedrock/amazon.nova-lite-v1:0", "gpt-4o-mini"):
             assert price_of(model).completion > price_of(model).prompt > 0
 
-    @pytest.mark.parametrize("missing", ["input_cost_per_token", "output_cost_per_token"])
-    def test_need_both(self, missing, monkeypatch):
-        monkeypatch.delitem(litellm.model_cost[MODEL], missing)
-        assert price_of(MODEL) is None
-
     @pytest.mark.parametrize(
         "counts",
         [
@@ -109,6 +104,11 @@ class TestPrices:
     def test_cached_tokens_are_among_those_of_the_prompt_and_count_once(self, counts):
         tokens = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, **counts}
         assert cost_of({MODEL: tokens}) == pytest.approx(400 * PROMPT + 60 * PROMPT + 10 * COMPLETION)
+
+    @pytest.mark.parametrize("missing", ["input_cost_per_token", "output_cost_per_token"])
+    def test_need_both(self, missing, monkeypatch):
+        monkeypatch.delitem(litellm.model_cost[MODEL], missing)
+        assert price_of(MODEL) is None
 
     def test_what_a_cache_takes_in_is_never_free(self, monkeypatch):
         tokens = {MODEL: {"prompt_tokens": 1000, "cache_creation_tokens": 400}}
@@ -191,11 +191,7 @@ class TestEstimate:
         found, ample = asked(max_cost=limit), asked(max_cost=2 * without.cost)
         assert without.affordable_calls == ample.affordable_calls == without.program_calls
         assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
-        assert (found.max_cost, found.cost, found.program_calls) == (
-            limit,
-            without.cost,
-            without.program_calls,
-        )
+        assert (found.cost, found.program_calls) == (without.cost, without.program_calls)
         says = f"; max_cost=${limit:g} ends it earlier, after about {found.affordable_calls:,} calls at this price"
         assert str(found).splitlines()[0].endswith(says)
         assert str(found).splitlines()[1] == "  without max_cost:"
@@ -203,15 +199,6 @@ class TestEstimate:
         assert str(ample).splitlines()[0].endswith(" pays for all of them")
         assert "without max_cost" not in str(ample)
         assert "max_" not in str(without)
-
-    def test_knows_about_how_many_calls_max_cost_pays_for(self, monkeypatch):
-        engine = UnevenEngine()
-        monkeypatch.setattr("plr_dspy.optimizer.cost_estimate.cost_of", lambda tokens: A_CALL)
-        with using(engine, MODEL):
-            reorder = optimizer(max_cost=300 * A_CALL)
-            found = reorder.estimate(student(), trainset=EXAMPLES)
-            reorder.compile(student(), trainset=EXAMPLES)
-        assert 0.9 * found.affordable_calls < engine.num_calls <= found.affordable_calls == 300
 
 
 class UnevenEngine(PricedEngine):
@@ -283,13 +270,6 @@ class TestMaxCost:
                 # The money of 50 calls of very different prices may not be enough for three orders on 8 examples.
                 assert report.comparison.num_candidates >= 3 - (share < 0.5 and spread > 0)
                 assert report.comparison.num_examples >= (4 if spread else 7)
-
-    def test_that_is_large_changes_nothing(self):
-        reports = [limited(UnevenEngine(spread=0.5), max_metric_calls=200, max_cost=c) for c in (None, 1e6)]
-        assert reports[0].comparison == reports[1].comparison
-        assert reports[0].program_calls == reports[1].program_calls
-        assert reports[0].stopped == reports[1].stopped == "budget"
-        assert reports[1].settings["max_cost"] == 1e6
 
     @pytest.mark.parametrize(("limit", "failing"), [(80, 0.1), (150, 0.0)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing):

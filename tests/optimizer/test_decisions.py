@@ -1,19 +1,17 @@
 """DSPy's decision outputs, whose demos are a JSON list in the system message, and whose probabilities replies state."""
 
-import json
 import math
 from typing import Annotated, Literal
 
 import dspy
 import numpy as np
 import pytest
-from dspy.experimental import Choice, Noul, ReAnchor, Score
+from dspy.experimental import Choice, Noul, Score
 from fakes import OrderSensitiveEngine, using
 from label_engines import Decider, normal
 from label_world import number, two
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder
-from plr_dspy.baselines import PDO, GlobalE, TopKOrder
 from plr_dspy.labels.reader import NoProbabilities
 
 OPTIONS = (("negative", "it was disliked"), ("positive", "it was liked"))
@@ -123,28 +121,6 @@ class TestPrompts:
         assert estimate.distinct_prompts == math.factorial(6)
         assert "in no prompt" not in caplog.text
 
-    @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter()])
-    def test_tokens_are_those_of_the_whole_prompt(self, engine, adapter):
-        with dspy.context(adapter=adapter):
-            few = reorder().estimate(student(), trainset=examples("choice"))
-            long = student()
-            long.demos[0] = dspy.Example(long.demos[0], text="demo 0" + " word" * 300)
-            many = reorder().estimate(long, trainset=examples("choice"))
-        assert 300 <= (many.prompt_tokens - few.prompt_tokens) / many.program_calls <= 400
-
-    def test_other_criteria_are_another_compile(self, engine, tmp_path):
-        trainset = examples("choice")
-        reorder(log_dir=tmp_path).compile(student("annotated"), trainset=trainset)
-        with pytest.raises(ValueError, match="the settings of self"):
-            reorder(log_dir=tmp_path).compile(student("annotated", instructions="new"), trainset=trainset)
-        other = student()
-        other.signature = other.signature.with_updated_fields(
-            "label",
-            type_=Annotated[Literal["negative", "positive"], Choice[("negative", "x"), ("positive", "y")]],
-        )
-        with pytest.raises(ValueError, match="the signature of self"):
-            reorder(log_dir=tmp_path).compile(other, trainset=trainset)
-
 
 class TestOrders:
     @pytest.mark.parametrize(
@@ -158,15 +134,6 @@ class TestOrders:
         assert optimizer.report.signal.used == signal
         assert not any(engine.asked), "a reply that states probabilities needs no log-probabilities"
         check_saved(engine, compiled, kind, tmp_path)
-
-    def test_weights_decide_what_the_probabilities_say(self, engine):
-        """The answer is the label of the largest weighted probability, and so the search takes it."""
-        engine.probabilities = leaning
-        weighted = student(weights={"positive": 0.15})
-        optimizer = reorder(signal="logprobs", max_metric_calls=60)
-        optimizer.compile(weighted, trainset=examples("choice"))
-        leaning_of = optimizer.report.signal.leaning
-        assert leaning_of.original[1] == pytest.approx(0.5, abs=0.15)
 
     @pytest.mark.parametrize("candidates", ["labeled", "bootstrapped"])
     def test_demos_are_chosen(self, engine, candidates, tmp_path):
@@ -210,21 +177,6 @@ class TestCalibration:
                 told = CalibratedProgram(program)(text=text).probabilities
                 assert told[values(kind)[1]] == pytest.approx(round(leaning([], text)[1], 2), abs=0.006)
 
-    def test_reads_the_label_after_a_reasoning(self, engine):
-        engine.probabilities = leaning
-        program = student(module=dspy.ChainOfThought)
-        result = calibrated(program, examples("choice"))
-        assert result(text="text 1").reasoning == "because"
-        assert accuracy(result, "choice") > accuracy(program, "choice") + 0.15
-
-    def test_of_weighted_labels_starts_from_the_answers(self, engine):
-        """Weights that overdo it are calibrated away like a lean of the model, and the threshold of a Noul is, too."""
-        for kind, fields in (("choice", {"weights": {"positive": 0.1}}), ("noul", {"threshold": 0.9})):
-            program = student(kind, **fields)
-            assert accuracy(program, kind) < 0.85
-            result = calibrated(program, examples(kind))
-            assert accuracy(result, kind) > accuracy(student(kind), kind) - 0.05
-
     def test_orders_are_found_under_it(self, engine):
         engine.probabilities = lambda demos, text: two(
             (1 if number(text) % 2 else -1) * (2 * ascending(demos)) + 0.7 * normal(text) + 3.0
@@ -234,78 +186,6 @@ class TestCalibration:
         compiled = reorder(calibrate=True).compile(program, trainset=examples("choice"))
         assert isinstance(compiled, CalibratedProgram)
         assert accuracy(compiled, "choice") > accuracy(alone, "choice") + 0.1
-
-    def test_zeros_and_ones_are_borne(self, engine, recwarn):
-        engine.probabilities = lambda demos, text: [float(number(text) % 3 == 0), float(number(text) % 3 > 0)]
-        result = calibrated(student(), examples("choice"))
-        assert result(text="text 3").label.value == "negative"
-        assert not [each for each in recwarn if issubclass(each.category, RuntimeWarning)]
-
-
-class TestReAnchor:
-    """DSPy's own calibration, which changes the format of prompts where an output was no decision before."""
-
-    FEW = 20
-
-    @pytest.fixture
-    def cached(self):
-        engine = Decider(leaning, labels=("False", "True"))
-        with dspy.context(lm=dspy.LM("fake/x", engine=engine, num_retries=0)):
-            yield engine
-
-    def anchored(self, program):
-        return ReAnchor(exact, num_threads=1).compile(program, trainset=examples("bool in fields", self.FEW))
-
-    @pytest.mark.parametrize("last", ["reanchor", "reorder"])
-    def test_chains_with_an_order_of_decisions_on_either_side(self, cached, last, tmp_path):
-        kind = "bool in fields"
-        program = student(kind)
-        optimizers = [reorder(max_metric_calls=60).compile, None]
-        for optimizer in optimizers if last == "reanchor" else optimizers[::-1]:
-            before = shown(program)
-            program = (
-                self.anchored(program) if optimizer is None else optimizer(program, trainset=examples(kind))
-            )
-            assert optimizer is not None or shown(program) == before
-        assert accuracy(program, kind) > accuracy(student(kind), kind) + 0.15
-        program.save(tmp_path / "program.json")
-        loaded = student(kind, numbers=())
-        loaded.load(tmp_path / "program.json")
-        assert (shown(loaded), loaded.fields) == (shown(program), program.fields)
-
-    def test_changes_the_prompts_that_an_order_was_chosen_for(self, cached):
-        """So the output is made a decision first: then all prompts are of one format."""
-        plain_bool, decided = student("bool in fields"), student("bool in fields")
-        plain_bool.fields.clear()
-        estimates, demos = [], [*plain_bool.demos, dspy.Example(text="demo 9")]
-        for program in (plain_bool, self.anchored(plain_bool), decided):
-            program.demos = list(demos)
-            estimate = reorder().estimate(program, trainset=examples("bool in fields"))
-            estimates.append((bool(program.fields), estimate.distinct_prompts))
-        assert estimates == [(False, math.factorial(5)), (True, math.factorial(6)), (True, math.factorial(6))]
-
-
-class Client:
-    """Answers decision requests itself, as `dspy.experimental.TypeSafe` does."""
-
-    supports_decision_requests = True
-    model = "client"
-    cache = True
-
-    def __init__(self):
-        self.api_key, self.requests = "hidden123456", []
-
-    def dump_state(self):
-        return {"model": self.model}
-
-    def __call__(self, state, questions):
-        self.requests.append(json.dumps(state))
-        if state["inputs"]["text"] == "text 3":
-            raise ConnectionError(f"no answer to {self.api_key}")
-        p = dict(
-            zip(("negative", "positive"), sharp(state.get("demos", []), state["inputs"]["text"]), strict=True)
-        )
-        return {name: {"probabilities": p, "confidence": 0.5} for name in questions}
 
 
 class TestWhatIsNotSupported:
@@ -339,46 +219,3 @@ class TestWhatIsNotSupported:
         cure = r"state the probabilities of 'label'.*declare a Literal alone"
         with using(OrderSensitiveEngine({})), pytest.raises(NoProbabilities, match=cure):
             calibrated(student(), examples("choice"))
-
-    @pytest.mark.parametrize("where", ["settings", "predictor"])
-    def test_a_client_of_decision_requests_orders_and_does_not_calibrate(self, where, caplog, tmp_path):
-        client, trainset, program = (
-            Client(),
-            examples("choice"),
-            student("annotated", numbers=(4, 3, 2, 1, 0)),
-        )
-        program.lm = client if where == "predictor" else None
-        with dspy.context(lm=client if where == "settings" else None):
-            with pytest.raises(ValueError, match=r"Client.*ReAnchor"):
-                calibrated(program, trainset)
-            with pytest.raises(ValueError, match=r"Client.*Leave it out"):
-                reorder(calibrate=True).compile(program, trainset=trainset)
-            with pytest.raises(ValueError, match=r"LM in place of Client.*PLReorder"):
-                PDO(exact).compile(program, trainset=trainset)
-            assert not client.requests
-            optimizer = reorder(log_dir=tmp_path)
-            compiled = optimizer.compile(program, trainset=trainset)
-            assert "no answer to" in caplog.text
-            assert client.api_key not in caplog.text
-            assert optimizer.report.distinct_prompts == 120
-            told = len(set(client.requests))
-            again = reorder(log_dir=tmp_path).compile(program, trainset=trainset)
-            assert (shown(again), len(set(client.requests))) == (shown(compiled), told)
-            assert accuracy(compiled, "annotated") > accuracy(program, "annotated") + 0.1
-            ReAnchor(exact, num_threads=1).compile(compiled, trainset=trainset[10:20])
-
-    @pytest.mark.parametrize(("method", "kind"), [(PDO, "choice"), (GlobalE, "literal in fields")])
-    def test_methods_that_need_tokens_of_labels_say_so(self, engine, method, kind):
-        with pytest.raises(ValueError, match="PLReorder or TopKOrder"):
-            method(exact, num_candidates=4).compile(student(kind), trainset=examples(kind))
-        assert not engine.prompts
-        TopKOrder(exact, max_metric_calls=100, display_progress=False).compile(
-            student(kind), trainset=examples(kind)
-        )
-
-    def test_an_output_without_a_description_is_told_before_any_call(self, engine):
-        program = student()
-        program.signature = program.signature.with_updated_fields("label", desc="${label}")
-        with pytest.raises(ValueError, match=r"desc="):
-            reorder().compile(program, trainset=examples("choice"))
-        assert not engine.prompts

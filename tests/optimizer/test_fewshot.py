@@ -1,19 +1,14 @@
 """PLFewShot: which demos, how many, in what order."""
 
-import json
 import warnings
-from collections import Counter
-from random import Random
 from typing import Literal
 
 import dspy
 import pytest
 from fakes import (
-    FIELD,
     CopyingEngine,
     LabelEngine,
     chat_response,
-    engine_for,
     exact_match,
     fake_lm,
     logprobs_of,
@@ -21,10 +16,7 @@ from fakes import (
     using,
 )
 
-from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.fewshot import PLFewShot
-from plr_dspy.optimizer.pool import pool_part
-from plr_dspy.programs.splits import value_key
 
 EXAMPLES = questions(90)
 
@@ -86,31 +78,8 @@ class Source:
         self.number = number
 
 
-def share_right(engine, program, examples):
-    """What part of many examples the model answers rightly; only the first prompt is DSPy's work."""
-    system, *conversation = (
-        message["content"]
-        for message in dspy.ChatAdapter().format(program.signature, program.demos, examples[0].inputs())
-    )
-    *texts, asked = conversation
-    right = 0
-    for example in examples:
-        text = asked.replace(examples[0].question, example.question)
-        right += (
-            dict(FIELD.findall(engine.answer(system, [*texts, text])))["answer"].strip() == example.answer
-        )
-    return right / len(examples)
-
-
 def shown(program):
     return [[dict(demo) for demo in predictor.demos] for predictor in program.predictors()]
-
-
-def plain(report):
-    """What two reports of one compile must share."""
-    data = json.loads(json.dumps(report.to_dict()))
-    calls = {name: count for name, count in data["program_calls"].items() if name != "resumed"}
-    return {**data, "seconds": 0, "settings": 0, "program_calls": calls}
 
 
 class TestChoice:
@@ -149,13 +118,6 @@ class TestChoice:
         assert program.demos == []
         assert "every score was 0" in chooser.report.stopped
 
-    def test_stays_where_any_demo_breaks_the_format(self):
-        chooser = optimizer(candidates="labeled")
-        with using(engine_for(EXAMPLES, mumbles=lambda texts: len(texts) > 1)):
-            program = chooser.compile(predict(), trainset=EXAMPLES)
-        assert program.demos == []
-        assert chooser.report.comparison.original > 0
-
     def test_numbers_of_demos(self, engine):
         chooser = optimizer(candidates="labeled", min_demos=2, max_demos=3)
         program = chooser.compile(predict(), trainset=EXAMPLES)
@@ -170,21 +132,6 @@ class TestChoice:
         assert shown(chooser.program_with(len(program.demos))) == shown(program)
         with pytest.raises(ValueError, match=r"num_demos must be one of \[.*2, 3\]"):
             chooser.program_with(num_demos=7)
-
-    def test_intervals_hold_the_scores_on_other_examples(self, engine):
-        others = questions(600)[90:]
-        engine.answers |= {example.question: example.answer for example in others}
-        held = []
-        for seed in range(3):
-            chooser = optimizer(candidates="labeled", max_metric_calls=200, seed=seed)
-            chooser.compile(predict(), trainset=EXAMPLES)
-            for best in chooser.report.best_by_number:
-                low, high = best.interval
-                assert low <= best.score <= high
-                assert f"[{low:.3f}, {high:.3f}] by {best.num_examples} examples" in chooser.report.details()
-                held.append(low <= share_right(engine, chooser.program_with(best.num_demos), others) <= high)
-        assert len(held) > 8
-        assert sum(held) >= 0.9 * len(held)
 
     def test_the_papers_algorithm_with_draws_that_are_cut_off(self, engine):
         limits = {"min_demos": 1, "max_demos": 3}
@@ -228,25 +175,6 @@ class TestChoice:
         assert slot.origins == ["candidates[0]", "candidates[1]", "candidates[2]"]
         assert chooser.report.distinct_prompts == 1 + 3 + 6 + 6
         assert "bootstrap" not in chooser.report.program_calls
-
-    def test_a_pool_of_five_hundred(self, engine):
-        pool = [dspy.Example(question=f"pooled {i}", answer=f"answer {i % 4}") for i in range(500)]
-        chooser = optimizer(candidates=pool, max_demos=8, max_metric_calls=200)
-        program = chooser.compile(predict(), trainset=EXAMPLES)
-        (slot,) = chooser.report.slots
-        assert (slot.num_demos, len(program.demos)) == (500, len(slot.ordering))
-        assert len(program.demos) <= 8
-        assert chooser.report.program_calls["total"] <= 200
-
-    def test_a_calibrated_teacher_makes_them_too(self, engine):
-        labels = Literal[tuple(sorted({example.answer for example in EXAMPLES}))]
-        student = dspy.Predict(
-            dspy.Signature("question -> answer").with_updated_fields("answer", type_=labels)
-        )
-        teacher = CalibratedProgram(with_demos(student.deepcopy(), EXAMPLES[:4]))
-        chooser = optimizer(candidates="bootstrapped")
-        chooser.compile(student, trainset=EXAMPLES, teacher=teacher)
-        assert any("bootstrapped" in origin for origin in chooser.report.slots[0].origins)
 
 
 class TestLeaks:
@@ -313,23 +241,6 @@ class TestTokens:
 
 
 class TestPromises:
-    def test_the_page_of_the_report(self, engine, tmp_path):
-        pytest.importorskip("matplotlib")
-        chooser = optimizer(candidates="labeled")
-        chooser.compile(predict(), trainset=EXAMPLES)
-        chooser.report.to_html(tmp_path / "report.html")
-        page = (tmp_path / "report.html").read_text(encoding="utf-8")
-        (slot,) = chooser.report.slots
-        assert f"{len(slot.ordering)} of {slot.num_demos} demos, as the prompt shows them" in page
-        assert all(slot.origins[demo] in page for demo in slot.ordering)
-
-    def test_a_pool_of_three_is_scored_whole(self, engine):
-        chooser = optimizer(candidates="labeled", max_metric_calls=400)
-        chooser.compile(predict(), trainset=EXAMPLES[:12])
-        assert chooser.report.slots[0].num_demos == 3
-        assert chooser.report.distinct_prompts == 16
-        assert chooser.report.settings["exhaustive"]
-
     @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
     def test_log_probabilities_are_taken_where_they_come(self, least, limit, most):
         """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
@@ -352,18 +263,6 @@ class TestPromises:
 
 
 class TestResume:
-    def test_a_line_that_was_taken_out_is_one_call(self, engine, tmp_path):
-        whole = optimizer(log_dir=tmp_path)
-        whole.compile(predict(), trainset=EXAMPLES)
-        path, before = tmp_path / "cells.jsonl", engine.num_calls
-        lines = path.read_bytes().splitlines(keepends=True)
-        (lost,) = [i for i, line in enumerate(lines) if b"bootstrapped by" in line][2:3]
-        path.write_bytes(b"".join([*lines[:lost], *lines[lost + 1 :]]))
-        again = optimizer(log_dir=tmp_path)
-        again.compile(predict(), trainset=EXAMPLES)
-        assert engine.num_calls == before + 1
-        assert plain(again.report) == plain(whole.report)
-
     def test_another_teacher_is_asked_and_the_same_one_not_again(self, engine, tmp_path):
         teacher = with_demos(predict(), EXAMPLES[:4])
         counts = []
@@ -391,11 +290,6 @@ class TestResume:
 
 
 class TestBadInput:
-    def test_few_examples_get_one_warning(self, engine, caplog):
-        optimizer().compile(predict(), trainset=EXAMPLES[:24])
-        warned = [record for record in caplog.records if "can score orders" in record.getMessage()]
-        assert len(warned) == 1
-
     @pytest.mark.parametrize(
         "options",
         [
@@ -414,11 +308,6 @@ class TestBadInput:
         (name,) = options
         with pytest.raises((TypeError, ValueError), match=name):
             optimizer(**options)
-
-    def test_values_that_json_cannot_hold_are_told_before_the_search(self, engine, caplog):
-        kept = [dspy.Example(example, seen={1, 2}).with_inputs("question") for example in EXAMPLES]
-        optimizer(candidates="labeled").estimate(predict(), trainset=kept)
-        assert "holds a set in field 'seen'" in caplog.text
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
@@ -441,11 +330,3 @@ class TestBadInput:
         with pytest.raises(RuntimeError, match="max_seconds=1e-09 were over when 0 demos"):
             optimizer(max_seconds=1e-9).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0
-
-
-def test_pool_parts_have_no_inputs_twice():
-    doubled = EXAMPLES[:40] * 2
-    part = pool_part(doubled, doubled[:10], Random(0))
-    keys = Counter(value_key(dict(doubled[i].inputs().items())) for i in part)
-    assert len(keys) == len(part) == 8
-    assert not keys.keys() & {value_key(dict(example.inputs().items())) for example in doubled[:10]}

@@ -2,16 +2,13 @@
 
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import dspy
 import pytest
 import torch
 from fakes import digest, fake_lm, questions
-from threadpoolctl import threadpool_info
 
 from plr_dspy import PLReorder
-from plr_dspy.runtime.threads import one_thread
 
 EXAMPLES = questions(150)
 
@@ -123,19 +120,3 @@ class TestTheCallersTorch:
         with mode():
             _, report = compiled(Varied(), max_metric_calls=150)
         assert report.candidates == expected
-
-    def test_threads_are_as_they_were_after_compiles_side_by_side(self):
-        def numbers():
-            return [pool["num_threads"] for pool in threadpool_info()], torch.get_num_threads()
-
-        before, inside = numbers(), []
-
-        def work(_):
-            for _ in range(50):
-                with one_thread():
-                    inside.append(torch.get_num_threads())
-
-        with ThreadPoolExecutor(8) as executor:
-            list(executor.map(work, range(8)))
-        assert set(inside) == {1}
-        assert numbers() == before

@@ -9,8 +9,7 @@ import mlflow.dspy
 import pytest
 from fakes import exact_match, fake_lm, questions
 
-from plr_dspy import PLFewShot, PLReorder, Report
-from plr_dspy.baselines import TopKOrder
+from plr_dspy import PLReorder, Report
 
 EXAMPLES = questions(40)
 
@@ -73,17 +72,6 @@ def test_autolog_records_a_compile(store):
     assert saved == [demo.question for demo in program.demos]
 
 
-def test_a_run_of_ones_own_is_logged_to(store):
-    with mlflow.start_run() as run:
-        _, optimizer = compiled(TopKOrder)
-        assert mlflow.active_run().info.run_id == run.info.run_id
-    logged = mlflow.get_run(run.info.run_id)
-    assert logged.data.params["reorder.method"] == "TopKOrder"
-    assert "reorder.signal_used" not in logged.data.params
-    assert logged.data.metrics["reorder.chosen"] == optimizer.report.comparison.chosen
-    assert set(artifacts(logged)) == {"reorder_report.json", "reorder_report.html"}
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("own", [True, False])
 def test_a_compile_that_ends_early_is_logged_and_leaves_no_run_open(store, error, own):
@@ -105,20 +93,6 @@ def test_a_compile_that_ends_early_is_logged_and_leaves_no_run_open(store, error
     assert mlflow.active_run() is None
     assert mlflow.last_active_run().data.metrics["reorder.program_calls"] >= 100
     assert "RUNNING" not in statuses()
-
-
-def test_the_trainset_is_logged_once(store):
-    """DSPy's optimizers that make the demos to choose from are no compiles of the user."""
-    mlflow.dspy.autolog(log_traces=False, log_compiles=True)
-    lm, _ = fake_lm(EXAMPLES)
-    with dspy.context(lm=lm):
-        PLFewShot(exact_match, max_metric_calls=150, max_bootstrapped=2, display_progress=False).compile(
-            dspy.Predict("question -> answer"), trainset=EXAMPLES
-        )
-    run = mlflow.last_active_run()
-    with open(artifacts(run)["trainset.json"]) as table:
-        assert len(json.load(table)["data"]) == len(EXAMPLES)
-    assert len(run.outputs.model_outputs) == 1
 
 
 def test_nothing_is_logged_without_a_run_and_a_store_that_fails_costs_no_compile(store, monkeypatch, caplog):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify", reason="needs the extra 'examples'")
 
-from paper.answers import boxed, lenient, same_expression, same_number
+from paper.answers import lenient, same_expression, same_number, stated_answer
 from paper.equivalence import Checker, require_library
 from paper.tasks import TASKS
 
@@ -128,9 +128,7 @@ OWN_ANSWERS = [
 
 ENDLESS = [
     ("10^{10^{10}}", "7"),
-    ("10^{10^{10^{10}}}", "7"),
     ("((1000000!)!)", "x"),
-    ("(1+x)^{1000000}", "1+x"),
     ("(" * 400 + "1" + ")" * 400, "2x"),
     ("9" * 100_000, "9"),
     (r"\boxed{" * 10_000, "9"),
@@ -269,7 +267,7 @@ def test_without_math_verify_the_error_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("solution", "answer"),
+    ("output", "answer"),
     [
         (r"$\boxed{\frac{1}{\sqrt{2}}}$ it is", r"\frac{1}{\sqrt{2}}"),
         (r"no \boxed{1} but \boxed{\{1, 2\}}", r"\{1, 2\}"),
@@ -278,13 +276,13 @@ def test_without_math_verify_the_error_says_what_to_install(monkeypatch):
         (r"so \fbox{7}", "7"),
         (r"$x = \boxed 1,000.$", "1,000"),
         (r"$x = \boxed\frac{1}{2}$", r"\frac{1}{2}"),
-        (r"\boxedfoo{3}", ""),
+        (r"\boxedfoo{3}", None),
         (r"\boxed{never closed", ""),
-        ("nothing", ""),
+        ("nothing", None),
     ],
 )
-def test_boxed(solution, answer):
-    assert boxed(solution) == answer
+def test_boxes(output, answer):
+    assert stated_answer(output) == answer
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""A small grid on the real local model: made, spread over Ray; and what its commands refuse."""
+"""A small grid on the real local model, its tables, and what its commands refuse."""
 
 import csv
-import signal
 from pathlib import Path
 
 import pytest
@@ -33,9 +32,9 @@ def run(data, out, *more):
 def made(data, tmp_path_factory):
     """Grids with all that the outputs need. The second has the same folder: DEmO takes its time, so it has one seed."""
     out = tmp_path_factory.mktemp("made")
-    grid = ["--seeds", "1", "2", "--rankings", "3", "--ablations", "weighted", "--methods", "Static", "Ours"]
+    grid = ["--seeds", "1", "2", "--ablations", "weighted", "--methods", "Static", "Ours"]
     for options in (grid, ["--seeds", "1", "--methods", "DEmO"]):
-        assert run(data, out, "--num-demos", "3", "--cache", *options) == 0
+        assert run(data, out, "--num-demos", "2", "--cache", *options) == 0
     return out
 
 
@@ -45,9 +44,9 @@ def by_run(folder):
 
 def test_every_run_has_its_line_and_equal_orders_have_equal_scores(made):
     results = by_run(made)
-    methods = ["Static", "Ours", "PLR-4", "PLR-4 weighted", "Ranking"]
-    expected = {Run("mr", 3, seed, method) for seed in (1, 2) for method in methods}
-    assert set(results) == expected | {Run("mr", 3, 1, "DEmO")}
+    methods = ["Static", "Ours", "PLR-4", "PLR-4 weighted"]
+    expected = {Run("mr", 2, seed, method) for seed in (1, 2) for method in methods}
+    assert set(results) == expected | {Run("mr", 2, 1, "DEmO")}
     scores = {}
     for result in results.values():
         assert len(result.scores) == HELD_OUT
@@ -55,29 +54,24 @@ def test_every_run_has_its_line_and_equal_orders_have_equal_scores(made):
         assert (result.orderings is None) == (result.method == "DEmO")
         if result.orderings is not None:
             assert scores.setdefault((result.seed, result.orderings), result.scores) == result.scores
-    static = results["mr", 3, 1, "Static"]
-    assert (static.orderings, static.program_calls["total"]) == (((0, 1, 2),), 0)
+    static = results["mr", 2, 1, "Static"]
+    assert (static.orderings, static.program_calls["total"]) == (((0, 1),), 0)
 
 
-def test_tables_figures_and_ablations_are_written(made, tmp_path, capsys):
-    for part, names in {
-        "table": ["accuracy.md", "accuracy.tex", "accuracy.csv", "paired.md", "calls.csv"],
-        "ablation": ["ablation.md", "ablation.csv"],
-        "figure": ["ranking.png", "accuracy_by_calls.png"],
-    }.items():
-        assert main([part, "--out", str(made), "--to", str(tmp_path / part)]) == 0
-        assert set(names) <= {Path(line).name for line in capsys.readouterr().out.splitlines()}
-        assert all((tmp_path / part / name).stat().st_size > 0 for name in names)
-    with (tmp_path / "table" / "accuracy.csv").open() as file:
+def test_tables_are_written(made, tmp_path, capsys):
+    assert main(["table", "--out", str(made), "--to", str(tmp_path)]) == 0
+    names = [f"{n}.{ending}" for n in ("accuracy", "calls", "paired", "ablation") for ending in ("md", "csv")]
+    assert set(names) <= {Path(line).name for line in capsys.readouterr().out.splitlines()}
+    assert all((tmp_path / name).stat().st_size > 0 for name in names)
+    with (tmp_path / "accuracy.csv").open() as file:
         cells = {row["method"]: float(row["mean"]) for row in csv.DictReader(file) if row["task"] == "mr"}
     results = by_run(made)
-    static = [results["mr", 3, seed, "Static"].accuracy for seed in (1, 2)]
+    static = [results["mr", 2, seed, "Static"].accuracy for seed in (1, 2)]
     assert cells["Static"] == pytest.approx(50 * sum(static))
-    assert "Ranking" not in cells
 
 
 def test_a_dry_run_says_what_is_missing(data, made, capsys):
-    options = ["--num-demos", "3", "--seeds", "1", "2", "3", "--methods", "Static", "Ours"]
+    options = ["--num-demos", "2", "--seeds", "1", "2", "3", "--methods", "Static", "Ours"]
     assert run(data, made, *options, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "6 runs, 2 of them without a result: " in out
@@ -86,15 +80,9 @@ def test_a_dry_run_says_what_is_missing(data, made, capsys):
 
 
 def test_no_run_makes_more_calls_than_it_said(data, made):
-    experiment = Experiment(made, pool=POOL, test=HELD_OUT, data_dir=data)
+    experiment = Experiment(made, data, pool=POOL, test=HELD_OUT)
     for name, result in by_run(made).items():
-        held_out = 6 * HELD_OUT if name.method == "Ranking" else HELD_OUT
-        assert result.program_calls["total"] + held_out <= count_calls(experiment, name), name
-
-
-def test_other_settings_need_another_folder(data, made, capsys):
-    assert run(data, made, "--num-demos", "3", "--pool", "12") == USER_ERROR
-    assert f"pool={POOL} there, 12 now" in capsys.readouterr().err
+        assert result.program_calls["total"] + HELD_OUT <= count_calls(experiment, name), name
 
 
 @pytest.mark.parametrize(
@@ -104,7 +92,6 @@ def test_other_settings_need_another_folder(data, made, capsys):
         (["--pool", "100000"], "ask for fewer"),
         (["--test", "100000"], "ask for fewer"),
         (["--num-demos", "1"], "num_demos must be at least 2"),
-        (["--rankings", "8"], "rankings must be at least 2 and at most 6"),
         (["--data-dir", "nowhere"], "nowhere"),
         (["--model", "hosted_vllm/some"], "api_bases"),
         (["--model", "openai/some"], "api_bases"),
@@ -114,7 +101,7 @@ def test_other_settings_need_another_folder(data, made, capsys):
     ],
 )
 def test_bad_arguments(data, tmp_path, capsys, options, words):
-    code = run(data, tmp_path, "--num-demos", "3", "--seeds", "1", "--methods", "Static", *options)
+    code = run(data, tmp_path, "--num-demos", "2", "--seeds", "1", "--methods", "Static", *options)
     assert code in (FAILED, USER_ERROR)
     captured = capsys.readouterr()
     assert words in captured.err + captured.out
@@ -131,19 +118,6 @@ def test_bad_options_are_told_before_anything_begins(options):
 def test_no_results_is_a_clear_error(tmp_path, capsys, content):
     if content is not None:
         (tmp_path / RESULTS).write_text(content)
-    for part in ("table", "ablation", "figure"):
-        assert main([part, "--out", str(tmp_path)]) == USER_ERROR
-        assert "run" in capsys.readouterr().err
+    assert main(["table", "--out", str(tmp_path)]) == USER_ERROR
+    assert "make some: python examples/paper run" in capsys.readouterr().err
     assert not [path for path in tmp_path.iterdir() if path.name != RESULTS]
-
-
-def test_spread_over_ray_the_results_are_the_same(data, made, tmp_path):
-    options = ["--num-demos", "3", "--seeds", "1", "2", "--methods", "Static", "Ours", "--jobs", "2"]
-    before = signal.getsignal(signal.SIGTERM)
-    assert run(data, tmp_path, *options) == 0
-    assert signal.getsignal(signal.SIGTERM) is before
-    here, there = by_run(made), by_run(tmp_path)
-    assert len(there) == 4
-    for name, result in there.items():
-        assert (result.orderings, result.scores) == (here[name].orderings, here[name].scores)
-        assert result.program_calls == here[name].program_calls

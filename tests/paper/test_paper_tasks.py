@@ -1,11 +1,10 @@
-"""The tasks: what their prompts show, where answers end, and that what orders programs takes them."""
+"""The tasks: what their prompts show, and where answers end."""
 
 import dspy
 import pytest
 from fakes import chat_response
 
 from paper.tasks import CLASSIFICATION, REASONING, TASKS
-from plr_dspy.programs.copies import ProgramFactory
 
 each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
@@ -44,8 +43,6 @@ def answered(task, format, text):
 def test_they_are_those_of_the_tables():
     assert CLASSIFICATION == ("mr", "sst5", "trec", "agnews", "subj")
     assert REASONING == ("gsm8k", "math500", "deepmath")
-    titles = ["MR", "SST-5", "TREC", "AG News", "SUBJ", "GSM8K", "MATH500", "DeepMath"]
-    assert [task.title for task in TASKS.values()] == titles
 
 
 @each_task
@@ -84,15 +81,3 @@ def test_in_a_chat_a_label_comes_at_once_and_an_open_answer_after_its_reasoning(
     assert prediction.get("reasoning") == ("3 + 4" if task.reasoning else None)
     # At 2 characters a token, which is less than tokenizers make of such text.
     assert len(reply) / 2 <= task.max_tokens("chat")
-
-
-@each_task
-@pytest.mark.parametrize("format", ["plain", "chat"])
-def test_the_program_takes_demos_and_is_saved(task, format, tmp_path):
-    program = task.program(format)
-    program.predictors()[0].demos = [dspy.Example(demo) for demo in demos_of(task)]
-    program.save(tmp_path / "program.json")
-    loaded = task.program(format)
-    loaded.load(tmp_path / "program.json")
-    assert [dict(demo) for demo in loaded.predictors()[0].demos] == demos_of(task)
-    assert ProgramFactory(program)  # what orders programs takes it

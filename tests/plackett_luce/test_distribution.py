@@ -63,21 +63,6 @@ class TestProbabilities:
         )
         assert probabilities.sum().item() == pytest.approx(1.0)
 
-    @given(distributions(), st.floats(-50, 50))
-    def test_shifting_all_logits_changes_nothing(self, distribution, shift):
-        shifted, every = (
-            distribution.copy(logits=distribution.logits + shift),
-            distribution.enumerate_support(),
-        )
-        torch.testing.assert_close(distribution.log_prob(every), shifted.log_prob(every))
-
-    @given(distributions(lengths_drawn=False))
-    def test_of_the_first_items_are_sums_over_all_orderings_that_begin_so(self, distribution):
-        whole, beginning = distribution.copy(length=distribution.num_items), distribution.mode
-        begin_so = [o for o in everything(whole) if o[: distribution.length] == beginning.tolist()]
-        expected = whole.log_prob(torch.tensor(begin_so)).exp().sum()
-        torch.testing.assert_close(distribution.log_prob(beginning).exp(), expected)
-
     @pytest.mark.parametrize("length", [1, 3, 6])
     def test_gradient_agrees_with_finite_differences(self, length):
         logits = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
@@ -127,14 +112,6 @@ class TestDraws:
         assert torch.equal(first, again)
         assert torch.equal(before, torch.random.get_rng_state())
         assert torch.isfinite(distribution.log_prob(first)).all()
-
-    def test_the_first_items_are_the_beginnings_of_draws_of_the_whole(self):
-        logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
-        whole, first = (
-            PlackettLuce(logits, length=length, generator=torch.Generator().manual_seed(7)).sample((5,))
-            for length in (None, 2)
-        )
-        assert torch.equal(whole[..., :2], first)
 
 
 class TestMode:
@@ -202,17 +179,6 @@ class TestShapes:
             one.expand((4,)).log_prob(drawn[0, 1, 1]), one.log_prob(drawn[0, 1, 1]).expand(4)
         )
         assert torch.equal(distribution.mode[1, 1], one.mode)
-
-
-class TestSharpness:
-    @given(distributions())
-    def test_none_is_uniform_over_lengths_and_then_over_rankings(self, distribution):
-        flat, every = distribution.sharpened(0.0), everything(distribution)
-        numbers = [sum(item >= 0 for item in row) for row in every]
-        shares = [1 / math.perm(flat.num_items, k) / len(set(numbers)) for k in numbers]
-        assert flat.log_prob(torch.tensor(every)).exp().tolist() == pytest.approx(shares)
-        same = distribution.sharpened(1.0).log_prob(torch.tensor(every))
-        torch.testing.assert_close(same, distribution.log_prob(torch.tensor(every)))
 
 
 @given(distributions())

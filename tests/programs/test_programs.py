@@ -44,12 +44,6 @@ def retriever():
     return dspy.retrievers.Embeddings([f"passage {i}" for i in range(20)], dspy.Embedder(embed), k=2)
 
 
-class Retrieving(Holder):
-    def forward(self, question):
-        assert self.retrieve(question).passages
-        return super().forward(question)
-
-
 def compiled(program, **options):
     options = {"max_metric_calls": 100, "num_threads": 4, "display_progress": False, **options}
     reorder = PLReorder(exact_match, **options)
@@ -85,29 +79,6 @@ class TestShared:
         duplicate = ProgramFactory(program).build({})
         assert duplicate.steps[0] is duplicate.steps[1]["last"][0] is not inner
         assert duplicate.steps[2] is duplicate.steps[1]["last"][1] is data
-
-    def test_large_data_is_not_looked_at_for_each_copy(self):
-        looks = []
-
-        class Watched(list):
-            def __iter__(self):
-                looks.append(1)
-                return super().__iter__()
-
-        program = Holder(data=Watched(str(i) for i in range(2000)))
-        factory = ProgramFactory(program)
-        looks.clear()
-        for _ in range(3):
-            factory.build({})
-        assert not looks
-
-    def test_a_retriever_with_a_thread_works_and_nothing_is_thrown_away_with_an_error(self, engine):
-        """Half-made copies of it raise when they are thrown away, which pytest makes an error."""
-        program = Retrieving(retrieve=retriever())
-        result, report = compiled(program)
-        assert report.errors == []
-        assert result.retrieve is program.retrieve
-        assert program.retrieve("passage 7").passages
 
     def test_a_list_that_forward_appends_to_is_the_student_s_and_a_bound_attribute_is_not(self, engine):
         class Writing(Holder):
@@ -180,36 +151,6 @@ class TestOwned:
 
         duplicate = ProgramFactory(Agent()).build({"look_up": EXAMPLES[2::-1]})
         assert duplicate.react.tools["tool"](question="question 9").startswith("['question 2'")
-
-    def test_settings_of_predictors(self):
-        program = Holder()
-        program.answer.config = {"temperature": 0.5}
-        duplicate = ProgramFactory(program).build({})
-        duplicate.answer.config["temperature"] = 1.0
-        duplicate.answer.traces.append("x")
-        assert program.answer.config == {"temperature": 0.5}
-        assert program.answer.traces == []
-
-    def test_a_module_that_copies_itself(self):
-        class Copying(Holder):
-            def __deepcopy__(self, memo):
-                made.append(Copying())
-                return made[-1]
-
-        made = []
-        duplicate = ProgramFactory(Copying()).build({"answer": EXAMPLES[1::-1]})
-        assert duplicate is made[0]
-        assert duplicate.answer.demos == EXAMPLES[1::-1]
-
-    def test_history_stays_where_it_was_also_beside_what_cannot_be_copied(self, engine):
-        class NeverCopied(Colleague):
-            def __deepcopy__(self, memo):
-                raise RuntimeError("no")
-
-        program = Holder()
-        program(question="question 1")
-        program.held = [NeverCopied(program)]
-        assert ProgramFactory(program).build({}).history == []
 
 
 def test_models_are_found():

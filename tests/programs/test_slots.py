@@ -38,10 +38,6 @@ class TestBlocks:
         assert slots.slots[0].blocks == ((0, 2, 5), (1, 4, 6))
         assert slots.space.num_distinct == 36
 
-    def test_duplicates_count_once(self):
-        slots = ProgramSlots(chain_of_thought([demo(0), demo(1), demo(0), demo(2)]))
-        assert slots.space.num_distinct == 12
-
     def test_plain_text_does_not_regroup(self):
         program = chain_of_thought([demo(0), demo(1, reasoning=False), demo(2)])
         with dspy.context(adapter=PlainTextAdapter()):
@@ -49,15 +45,6 @@ class TestBlocks:
         slots = ProgramSlots(program)
         assert [slot.blocks for slot in slots.slots] == [((0, 2),)]
         assert slots.space.num_distinct == 2
-
-    def test_an_adapter_that_sorts_leaves_nothing_to_order(self):
-        class Sorting(dspy.ChatAdapter):
-            def format_demos(self, signature, demos):
-                return super().format_demos(signature, sorted(demos, key=lambda demo: demo["question"]))
-
-        with dspy.context(adapter=Sorting()):
-            slots = ProgramSlots(chain_of_thought([demo(0), demo(1), demo(2)]))
-        assert slots.space.num_distinct == 1
 
     def test_native_reasoning_follows_the_lm(self):
         """Where the LM reasons natively the field leaves the prompt, and with it the two groups."""
@@ -117,15 +104,6 @@ class TestPrograms:
         assert [slot.predictor for slot in slots.slots] == ["first", "second.predict"]
         assert slots.space.num_distinct == 12
 
-    def test_react(self):
-        program = dspy.ReAct("question -> answer", tools=[len])
-        for predictor in program.predictors():
-            fields = dict.fromkeys(predictor.signature.fields, "x")
-            predictor.demos = [dspy.Example({**fields, "question": str(i)}) for i in range(2)]
-        slots = ProgramSlots(program)
-        assert [slot.predictor for slot in slots.slots] == ["react", "extract.predict"]
-        assert slots.space.num_distinct == 4
-
 
 class TestFactory:
     def test_copies_share_lms_and_demo_objects_but_no_lists_or_predictors(self):
@@ -168,15 +146,6 @@ class TestFactory:
 
 
 class TestLabelledDemos:
-    def test_fills_a_program_without_demos(self, caplog):
-        program = Pipeline()
-        filled = add_labelled_demos(program, questions(20), 8, random.Random(0))
-        assert filled == ["second.predict"]  # no example fits question -> hint
-        assert len(program.second.predict.demos) == 8
-        assert program.first.demos == []
-        words = "second.predict", "num_demos sets how many (None refuses", "PLFewShot chooses which"
-        assert all(each in caplog.text for each in words)
-
     def test_leaves_predictors_alone_that_an_optimizer_left_without_or_that_would_not_show_them(self):
         program = Pipeline()
         program.first.demos = [dspy.Example(question="q", hint="h")]

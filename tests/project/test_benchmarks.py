@@ -2,13 +2,12 @@
 
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
-import dspy
 import pytest
-from fakes import chat_response, digest, logprobs_of
+from fakes import PlainLabels, lm_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -19,29 +18,18 @@ from paper.model import ServedModel
 FIRST = {"--model": "hosted_vllm/one", "--pool": "20", "--test": "10", "--demos": "2"}
 
 
-class Engine:
-    """Answers as the model's name and the prompt decide."""
-
-    requests = 0
-
-    def __init__(self, model):
-        self.model = model
-
-    def complete(self, request):
-        Engine.requests += 1
-        share = digest(f"{self.model}{request.messages[-1].text}")
-        told = logprobs_of([{" negative": share, " positive": 1.0 - share}])
-        asked = request.config.logprobs is not None
-        return chat_response(" positive" if share < 0.5 else " negative", logprobs=told if asked else None)
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Runs the live benchmark on files of a task; gives its table without seconds, and how many calls it made."""
 
-    @contextmanager
+    engines = {}
+
     def opened(self, **_):
-        yield lambda max_tokens: dspy.LM(f"fake/{self.model}", engine=Engine(self.model), cache=False)
+        engine = engines.setdefault(self.model, PlainLabels(self.model))
+        return nullcontext(lambda max_tokens: lm_of(engine, f"fake/{self.model}"))
+
+    def requests():
+        return sum(engine.requests for engine in engines.values())
 
     monkeypatch.setattr(ServedModel, "open", opened)
 
@@ -56,10 +44,10 @@ def run(tmp_path, monkeypatch, capsys):
         options = FIRST | {f"--{name}": str(value) for name, value in changed.items()}
         places = ["--tasks", "mr", "--data-dir", str(folder), "--out", str(tmp_path / out), "--sides", *sides]
         monkeypatch.setattr(sys, "argv", ["x", *places, *(text for pair in options.items() for text in pair)])
-        before = Engine.requests
+        before = requests()
         live.main()
         table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-        return [[*cells[:3], *cells[4:]] for cells in table], Engine.requests - before
+        return [[*cells[:3], *cells[4:]] for cells in table], requests() - before
 
     return of
 

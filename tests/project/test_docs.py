@@ -1,4 +1,4 @@
-"""The README and the pages of docs/: their code runs, their links lead somewhere, and the site builds."""
+"""The README, CONTRIBUTING and the pages of docs/: code runs, links and files are there, and the site builds."""
 
 import asyncio
 import os
@@ -24,8 +24,8 @@ from plr_dspy.compilation.plan import BUDGETS
 from plr_dspy.data import load_reviews
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-PAGES = {str(path.relative_to(ROOT)): path for path in [README, *sorted((ROOT / "docs").glob("*.md"))]}
+ROOTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = {str(path.relative_to(ROOT)): path for path in [*ROOTS, *sorted((ROOT / "docs").glob("*.md"))]}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: .+? -->\s*\Z")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -240,10 +240,7 @@ def test_links_lead_somewhere(page):
 def test_all_pages_are_in_the_navigation():
     listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
     notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert (
-        listed
-        == {Path(page).name.lower() for page in PAGES} | {"changelog.md", "contributing.md"} | notebooks
-    )
+    assert listed == {Path(page).name.lower() for page in PAGES} | notebooks
 
 
 def test_the_api_page_has_every_public_name():
@@ -266,14 +263,14 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
         assert not loaded, f"{page.name} loads {loaded}"
 
 
-ARCHITECTURE = PAGES["docs/architecture.md"].read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_files_that_a_page_names_are_there(page):
+    named = set(re.findall(r"`([\w.]+(?:/[\w.]+)+/?)`", PAGES[page].read_text(encoding="utf-8")))
+    assert len(named) > 10
+    assert not [name for name in named if not any((ROOT / top / name).exists() for top in ("", "plr_dspy"))]
 
 
-def test_files_and_packages_of_the_architecture_are_there():
-    named = set(re.findall(r"[a-z_]+(?:/[a-z_]+)+\.py", ARCHITECTURE))
-    missing = [
-        name for name in named if not (ROOT / "plr_dspy" / name).is_file() and not (ROOT / name).is_file()
-    ]
-    assert not missing
+def test_the_architecture_names_every_package():
     packages = {path.parent.name for path in (ROOT / "plr_dspy").glob("*/__init__.py")}
-    assert packages <= set(re.findall(r"`([a-z_]+)`", ARCHITECTURE))
+    named = re.findall(r"`([a-z_]+)`", PAGES["docs/architecture.md"].read_text(encoding="utf-8"))
+    assert packages <= set(named)

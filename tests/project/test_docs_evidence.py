@@ -31,27 +31,6 @@ def test_the_docs_name_each_benchmark_and_no_program_that_is_gone():
     assert {f"benchmarks/{path.name}" for path in commands} <= named
 
 
-def test_the_picture_reads_the_tables():
-    text = """
-| seed | original | chosen | gain | 12 random orders: worst / mean / best |
-|---|---|---|---|---|
-| 0 | .640 | .800 | +.160 | .515 / .661 / .790 |
-| mean | .606 | .775 | **+.169** | |
-
-| task (best of all orders) | limit | paper MLE | Top-K | halving of all orders | `PLReorder` |
-|---|---|---|---|---|---|
-| MR (.832) | 250 | .697 | .688 | .737 | **.774** |
-| | 1,000 | .761 | .742 | .774 | **.799** |
-| SUBJ (.784) | 250 | .605 | .598 | **.664** | .665 |
-"""
-    expected = {"original": [0.64], "chosen": [0.8], "worst": [0.515], "best": [0.79]}
-    assert picture.seeds(text).to_dict("list") == expected
-    movies, subjectivity = (picture.tasks(text)[each] for each in (("MR", 0.832), ("SUBJ", 0.784)))
-    assert list(movies.limit) == [250, 1000]
-    assert list(movies["`PLReorder`"]) == [0.774, 0.799]
-    assert list(subjectivity["halving of all orders"]) == [0.664]
-
-
 def test_the_picture_can_be_drawn_again(tmp_path):
     picture.main(["--out", str(tmp_path / "picture.png")])
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

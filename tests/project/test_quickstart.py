@@ -1,13 +1,13 @@
-"""The arguments of `examples/quickstart.py`, which need no model; test_end_to_end.py runs it."""
+"""`examples/quickstart.py`: what it is given, and that it runs on the local model."""
 
 import importlib.util
-import subprocess
+import logging
 import sys
 from pathlib import Path
 
+import dspy
 import pytest
-
-from plr_dspy.data import load_reviews
+from brief import Sentiment, write_rows
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
 
@@ -18,14 +18,31 @@ def quickstart(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "quickstart", module)
     spec.loader.exec_module(module)
-    return module
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    level = logging.getLogger("plr_dspy").level
+    yield module
+    logging.getLogger("plr_dspy").setLevel(level)
 
 
-def test_data_that_is_not_there_is_named(tmp_path):
-    command = [sys.executable, str(QUICKSTART), "--task", "mr", "--data-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("quickstart: no file")
+def test_it_runs(quickstart, tmp_path, monkeypatch, capsys):
+    for part in ("train", "test"):
+        write_rows(tmp_path / f"mr_{part}.jsonl")
+    places = ["--out", str(tmp_path), "--task", "mr", "--data-dir", str(tmp_path)]
+    options = ["--demos", "2", "--pool", "4", "--test", "2", "--random-orders", "1", "--seeds", "0", "1"]
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", *places, *options])
+    quickstart.main()
+    printed = capsys.readouterr().out
+    for words in ("original ", "chosen ", "random orders", "program calls", "mean gain", "saved"):
+        assert words in printed
+    loaded = dspy.Predict(Sentiment)
+    loaded.load(tmp_path / "program.json")
+    assert len(loaded.demos) == 2
+
+
+def test_data_that_is_not_there_is_named(quickstart, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--task", "mr", "--data-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^quickstart: no file"):
+        quickstart.main()
 
 
 @pytest.mark.parametrize(
@@ -37,12 +54,3 @@ def test_arguments_are_checked(quickstart, monkeypatch, capsys, options):
         quickstart.main()
     assert done.value.code == 2
     assert "error: " in capsys.readouterr().err
-
-
-def test_the_bundled_reviews_are_the_default(quickstart, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
-    args = quickstart.parse_args()
-    data = quickstart.load_data(args.task, args.data_dir)
-    assert [dict(e) for part in (data.train, data.test) for e in part] == [
-        dict(e) for part in ("train", "test") for e in load_reviews(part)
-    ]

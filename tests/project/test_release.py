@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"local", "examples", "plots", "ray", "docs", "dev"}
@@ -69,6 +70,15 @@ def contents(path):
 def metadata(path) -> email.message.Message:
     (text,) = (data for name, data in contents(path).items() if name.endswith(".dist-info/METADATA"))
     return email.message_from_bytes(text)
+
+
+def test_the_citation_and_the_changelog_are_of_this_version():
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "plr_dspy" / "_version.py").read_text())[1]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "title", "message", "authors"} <= citation.keys()
+    assert "2603.21373" in citation["references"][0]["url"]
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert (citation["version"], citation["license"], headings[0]) == (version, "MIT", version)
 
 
 def test_the_indexes_will_take_it(release):

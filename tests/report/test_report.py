@@ -8,17 +8,16 @@ import os
 import re
 import subprocess
 import sys
-from typing import Literal
 from unittest import mock
 
 import dspy
 import numpy as np
 import pytest
 import torch
-from fakes import LabelEngine, digest, exact_match, fake_lm, questions
+from fakes import digest, exact_match, fake_lm, questions
 
 from plr_dspy import PlackettLuce, PLFewShot, PLReorder, Report
-from plr_dspy.baselines import PDO, StaticOrder
+from plr_dspy.baselines import StaticOrder
 from plr_dspy.cli import commands as cli
 from plr_dspy.report.data import BestOfNumber, CalibrationEffect, Evidence, Signal
 
@@ -84,33 +83,13 @@ def interrupting():
     return metric
 
 
-class TwoLabels(dspy.Signature):
-    question: str = dspy.InputField()
-    label: Literal["yes", "no"] = dspy.OutputField()
-
-
-def by_labels():
-    program = dspy.Predict(TwoLabels)
-    examples = [dspy.Example(question=f"q {i}", label="yes" if i % 2 else "no") for i in range(20)]
-    program.demos = examples[:4]
-
-    def probabilities(shown, question):
-        share = 0.1 + 0.8 * digest(" ".join(shown))
-        return [share, 1 - share]
-
-    lm = dspy.LM("openai/fake", engine=LabelEngine(["yes", "no"], probabilities), cache=False)
-    trainset = [example.with_inputs("question") for example in examples[4:]]
-    same = lambda example, prediction, trace=None: example.label == prediction.label  # noqa: E731
-    return compiled(program, lm=lm, metric=same, kind=PDO, examples=trainset, num_candidates=6)
-
-
 REPORTS = {
     "several predictors, mixtures": lambda: compiled(Chain(), update="mixture"),
     "paper": lambda: compiled(auto="paper", num_iterations=2, max_metric_calls=None, examples=EXAMPLES[:60]),
     "nothing to compare": lambda: compiled(student(1)),
     "interrupted in a round": lambda: compiled(metric=interrupting()),
     "the order given": lambda: compiled(kind=StaticOrder),
-    "by labels": by_labels,
+    "by labels": lambda: by_hand(settings={"scored_on": "probing inputs", "method": "PDO"}),
 }
 
 
@@ -157,11 +136,11 @@ class TestData:
             assert Report.load(tmp_path / "report.json") == found
             assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
         path = tmp_path / "odd.json"
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 12}', '{"schema_version": 11}'):
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 13}', '{"schema_version": 12}'):
             path.write_text(text)
             with pytest.raises(ValueError, match=r"odd.json holds no plr_dspy report that can") as caught:
                 Report.load(path)
-        assert "expected a report of schema version 12; got 11: read it with" in str(caught.value)
+        assert "expected a report of schema version 13; got 12: read it with" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -213,7 +192,7 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
         "returned": state,
         "distinct_prompts": 2,
         "comparison": comparison,
-        "slots": [{**slot, "distributions": [], "demos": [{}, {}]}],
+        "slots": [{**slot, "distributions": [{"logits": [0.0, 1.0]}], "demos": [{}, {}]}],
         "candidates": [
             {"origin": "any", "ordering": {}, "score": 0.5, "expected_gain": more, "probability": sure}
             for more, sure in [(0.0, 0.0), *others]
@@ -347,12 +326,9 @@ class TestText:
         options = {**options, "settings": settings, "evidence": Evidence(**met)}
         assert said in str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
 
-    @pytest.mark.parametrize(("kind", "num_demos"), [(PLReorder, 6), (PLFewShot, 0)])
-    def test_few_examples_are_never_told_to_take_a_larger_budget(self, kind, num_demos, caplog):
+    def test_few_examples_are_never_told_to_take_a_larger_budget(self, caplog):
         """As many calls as so few examples can use were made."""
-        program = dspy.Predict("question -> answer")
-        program.demos = EXAMPLES[:num_demos]
-        found = compiled(program, kind=kind, max_metric_calls=1_000, examples=EXAMPLES[:14])
+        found = compiled(max_metric_calls=1_000, examples=EXAMPLES[:14])
         assert found.stopped == "budget"
         changes = {
             "comparison": found.comparison.model_copy(update={"probability": 0.7}),
@@ -361,10 +337,7 @@ class TestText:
         }
         assert "examples: only further examples" in str(found.model_copy(update=changes))
         (said,) = [r.getMessage() for r in caplog.records if "can score orders" in r.getMessage()]
-        num_usable = sum(found.settings[name] for name in ("num_train", "num_selection"))
-        assert said.startswith(
-            f"only {num_usable} of the 14 examples can score orders of the demos (the others are"
-        )
+        assert said.startswith("only 14 examples can score orders of the demos. On so few")
 
     def test_few_examples_of_the_final_comparison_say_nothing_by_themselves(self):
         enough = by_hand()
@@ -468,18 +441,19 @@ class TestPage:
         assert all(words in text for words in told)
 
     def test_odd_text_and_errors_are_escaped(self, tmp_path):
-        def metric(example, prediction, trace=None):
-            if example.question == "question 7":
-                raise ZeroDivisionError("<b>bold</b>")
-            return exact_match(example, prediction)
-
-        failed = compiled(metric=metric, max_errors=1000)
+        error = {
+            "type": "ZeroDivisionError",
+            "outcome": "not scored",
+            "message": "<b>bold</b>",
+            "examples": [],
+        }
         odd = {
             "predictor": 'x["<i>"]',
-            "demos": [{"q": f'{i} $x$ id="a" 中文 <!-- --> \\1'} for i in range(6)],
+            "demos": [{"q": f'{i} $x$ id="a" 中文 <!-- --> \\1'} for i in range(2)],
         }
-        slots = [failed.slots[0].model_copy(update=odd)]
-        failed.model_copy(update={"slots": slots, "comparison": None}).to_html(tmp_path / "report.html")
+        found = by_hand(errors=[{**error, "count": 1}])
+        slots = [found.slots[0].model_copy(update=odd)]
+        found.model_copy(update={"slots": slots}).to_html(tmp_path / "report.html")
         text = opened(tmp_path / "report.html")
         assert '0 $x$ id="a" 中文 <!-- --> \\1' in text
         assert "ZeroDivisionError: <b>bold</b>" in text

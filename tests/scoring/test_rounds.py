@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
-from plr_dspy.scoring.rounds import MIN_TRIES, StagedScores
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
 
 
 def staged(payer, **options):
@@ -36,6 +35,7 @@ class TestExamples:
             assert row == {e: payer.table[0, e] for e in row}
             seen = list(row)
         assert len(payer.paid) == len(set(payer.paid)) == 40
+        assert scores.scores() == {ORDERINGS[0]: row}
 
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))
@@ -51,11 +51,14 @@ class TestExamples:
             assert set(payer.paid[before:]) == new
             assert len(payer.paid) == len(set(payer.paid)) == before + len(new)
 
-    def test_the_split_is_used_evenly(self):
+    def test_the_split_is_used_evenly_and_old_orderings_leave_no_gap_between_new_ones(self):
         scores = staged(TablePayer(table(num_examples=10)))
-        rows = [*told(scores, ORDERINGS[:3]), *told(scores, ORDERINGS[3:15])]
-        assert [list(row) for row in rows[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-        assert set(np.bincount([example for row in rows for example in row])) == {6}
+        first, second, *others = told(scores, ORDERINGS[:3])
+        assert [list(row) for row in (first, second, *others)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+        rows = told(scores, [ORDERINGS[0], ORDERINGS[3], ORDERINGS[1], *ORDERINGS[4:15]])
+        assert [len(rows[i]) for i in (0, 2)] == [10, 10]
+        new = [first, second, *others, rows[1], *rows[3:]]
+        assert set(np.bincount([example for row in new for example in row])) == {6}
 
     @pytest.mark.parametrize("num_examples", [6, 8, 9])
     def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
@@ -69,12 +72,6 @@ class TestExamples:
         used = np.bincount([example for pair in met for example in pair])
         assert max(used) - min(used) <= 2
 
-    def test_old_orderings_in_a_round_leave_no_gap_between_new_ones(self):
-        scores = staged(TablePayer(table()))
-        told(scores, ORDERINGS[:2])
-        rows = told(scores, [ORDERINGS[0], ORDERINGS[2], ORDERINGS[1], ORDERINGS[3]])
-        assert [list(rows[i]) for i in (1, 3)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
-
     def test_so_many_examples_in_all(self):
         payer = TablePayer(table())
         scores = staged(payer)
@@ -83,13 +80,6 @@ class TestExamples:
         assert [len(row) for row in told(scores, ORDERINGS[:4], 9)] == [10, 9, 9, 9]
         assert len(told(scores, ORDERINGS[:1], 99)[0]) == 40
         assert len(payer.paid) == 40 + 3 * 9
-
-    def test_all_scores_are_known_afterwards_and_cost_nothing(self):
-        payer = TablePayer(table())
-        scores = staged(payer)
-        rows = told(scores, ORDERINGS[:3])
-        assert scores.scores() == dict(zip(ORDERINGS, rows, strict=False))
-        assert len(payer.paid) == 12
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_orderings_scored_whole_are_told_when_the_time_is_up(self, calls, count):
@@ -110,16 +100,12 @@ class TestFailures:
         assert payer.paid.count((5, 5)) == 0
         assert [example for _, example in payer.paid].count(5) == MIN_TRIES
 
-    def test_a_call_that_fails_now_and_then_counts_as_the_worst(self):
+    def test_a_call_that_fails_now_and_then_counts_as_the_worst_but_for_the_favoured_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
         values[0, 2], values[1, 5] = np.nan, -1.0
         first, second = told(staged(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8
-
-    def test_but_for_the_favoured_ordering(self):
-        values = np.full((len(ORDERINGS), 8), 0.5)
-        values[0, 2] = np.nan
         first, _ = told(staged(TablePayer(values), num_first=8, favoured=ORDERINGS[0]), ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 
@@ -131,22 +117,14 @@ class TestFailures:
         payer = TablePayer(table(num_examples=8, broken=range(4, 8)))
         assert told(staged(payer, num_first=num_first), ORDERINGS[:4])
 
-    def down(self, *broken):
+    def test_an_ordering_that_always_fails_is_the_worst_and_a_round_of_several_ends_the_search(self):
         values = table()
-        values[list(broken)] = np.nan
-        return staged(TablePayer(values), num_first=10)
-
-    def test_an_ordering_that_always_fails_is_the_worst_and_ends_nothing(self):
-        assert [mean(row) for row in told(self.down(2), ORDERINGS[:3])][2] == 0.0
-        scores = self.down(2)
+        values[[1, 2]] = np.nan
+        scores = staged(TablePayer(values), num_first=10)
         told(scores, ORDERINGS[:1])
         assert mean(told(scores, ORDERINGS[2:3])[0]) == 0.0
-
-    def test_a_round_of_several_without_an_answer_ends_the_search(self):
-        scores = self.down(1, 2)
-        told(scores, ORDERINGS[:1])
         with pytest.raises(RuntimeError, match="no call ended with an answer, for 2 orderings"):
-            told(scores, ORDERINGS[1:3])
+            told(staged(TablePayer(values), num_first=4), ORDERINGS[1:3])
 
 
 class Interrupted(TablePayer):
@@ -158,29 +136,29 @@ class Interrupted(TablePayer):
             raise KeyboardInterrupt
 
 
-class TestSalvaged:
-    """What is known of a round that an interrupt has ended."""
+@pytest.mark.parametrize("num_first", [4, 8])
+def test_what_was_scored_whole_of_a_round_that_an_interrupt_ended(num_first):
+    payer = Interrupted(values := table())
+    payer.most, scores = 19, staged(payer, num_first=num_first)
+    with pytest.raises(KeyboardInterrupt):
+        told(scores, ORDERINGS[:6])
+    found = scores.salvage()
+    assert list(found) == ORDERINGS[: 19 // num_first]
+    for ordering, row in found.items():
+        known = values[ORDERINGS.index(ordering)]
+        assert row == {e: known[e] for e in row}
+        assert len(row) == num_first
 
-    def salvaged(self, values, *, most, num_first):
-        payer = Interrupted(values)
-        payer.most, scores = most, staged(payer, num_first=num_first)
-        with pytest.raises(KeyboardInterrupt):
-            told(scores, ORDERINGS[:6])
-        return scores.salvage()
 
-    @pytest.mark.parametrize("num_first", [4, 8])
-    def test_what_was_scored_whole(self, num_first):
-        found = self.salvaged(values := table(), most=19, num_first=num_first)
-        assert list(found) == ORDERINGS[: 19 // num_first]
-        for ordering, row in found.items():
-            assert row == {e: values[ORDERINGS.index(ordering), e] for e in row}
-            assert len(row) == num_first
-
-    def test_a_failed_call_is_as_bad_as_the_worst_score(self):
-        """With scores below 0 a failure that counts as 0 would win."""
-        values = table(num_examples=8) - 2.0
-        values[1] = np.nan
-        assert mean(self.salvaged(values, most=24, num_first=8)[ORDERINGS[1]]) == -2.0
+def test_a_failed_call_of_such_a_round_is_as_bad_as_the_worst_score():
+    """With scores below 0 a failure that counts as 0 would win."""
+    values = table(num_examples=8) - 2.0
+    values[1] = np.nan
+    payer = Interrupted(values)
+    payer.most, scores = 24, staged(payer, num_first=8)
+    with pytest.raises(KeyboardInterrupt):
+        told(scores, ORDERINGS[:6])
+    assert mean(scores.salvage()[ORDERINGS[1]]) == -2.0
 
 
 class TestBudgets:

@@ -65,17 +65,6 @@ class TestThompson:
         assert len(set(asked)) > 30
         assert all(sum(items) <= 9 for (items,) in [*asked, search.mode(), *search.draw(50)])
 
-    def test_several_pools_and_classes(self):
-        space = OrderingSpace.of_sizes(6, 5, max_length=3, identity=((0,), ()))
-        search, asked = searched(space, classes=[[0, 1] * 3, [0] * 5], example_classes=[0, 1] * 25)
-        assert len(search.distributions) == 2
-        assert len({len(second) for _, second in asked}) > 1
-
-    def test_small_spaces_are_asked_for_whole(self):
-        space = OrderingSpace.of_sizes(3, min_length=0, identity=((),))
-        search = ThompsonSearch(space, num_examples=10, num_initial=16)
-        assert sorted(search.ask()) == sorted(space.enumerate())
-
 
 class TestModel:
     @pytest.mark.parametrize("num_examples", [4, 20])
@@ -92,20 +81,8 @@ class TestModel:
         assert gain.probability > 0.95
         assert dict(fitted.estimates())[best] > 0.55
 
-    def test_what_the_space_does_not_hold_has_an_effect_of_its_own(self):
-        space = OrderingSpace.of_sizes(12, min_length=1, max_length=2)
-        model, outside = OrderingModel(space), [((),), ((0, 1, 2, 3),)]
-        scores = {a: score(a) for a in [*space.draw(20, np.random.default_rng(0)), *outside]}
-        fitted = model.fit(scores)
-        assert set(fitted.gains(((),))) == set(scores)
-
 
 class TestOtherSearches:
-    def test_the_papers_search_takes_arrangements(self):
-        search = CrossEntropySearch(SPACE, num_samples=40, elite_fraction=0.2, seed=1)
-        play(search, Scored())
-        assert search.mode()[0][-1:] == (3,)
-
     @pytest.mark.parametrize("rule", [RankEMA(), MaximumLikelihood(num_steps=5), MixtureEM(num_steps=5)])
     def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(self, rule):
         space = OrderingSpace.of_sizes(4, max_length=3)
@@ -136,7 +113,7 @@ class TestOtherSearches:
 class TestWorlds:
     def test_better_than_the_best_of_random_arrangements_at_as_many_calls(self):
         scores = []
-        for seed in range(61_000, 61_006):
+        for seed in range(61_000, 61_003):
             pool = Pool.of(ArrangementWorld("classes", 50, seed), 100)
             found = compiled(pool, "light", 1_000, seed).ordering[0]
             others = (method(pool, 1_000, seed)[0] for method in (halving, random_search))
@@ -149,28 +126,17 @@ class TestWorlds:
         ("kind", "num_known"), [("nothing", 10), ("nothing", 40), ("harm", 20), ("harm", 40)]
     )
     def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_known):
-        """At most one of ten is called better, but for the luck of 8 compiles: of three or more the chance is 4 %.
+        """At most one of ten is called better, but for the luck of 4 compiles: of two or more the chance is 5 %.
 
         Of 40 compiles where demos harm, one gives the program some, which costs it .19.
         """
         better, replaced, change = [], [], []
-        for seed in range(8):
+        for seed in range(4):
             pool = Pool.of(ArrangementWorld(kind, 20, 300 + seed, num_known + 2_000), num_known)
             found = compiled(pool, "light", 300, seed)
             better.append(claimed(found))
             replaced.append(found.ordering != ((),))
             change.append(pool.held_out(found.ordering[0]) - pool.held_out(()))
-        assert sum(better) <= 2
+        assert sum(better) <= 1
         assert np.mean(change) > -0.03
-        assert kind == "nothing" or sum(replaced) <= 2
-
-    def test_a_student_that_any_demo_harms_stays(self):
-        class Harmed(ArrangementWorld):
-            def answers(self, order):
-                right = super().answers(order)
-                lost = np.random.default_rng(7).random(len(right)) < 0.4
-                return right & ~lost if order else right
-
-        pools = [Pool.of(Harmed("nothing", 20, 400 + seed), 100) for seed in range(5)]
-        stays = [compiled(pool, "light", 300, seed).ordering == ((),) for seed, pool in enumerate(pools)]
-        assert sum(stays) >= 4
+        assert kind == "nothing" or sum(replaced) <= 1

@@ -46,9 +46,8 @@ def by_conditioning(means, covariance, apart, noise, reference):
 
 def found(means, covariance, noise, *, apart=None, reference=0):
     apart = np.zeros(len(means)) if apart is None else apart
-    return expected_gains(
-        means, covariance=covariance, apart=apart, noise=noise, reference=reference
-    ).summary()
+    gains = expected_gains(means, covariance=covariance, apart=apart, noise=noise, reference=reference)
+    return gains.summary()[:2]
 
 
 class TestConditioning:
@@ -64,15 +63,6 @@ class TestConditioning:
             found(means, covariance, noise, apart=apart, reference=reference), expected, strict=True
         ):
             np.testing.assert_allclose(one, other, atol=1e-7)
-
-    @settings(deadline=None, max_examples=30)
-    @given(st.integers(0, 1_000), st.floats(-5, 5))
-    def test_what_is_added_to_all_means_nothing(self, seed, shift):
-        means, covariance, noise = problem(seed)
-        for one, other in zip(
-            found(means, covariance, noise), found(means + shift, covariance, noise), strict=True
-        ):
-            np.testing.assert_allclose(one, other, atol=1e-9)
 
     @settings(deadline=None, max_examples=30)
     @given(st.integers(0, 1_000))
@@ -104,25 +94,3 @@ class TestClaims:
             assert abs(alike[1:].mean()) < 1.5
             assert gains[1:].mean() == pytest.approx(distance, abs=0.5)
             assert ((chances[1:] > 0.95) == (distance > 0)).all()
-
-    @pytest.mark.parametrize("size", [2, 6, 30])
-    def test_of_pure_noise_hardly_any_is_sure(self, size):
-        rng = np.random.default_rng(0)
-        noise = 0.1 * np.eye(size)
-        sure = [
-            found(rng.normal(size=size) * 0.1**0.5, 0.05 * np.eye(size), noise)[1].max() >= 0.9
-            for _ in range(400)
-        ]
-        assert np.mean(sure) <= 0.1
-
-    def test_the_best_of_many_is_shrunk(self):
-        rng, size = np.random.default_rng(1), 30
-        gains, truths = [], []
-        for _ in range(300):
-            truth = rng.normal(size=size) * 0.3
-            means = truth + rng.normal(size=size) * 0.3
-            expected, _ = found(means, 0.09 * np.eye(size), 0.09 * np.eye(size))
-            best = int(expected.argmax())
-            gains.append(expected[best])
-            truths.append(truth[best] - truth[0])
-        assert 0.3 < np.mean(gains) < np.mean(truths) + 0.03

@@ -200,10 +200,3 @@ class TestMoves:
         reached = {space.moved(space.identity, rng) for _ in range(500)}
         expected = {o for o in space.enumerate() if all(map(elsewhere, space.identity, o))}
         assert reached == {o for o in expected if sum(map(tuple.__ne__, space.identity, o)) <= 1}
-
-    @given(spaces().filter(lambda space: any(space.sizes)), seeds)
-    def test_stay_in_the_space(self, space, seed):
-        rng = np.random.default_rng(seed)
-        (ordering,) = space.draw(1, rng)
-        moved = space.moved(ordering, rng)
-        assert space.canonical(moved) == moved

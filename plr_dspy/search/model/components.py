@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
@@ -18,11 +18,7 @@ NUM_STEPS, NUM_FIRST_STEPS = 3, 15
 
 
 def inverted(matrix: Array) -> tuple[Array, float]:
-    """The inverse of a positive definite matrix, and the logarithm of the determinant of the inverse.
-
-    Raises:
-        np.linalg.LinAlgError: for another matrix.
-    """
+    """The inverse of a positive definite matrix, and the logarithm of its determinant; LinAlgError for another one."""
     factor, failed = lapack.dpotrf(matrix, lower=True)
     if failed:
         raise np.linalg.LinAlgError("the matrix is not positive definite")
@@ -36,25 +32,24 @@ def generalised_mean(values: Array, inverse: Array) -> float:
     return float(weights @ values / weights.sum())
 
 
-@dataclass(frozen=True)
-class Components:
-    """A Gaussian process that is a sum of independent ones, fitted to what was measured of each ordering.
+class Components(NamedTuple):
+    """A sum of independent Gaussian processes, fitted to what was measured of m orderings."""
 
-    Attributes:
-        variances: Of the components, over the noise's.
-        covariance: Prior covariance of the values in the same unit, ``[m, m]``.
-        fixed: The part of its diagonal that was given, ``[m]``.
-        inverse: Inverse covariance of what was measured, ``[m, m]``.
-        solved: It times what was measured less its mean, ``[m, ...]``.
-        noise: Variance of the noise, which the steps were made with.
-    """
+    variances: Array  # of the components, over the noise's
+    covariance: Array  # of the values before anything was measured, in the same unit, [m, m]
+    fixed: Array  # the part of its diagonal that was given, [m]
+    inverse: Array  # of the covariance of what was measured, [m, m]
+    solved: Array  # it times what was measured less its mean, [m, ...]
+    noise: float  # its variance, which the steps were made with
 
-    variances: Array
-    covariance: Array
-    fixed: Array
-    inverse: Array
-    solved: Array
-    noise: float
+    def weights(self, features: Sequence[Array]) -> list[Array]:
+        """Of the features ``[m, d]`` of the components but the last, in the posterior mean."""
+        return [v * (f.T @ self.solved) for v, f in zip(self.variances[:-1], features, strict=True)]
+
+
+def linear(features: Sequence[Array], weights: Sequence[Array]) -> Array:
+    """The function of orderings' features, ``[c, d]`` of each family, that has these weights, ``[c]``."""
+    return np.asarray(sum((f @ w for f, w in zip(features, weights, strict=True)), np.zeros(1)))
 
 
 def fit_components(
@@ -76,12 +71,9 @@ def fit_components(
         kernels: Covariances of the components at variance 1, ``[m, m]`` each.
         errors: Covariance of what was measured beside the values, over the variance of the noise, ``[m, m]``.
         measure: From the prior covariance and the inverse covariance of what was measured to that itself, less its
-            mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise.
-        earlier: Variances of the fit before; None, or those of another number of components, for none.
-        total: Prior mean of the sum of the variances, which a first fit begins with.
-        noise: Its variance, to begin with.
-        fixed: Further prior variances of the values over the noise's, ``[m]``.
-        doubts: Further ones in the unit of the values, ``[m]``.
+            mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise, which begins with `noise`.
+        earlier: Variances of the fit before; without any, or of other components, they begin with `total`, their sum.
+        fixed: Further prior variances of the values over the noise's, ``[m]``; `doubts` in the unit of the values.
     """
     stacked, number, size = np.stack(kernels), len(kernels), len(errors)
     first = earlier is None or len(earlier) != number

@@ -13,6 +13,7 @@ J. H. Ware, "Random-effects models for longitudinal data", Biometrics 38, 1982).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,28 +35,25 @@ APART_LEANING, APART_SLOPE = 4.0, 0.4
 MAX_LEVERAGE = 0.9
 
 
-class ResponseEffects:
-    """The effects, as they were fitted.
+class Posterior(NamedTuple):
+    """What is known of an effect of orderings in each of its k dimensions, each ordering for itself."""
 
-    Args:
-        contrasts: z, ``[m, E, d]``, NaN where there is none.
-        directions: g, ``[E, d]``.
-        apart: Whether a row is no ordering of the others' kind, ``[m]``.
-        num_sweeps: Of expectation and maximisation.
+    means: Array  # [m, k]
+    variances: Array  # in each dimension, [m]
+    prior_mean: Array  # what it began with, [k]
+    prior_variances: Array  # [m]; usual orderings have the smallest
+
+
+class ResponseEffects:
+    """The effects, as they were fitted to z, ``[m, E, d]``, NaN where there is none; g is ``[E, d]``.
 
     Attributes:
-        examples: a, ``[E, d]``.
-        example_variances: Of their posterior, ``[E]``.
-        leanings: b, ``[m, d]``.
-        leaning_variances: Of their posterior, ``[m]``.
-        slopes: q, ``[m]``.
-        slope_variances: Of their posterior, ``[m]``.
+        examples, example_variances: Of a, ``[E, d]``, and of its posterior, ``[E]``.
+        leaning, slope: What is known of b and of q; priors of rows that are `apart` are wider.
+        noise: Variance of a contrast.
         leverage: Share of a cell's noise that its own fit explains, ``[m, E]``.
         residuals: Of the cells known; 0 for others, ``[m, E, d]``.
         weights: Cells known of each ordering, ``[m]``; one counts less where its example is known from no other.
-        noise: Variance of a contrast.
-        mean: Of b among orderings, ``[d]``.
-        leaning_priors, slope_priors: Prior variances of b and of q, ``[m]``.
     """
 
     def __init__(
@@ -68,19 +66,18 @@ class ResponseEffects:
         self._directions, self._apart = directions.T, apart
         outside = apart.astype(np.float64)
         self._lengths = (directions**2).sum(axis=1)
-        self.noise, self._example_variance, self.mean = 0.5, 2.0, np.zeros(num_contrasts)
+        self.noise, self._example_variance, self._mean = 0.5, 2.0, np.zeros(num_contrasts)
         self._leaning_variance, self._slope_variance = 1.0, PRIOR_SLOPE
-        self._leanings, self.slopes = np.zeros((num_contrasts, len(known))), np.zeros(len(known))
         self._examples, self._rest = np.zeros((num_contrasts, len(directions))), self._contrasts
         for sweep in range(num_sweeps):
             self._fit_examples(first=sweep == 0)
             if sweep:
                 self._fit_variances()
-            self.leaning_priors: Array = self._leaning_variance + APART_LEANING * outside
-            self.slope_priors: Array = self._slope_variance + APART_SLOPE * outside
-            self._fit_orderings()
+            self._fit_orderings(
+                self._leaning_variance + APART_LEANING * outside, self._slope_variance + APART_SLOPE * outside
+            )
             self._fit_noise()
-        self.leanings, self.examples = self._leanings.T, self._examples.T
+        self.examples = self._examples.T
         self.residuals = np.moveaxis(self._left, 0, 2)
 
     def _fit_examples(self, *, first: bool) -> None:
@@ -102,17 +99,16 @@ class ResponseEffects:
         """Estimate the variances of the orderings' effects: before these are fitted, which then agree with them."""
         usual = ~self._apart & (self.weights > 0)
         if usual.any():
-            leanings = self._leanings[:, usual]
-            self.mean = leanings.mean(axis=1)
-            spread = ((leanings - self.mean[:, None]) ** 2).mean(axis=0) + self.leaning_variances[usual]
+            leanings, squares = self.leaning.means[usual], self.slope.means[usual, 0] ** 2
+            self._mean = leanings.mean(axis=0)
+            spread = ((leanings - self._mean) ** 2).mean(axis=1) + self.leaning.variances[usual]
             self._leaning_variance = _posterior_variance(spread, PRIOR_LEANING)
-            squares = self.slopes[usual] ** 2 + self.slope_variances[usual]
-            self._slope_variance = _posterior_variance(squares, PRIOR_SLOPE)
+            self._slope_variance = _posterior_variance(squares + self.slope.variances[usual], PRIOR_SLOPE)
 
-    def _fit_orderings(self) -> None:
+    def _fit_orderings(self, leaning_priors: Array, slope_priors: Array) -> None:
         """Give orderings the posterior of their leanings and slopes.
 
-        Each cell is held against what the other orderings say of its example. An example that knows the cell would
+        Each cell is held against what the other orderings say of its example: an example that knows the cell would
         repeat some of its noise, which then looks like an effect of the ordering.
         """
         own, directions, num_contrasts = self._shown / self.noise, self._directions, len(self._contrasts)
@@ -121,29 +117,28 @@ class ResponseEffects:
         weights = self._shown * self.noise / (self.noise + 1.0 / precision)
         seen = (self._contrasts - others / precision) * weights
         self.weights = weights.sum(axis=1)
-        ridge = self.noise / self.leaning_priors
+        ridge = self.noise / leaning_priors
         total, cross = self.weights + ridge, directions @ weights.T
-        sums = seen.sum(axis=2) + ridge * self.mean[:, None]
+        sums = seen.sum(axis=2) + ridge * self._mean[:, None]
         moments = (seen @ directions[..., None])[..., 0].sum(axis=0)
         left = weights @ self._lengths - (cross**2).sum(axis=0) / total
-        inverse = 1.0 / (left + self.noise / self.slope_priors)
-        self.slopes = inverse * (moments - (cross * sums).sum(axis=0) / total)
-        self._leanings = (sums - self.slopes * cross) / total
-        back = ((cross / total) ** 2).sum(axis=0) * inverse
-        self.leaning_variances = self.noise * (1.0 / total + back / num_contrasts)
-        self.slope_variances = self.noise * inverse
+        inverse = 1.0 / (left + self.noise / slope_priors)
+        slopes = inverse * (moments - (cross * sums).sum(axis=0) / total)
+        leanings = (sums - slopes * cross) / total
+        variances = self.noise * (1.0 / total + ((cross / total) ** 2).sum(axis=0) * inverse / num_contrasts)
+        self.leaning = Posterior(leanings.T, variances, self._mean, leaning_priors)
+        self.slope = Posterior(slopes[:, None], self.noise * inverse, np.zeros(1), slope_priors)
         self._of_slopes = weights * np.outer(inverse, self._lengths) / num_contrasts
-        effects = self._leanings[..., None] + self.slopes[:, None] * directions[:, None]
-        self._rest = self._contrasts - effects
+        self._rest = self._contrasts - (leanings[..., None] + slopes[:, None] * directions[:, None])
 
-    def _variance_left(self) -> Array:
-        """The variance that leanings and examples leave in each cell, ``[m, E]``.
+    def _fit_noise(self) -> None:
+        """Estimate the noise from what is left over, for the parameters used.
 
-        All leanings are measured against one another: their joint posterior says how sure each is. It follows from the
-        smaller one of two systems, of orderings or of examples (Woodbury).
+        The joint posterior of leanings, which are measured against one another, follows from the smaller of two
+        systems, of orderings or of examples (Woodbury).
         """
         own, variances = self._shown / self.noise, self.example_variances
-        precisions = 1.0 / self.leaning_priors + own.sum(axis=1)
+        precisions = 1.0 / self.leaning.prior_variances + own.sum(axis=1)
         if len(own) <= len(variances):
             reach = own * variances
             joint, _ = inverted(np.diag(precisions) - own @ reach.T)
@@ -154,12 +149,8 @@ class ResponseEffects:
             joint, _ = inverted(np.diag(1.0 / variances) - own.T @ scaled)
             moved, of_examples = scaled @ joint, np.diag(joint)
             of_orderings = 1.0 / precisions + (moved * scaled).sum(axis=1)
-        left: Array = of_examples - 2.0 * moved + of_orderings[:, None]
-        return left
-
-    def _fit_noise(self) -> None:
-        """Estimate the noise from what is left over, for the parameters used."""
-        self.leverage = np.minimum(self._variance_left() / self.noise + self._of_slopes, MAX_LEVERAGE)
+        unsure = of_examples - 2.0 * moved + of_orderings[:, None]  # what they leave in each cell
+        self.leverage = np.minimum(unsure / self.noise + self._of_slopes, MAX_LEVERAGE)
         self._left = (self._rest - self._examples[:, None]) * self._shown
         free = float(((1.0 - self.leverage) * self._shown).sum()) * len(self._left)
         total = float(np.vdot(self._left, self._left))
@@ -174,58 +165,50 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 class EffectProcess:
     """A Gaussian process of one effect of orderings, of which each was measured by itself, with a noise of its own.
 
-    Args:
-        kernels: Of the families of features, ``[m, m]`` each.
-        means: Posterior means of the effect in each of its k dimensions, ``[m, k]``, each ordering for itself.
-        variances: Posterior variances in each dimension, ``[m]``.
-        prior_mean: What these began with, ``[k]``.
-        prior_variances: The same, ``[m]``; the smallest is that of usual orderings.
-        unit: Variance of the noise, which the components are measured by.
-        earlier: Components of the fit before; None for none.
+    Its kernels are those of the families of features, ``[m, m]`` each; the variance of the noise is the unit.
 
     Attributes:
         components: Variances of the families and of own effects, over the unit.
-        means: Posterior means of the orderings' effects, ``[m, k]``.
-        variances: Posterior variances in each dimension, ``[m]``.
+        means, variances: Of the posterior that knows all orderings, ``[m, k]`` and ``[m]``.
     """
 
     def __init__(
         self,
         kernels: Sequence[Array],
+        measured: Posterior,
         *,
-        means: Array,
-        variances: Array,
-        prior_mean: Array,
-        prior_variances: Array,
         unit: float,
-        earlier: Sequence[float] | None,
+        earlier: Sequence[float] | None = None,
     ) -> None:
+        means, variances, level, priors = measured
         # What the ordering's own cells say: the posterior less the prior.
-        precisions = np.maximum(1.0 / variances - 1.0 / prior_variances, 1e-6)
-        measured = (means / variances[:, None] - prior_mean / prior_variances[:, None]) / precisions[:, None]
-        usual = float(prior_variances.min())
-        apart = (prior_variances - usual) / unit
+        precisions = np.maximum(1.0 / variances - 1.0 / priors, 1e-6)
+        told = (means / variances[:, None] - level / priors[:, None]) / precisions[:, None] - level
+        usual = float(priors.min())
+        apart = (priors - usual) / unit
         fit = fit_components(
             [*kernels, np.diag((apart == 0.0).astype(np.float64))],
             np.diag(1.0 / (precisions * unit)),
-            lambda covariance, inverse: (measured - prior_mean, unit),
+            lambda covariance, inverse: (told, unit),
             earlier=earlier,
             total=usual / unit,
             fixed=apart,
         )
+        self._fit, self._unit, self._level, self._precisions = fit, unit, level, precisions
+        self._gain = fit.covariance @ fit.inverse
         self.components = fit.variances
-        self._gain, self._precisions = fit.covariance @ fit.inverse, precisions
-        self.means: Array = fit.covariance @ fit.solved + prior_mean
-        after = np.diag(fit.covariance) - (self._gain * fit.covariance).sum(axis=1)
-        self.variances: Array = unit * np.maximum(after, 1e-9)
-        self._fit, self._unit, self._level = fit, unit, prior_mean
+        self.means: Array = fit.covariance @ fit.solved + level
+        self.variances = self._left(np.diag(fit.covariance), self._gain, fit.covariance)
+
+    def _left(self, before: Array, gain: Array, covariance: Array) -> Array:
+        """Posterior variances, from the prior ones, and covariances with the orderings fitted."""
+        left: Array = self._unit * np.maximum(before - (gain * covariance).sum(axis=1), 1e-9)
+        return left
 
     def errors(self, alike: Array, chosen: Mask) -> Array:
         """Covariance of the errors of posterior means that come from the noise of what was measured, ``[c, c]``.
 
-        Args:
-            alike: Covariance of that noise between the chosen orderings, in any unit, ``[c, c]``.
-            chosen: Which orderings, ``[m]``; the noise of others is left out.
+        Noise of orderings that are not chosen is left out; between those chosen its covariance is `alike`, in any unit.
         """
         deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
         gain = self._gain[np.ix_(chosen, chosen)]
@@ -233,14 +216,10 @@ class EffectProcess:
         return errors
 
     def predict(self, across: Sequence[Array], squares: Array) -> tuple[Array, Array]:
-        """Posterior means ``[c, k]`` and variances ``[c]`` of other orderings' effects.
-
-        Args:
-            across: Products of the others' features with those of the orderings fitted, ``[c, m]`` for each family.
-            squares: Squared lengths of the others' features in each family, ``[c, families]``.
+        """Posterior means ``[c, k]`` and variances ``[c]`` of other orderings' effects, from the products of their
+        features with those of the orderings fitted, ``[c, m]`` for each family, and with their own, ``[c, families]``.
         """
         covariance = np.tensordot(self.components[:-1], across, axes=1)
         before = squares @ self.components[:-1] + self.components[-1]
-        after = before - ((covariance @ self._fit.inverse) * covariance).sum(axis=1)
         means: Array = covariance @ self._fit.solved + self._level
-        return means, self._unit * np.maximum(after, 1e-9)
+        return means, self._left(before, covariance @ self._fit.inverse, covariance)

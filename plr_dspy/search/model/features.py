@@ -38,21 +38,14 @@ class Features:
     """Features of the orderings of a space, in families.
 
     Each family has mean 0 and mean squared length 1 over random orderings. Families in which these do not differ are
-    left out, such as the number of items where it is fixed.
-
-    Args:
-        space: What is ordered.
-        classes: For each block the class of each of its items; None for no classes. Classes say nothing where they are
-            more than two thirds as many as items.
+    left out, such as the number of items where it is fixed, and those of classes that are more than two thirds as many
+    as items.
 
     Attributes:
         names: Those of `FAMILIES` that there are: "number" (of items shown), "presence" (of an item), "region" (an item
             near a place), "last" (the item at the end), "adjacency" (an item right before another), and "class region"
-            and "class adjacency".
+            and "class adjacency" by the class of each item of each block.
         references: Features of random orderings.
-
-    Raises:
-        ValueError: for classes that do not fit the space.
     """
 
     def __init__(self, space: OrderingSpace, *, classes: Sequence[Sequence[int]] | None = None) -> None:
@@ -62,8 +55,8 @@ class Features:
         named = [None] * len(space.sizes) if classes is None else classes
         self._families = [_families(space, block, codes) for block, codes in enumerate(named)]
         self.names: list[str] = []
-        self._moments: list[tuple[Array, float]] = []
         self.references: list[Array] = []
+        self._moments: list[tuple[Array, float]] = []
         drawn = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         for name, raw in self._raw(drawn, FAMILIES):
             mean = raw.mean(axis=0)

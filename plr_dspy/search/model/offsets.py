@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,47 +13,32 @@ PRIOR_CELLS = 4.0
 """Cells that what is expected of an ordering counts as much as."""
 
 
-@dataclass(frozen=True)
-class Calibrated:
+class Calibrated(NamedTuple):
     """What calibration does to an ordering.
 
-    Attributes:
-        offsets: Of the labels, ``[L]``.
-        before, after: Mean scores over all examples that are expected without calibration and with it. Replies that say
-            nothing of labels have the share and the scores that they had in the ordering's own cells, but for those
-            with calibration where answers are not calibrated.
-        log_probabilities, calibrated: Of labels, as its cells told them and calibrated, ``[n, L]``.
-        scores: What the labels score there, ``[n, L]``.
+    Replies that say nothing of labels have the share and the scores that they had in the ordering's own cells, but for
+    those with calibration where answers are not calibrated.
     """
 
-    offsets: tuple[float, ...]
-    before: float
-    after: float
-    log_probabilities: Array
-    calibrated: Array
-    scores: Array
+    offsets: tuple[float, ...]  # of the labels
+    before: float  # mean score over all examples that is expected without calibration
+    after: float  # and with it
 
 
 class LabelOffsets:
-    """Finds the offsets of orderings.
+    """Finds the offsets of orderings, from log-probabilities ``[m, E, L]`` with NaN where there are none.
 
-    Args:
-        log_probabilities: Of labels, ``[m, E, L]``, NaN where there are none.
-        unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``.
-        shares: Of the examples that each label is right for, ``[S, L]``: several guesses, of which `settle` takes one;
-            until then the first counts. One of NaN stands for answers that are not calibrated.
-
-    Attributes:
-        shares: The guess that counts, ``[L]``.
+    Labels that were `unseen` were not among the likeliest tokens, ``[m, E, L]``. `shares`, ``[S, L]``, are guesses of
+    how many examples each label is right for, of which `settle` takes one; until then the first counts. One of NaN
+    stands for answers that are not calibrated.
     """
 
     def __init__(self, log_probabilities: Array, unseen: Mask, shares: Array) -> None:
         self._guesses, self.shares = shares, shares[0]
-        self._known, self._unseen = ~np.isnan(log_probabilities[..., 0]), unseen
-        self._log_probabilities = np.where(self._known[..., None], log_probabilities, 0.0)
-        total = np.logaddexp.reduce(self._log_probabilities, axis=-1, keepdims=True)
-        self._normalised = self._log_probabilities - total
-        self._never_seen: Mask = np.asarray(unseen[self._known].all(axis=0) & self._known.any())
+        self.known, self._unseen = ~np.isnan(log_probabilities[..., 0]), unseen
+        self._logs = np.where(self.known[..., None], log_probabilities, 0.0)
+        self._normalised = self._logs - np.logaddexp.reduce(self._logs, axis=-1, keepdims=True)
+        self._never_seen: Mask = np.asarray(unseen[self.known].all(axis=0) & self.known.any())
 
     @property
     def calibrates(self) -> bool:
@@ -61,21 +46,16 @@ class LabelOffsets:
         return not np.isnan(self.shares).any()
 
     def expected(self, logits: Array, variances: Array) -> Array:
-        """Offsets of any orderings, from what is expected of them.
+        """Offsets ``[c, L]``, 0 on the mean, of any orderings, from what is expected of them.
 
-        Args:
-            logits: Of labels, up to a constant, ``[c, E, L]``.
-            variances: Of each contrast of labels there, ``[E]``.
-
-        Returns:
-            Offsets ``[c, L]``, 0 on the mean.
+        That is logits of labels up to a constant, ``[c, E, L]``, and the variance of each contrast of them, ``[E]``.
         """
         return self._of(np.log(_probable(logits, variances).mean(axis=1)))
 
     def of_cells(self, logits: Array, variances: Array) -> Array:
         """Offsets ``[m, L]`` of the orderings, from their cells and, where these are not known, what is expected."""
-        expected, known = np.log(_probable(logits, variances)), self._known[..., None]
-        counts = self._known.sum(axis=1)[:, None]
+        expected, known = np.log(_probable(logits, variances)), self.known[..., None]
+        counts = self.known.sum(axis=1)[:, None]
         shown = known | (counts == 0)[..., None]  # Without any cell, what is known is what is expected.
         told = np.where(known, self._normalised, expected)
         found, foreseen = (_log_mean(np.where(shown, logs, -np.inf)) for logs in (told, expected))
@@ -84,38 +64,30 @@ class LabelOffsets:
     def settle(self, logits: Array, variances: Array, scores: Array) -> None:
         """Take the guess by which the cells' calibrated answers score best; the first unless another clearly does.
 
-        Args:
-            logits, variances: As in `expected`.
-            scores: What labels score, ``[E, L]``.
+        `scores` are those of labels, ``[E, L]``.
         """
         if len(self._guesses) == 1:
             return
-        means, seen = [], self._known.any(axis=0)
+        means, seen = [], self.known.any(axis=0)
         for shares in self._guesses:
             self.shares = shares
-            answers = self.calibrated(self.of_cells(logits, variances)).argmax(axis=2)
-            found = np.where(self._known, scores[np.arange(len(scores)), answers], 0.0)
-            means.append((found.sum(axis=0) / np.maximum(1, self._known.sum(axis=0)))[seen])
+            found = np.where(self.known, self.scores_of(self.of_cells(logits, variances), scores), 0.0)
+            means.append((found.sum(axis=0) / np.maximum(1, self.known.sum(axis=0)))[seen])
         gains = np.array(means) - means[0]
         errors = gains.std(axis=1) / np.sqrt(gains.shape[1])
         best = np.where(gains.mean(axis=1) > errors, gains.mean(axis=1), 0.0).argmax()
         self.shares = self._guesses[int(best)]
+
+    def scores_of(self, offsets: Array, scores: Array) -> Array:
+        """What the calibrated answers score, ``[m, E]``, by offsets ``[m, L]``; an unseen label wins none."""
+        answers = calibrated(self._logs, offsets[:, None], unseen=self._unseen).argmax(axis=2)
+        return np.asarray(scores[np.arange(len(scores)), answers])
 
     def _of(self, log_means: Array) -> Array:
         """Offsets from the logarithms of mean probabilities of labels, ``[m, L]`` each."""
         if not self.calibrates:
             return np.zeros_like(log_means)
         return label_offsets(log_means, self.shares, held=self._never_seen)
-
-    def calibrated(self, offsets: Array) -> Array:
-        """Calibrated log-probabilities ``[m, E, L]`` of all cells, by offsets ``[m, L]``; an unseen label wins none."""
-        return calibrated(self._log_probabilities, offsets[:, None], unseen=self._unseen)
-
-    def told(self, number: int, offsets: Array) -> tuple[Array, Array]:
-        """Log-probabilities of labels of an ordering's cells, as they came and calibrated by offsets, ``[n, L]``."""
-        known = self._known[number]
-        raw = self._log_probabilities[number, known]
-        return raw, calibrated(raw, offsets, unseen=self._unseen[number, known])
 
 
 def softmax_of(logits: Array) -> Array:

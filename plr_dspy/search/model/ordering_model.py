@@ -37,9 +37,7 @@ class OrderingModel:
     Args:
         space: Of the orderings. What it does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of
             its own.
-        classes: For each block the class of each of its items; None for none.
-        example_classes: The class of each example; None for none.
-        responses: The log-probabilities of labels; None for none.
+        classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether orderings that look alike tell of each other; else they have effects of their own only.
     """
 
@@ -67,13 +65,7 @@ class OrderingModel:
     ) -> FittedModel:
         """Fit the process to the orderings that were scored most, and to those that promise most.
 
-        Args:
-            scores: One at least of each ordering.
-            earlier: Variances of an earlier fit, which this one goes on from in fewer steps.
-            kept: Orderings that are fitted whatever their scores, where they have any.
-
-        Raises:
-            ValueError: when no ordering has scores.
+        It goes on from the variances of an earlier fit in fewer steps; those kept are fitted whatever their scores.
         """
         if not scores:
             raise ValueError("scores must be of one ordering at least; got none")
@@ -82,7 +74,11 @@ class OrderingModel:
             told = ScoreTable.of_rows([scores[ordering] for ordering in orderings])
             logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
-                chosen = self._promising(orderings, told, logs, kept)
+                responses = self._respond(told, logs, self._apart(orderings))
+                means = np.array(told.shrunk_means if responses.means is None else responses.means)
+                means[np.argsort(told.counts, kind="stable")[-MOST_SCORED:]] = np.inf
+                means[[ordering in kept for ordering in orderings]] = np.inf
+                chosen = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED]).tolist()
                 columns = np.isin(told.examples, told.of(chosen).examples)
                 logs = logs and (logs[0][chosen][:, columns], logs[1][chosen][:, columns])
                 orderings, told = [orderings[number] for number in chosen], told.of(chosen)
@@ -103,14 +99,10 @@ class OrderingModel:
         return FittedModel(self, orderings, process, responses, told=told, table=table)
 
     def shown(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
-        """The estimates as people may be told them, in the same order.
+        """The estimates as people may be told them, in the same order; a search goes by them as they are.
 
         The process is linear and knows no limits: it may expect 1.035 where a metric gives 0 or 1. A mean never lies
-        outside of what single scores can be, on any scale: those seen, and those that the metric gives for labels.
-
-        Args:
-            estimates: Of orderings; a search goes by them as they are.
-            scores: All that are known.
+        outside of what single scores can be, on any scale: all those known, and those that the metric gives for labels.
         """
         values = [score for row in scores.values() for score in row.values()]
         if self._responses is not None:
@@ -126,21 +118,6 @@ class OrderingModel:
         families = self._features([identity if a else o for o, a in zip(orderings, apart, strict=True)])
         return [family * ~apart[:, None] for family in families] if apart.any() else families
 
-    def _promising(
-        self,
-        orderings: Sequence[Ordering],
-        told: ScoreTable,
-        logs: tuple[Array, Mask] | None,
-        kept: Sequence[Ordering],
-    ) -> list[int]:
-        """The numbers of the orderings that the process is fitted to."""
-        responses = self._respond(told, logs, self._apart(orderings))
-        means = np.array(told.shrunk_means if responses.means is None else responses.means)
-        means[np.argsort(told.counts, kind="stable")[-MOST_SCORED:]] = np.inf
-        means[[ordering in kept for ordering in orderings]] = np.inf
-        best: list[int] = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED]).tolist()
-        return best
-
     def _respond(
         self,
         told: ScoreTable,
@@ -153,19 +130,9 @@ class OrderingModel:
         """What log-probabilities say; nothing where most of the calls brought none."""
         if self._responses is None or logs is None:
             return NoResponses()
-        table, unseen = logs
-        if (~np.isnan(table[..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
+        if (~np.isnan(logs[0][..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
             return NoResponses()
-        return ResponseModel(
-            features,
-            table,
-            self._responses.scores[told.examples],
-            apart=apart,
-            earlier=earlier,
-            unseen=unseen,
-            shares=self._responses.shares,
-            calibrating=self.calibrating,
-        )
+        return ResponseModel(self._responses, told.examples, logs, features, apart=apart, earlier=earlier)
 
     def _apart(self, orderings: Sequence[Ordering]) -> Mask:
         """Whether each is not of the others' kind, ``[m]``: none of the space, or a program without demos."""
@@ -176,33 +143,25 @@ class OrderingModel:
 class Gain:
     """What is expected of an ordering beside another one, on examples that nobody has seen.
 
-    Attributes:
-        expected: Its mean score less the other's.
-        probability: That this is above 0.
-        deviation: Standard deviation of the gain, as far as it is not known.
-        probability_calibrated: Where answers are calibrated, the probability that it scores more than the other when
-            this one is calibrated, too: else the gain is that of calibration. 1 for the other itself, and elsewhere.
+    Where answers are calibrated, the other one gains by its own calibration, so that there is a further probability:
+    that the ordering scores more when the other is calibrated, too.
     """
 
-    expected: float
-    probability: float
-    deviation: float = 0.0
-    probability_calibrated: float = 1.0
+    expected: float  # its mean score less the other's
+    probability: float  # that this is above 0
+    deviation: float = 0.0  # of the gain, as far as it is not known
+    probability_calibrated: float = 1.0  # 1 for the other itself, and where answers are not calibrated
 
 
 class FittedModel:
     """A model of scores as it was fitted: estimates, gains, posterior draws, and what calibration does.
 
-    Args:
-        model: Makes features of orderings.
-        orderings: Those that it was fitted to; others have been ruled out.
-        process: Fitted to their scores, less what log-probabilities let one expect.
-        responses: What log-probabilities say.
-        told: Scores of the orderings as they came.
-        table: The same as they count, ``[m, E]``: where answers are calibrated, those of these.
+    All orderings that it is asked about are of those fitted; others have been ruled out.
 
     Attributes:
-        orderings, table: The same.
+        orderings: Those that it was fitted to.
+        table: Their scores as they count, ``[m, E]``: where answers are calibrated, those of these. As they came, they
+            are those `told`.
         calibrating: Whether scores are those of calibrated answers.
         num_examples: Examples that scores expected from log-probabilities are means of.
         shares: Of the labels, that answers are calibrated to; empty where they are not.
@@ -219,11 +178,12 @@ class FittedModel:
         told: ScoreTable,
         table: Array,
     ) -> None:
-        self.orderings, self.table = list(orderings), table
-        self._told, self._examples = told.scores, told.examples.tolist()
+        self.orderings, self.table, self._told = list(orderings), table, told
         self._model, self._process, self._responses = model, process, responses
         self.calibrating, self.num_examples = responses.calibrating, responses.num_examples
         self.shares, self.always = list(responses.calibrated_to), list(responses.always)
+        # What log-probabilities let one expect of the orderings, [m].
+        self._expected = 0.0 if responses.means is None else responses.means
 
     @property
     def variances(self) -> dict[str, Any]:
@@ -235,31 +195,18 @@ class FittedModel:
         estimates = map(ScoreEstimate, self.orderings, (self._expected + self._process.mean).tolist())
         return sorted(estimates, key=lambda estimate: -estimate.score)
 
-    @property
-    def _expected(self) -> Array | float:
-        """What log-probabilities let one expect of the orderings fitted, ``[m]``; 0 without any."""
-        return 0.0 if self._responses.means is None else self._responses.means
-
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
-        """What each ordering fitted is expected to score on new examples.
+        """What each ordering fitted is expected to score on new examples, within the scores that were given.
 
         That is the score of one of them as it is, and the gain of each over it, which is shrunk for being the best of
-        many. No score lies beyond those that were given.
-
-        Args:
-            reference: One of the orderings fitted.
-
-        Raises:
-            ValueError: when it was not fitted.
+        many.
         """
         score = self.as_it_is(reference)
-        return {
-            ordering: round(self._limited(score + gain.expected), 9)
-            for ordering, gain in self.gains(reference).items()
-        }
+        gains = self.gains(reference)
+        return {ordering: round(self._limited(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Ordering) -> float:
-        """What one of the orderings fitted is expected to score without calibration: the program that the user has.
+        """What an ordering is expected to score without calibration: the program that the user has.
 
         Its own calls say it, where these brought log-probabilities.
         """
@@ -269,14 +216,10 @@ class FittedModel:
         return self._limited(dict(self.estimates())[ordering] if known is None else known.before)
 
     def interval(self, ordering: Ordering, score: float, *, reference: Ordering) -> tuple[float, float]:
-        """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the reference, say.
+        """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the one that its
+        gain is over, say.
 
         Intervals of the model itself are narrower, and too narrow where it does not fit the program.
-
-        Args:
-            ordering: One of those fitted.
-            score: What is expected of it.
-            reference: What its gain is over.
         """
         known = ~np.isnan(self.table)
         numbers = {self.orderings.index(each) for each in (ordering, reference)}
@@ -288,63 +231,51 @@ class FittedModel:
         """As `ResponseModel.corrected`, of an ordering fitted."""
         assert isinstance(self._responses, ResponseModel)
         number = self.orderings.index(ordering)
-        return self._responses.corrected(number, self._told[number], self.table[number])
+        return self._responses.corrected(number, self._told.scores[number], self.table[number])
 
     def _limited(self, score: float) -> float:
         """The score, or the nearest to it between the lowest and the highest that were given, or that count."""
-        both = np.stack([self.table, self._told])
+        both = np.stack([self.table, self._told.scores])
         return min(max(float(np.nanmin(both)), score), float(np.nanmax(both)))
 
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
-        """What is expected of each ordering fitted beside one of them as it is.
-
-        Where answers are calibrated, that one gains by its own calibration.
-
-        Raises:
-            ValueError: when the reference was not fitted.
-        """
+        """What is expected of each ordering beside one of them as it is; where answers are calibrated, that one gains
+        by its own calibration."""
         number = self.orderings.index(reference)
         with one_thread():
             gains, foreseen = self._process.gains(number), self._responses.gains(number)
-            gains = gains if foreseen is None else gains + foreseen
-            calibrated = np.ones(len(self.orderings))
+            gains = gains if foreseen is None else gains.plus(foreseen)
+            alone = np.ones(len(self.orderings))
             if self.calibrating:
-                calibrated = gains.summary()[1].round(6)
-                calibrated[number] = 1.0
-                _, change, missed = self._corrected(reference)
-                gains += gain_of_calibration(change, missed, len(self.orderings))
-            columns = zip(self.orderings, *gains.summary(), gains.deviations, calibrated, strict=True)
-        return {
+                alone = gains.summary()[1].round(6)
+                alone[number] = 1.0
+                gains = gains.plus(gain_of_calibration(*self._corrected(reference)[1:]))
             # Rounded to what arithmetic gives again on another day.
-            ordering: Gain(
-                round(float(gain), 9), round(float(chance), 6), round(float(deviation), 9), float(alone)
-            )
-            for ordering, gain, chance, deviation, alone in columns
-        }
+            columns = (np.round(c, d) for c, d in zip(gains.summary(), (9, 6, 9), strict=True))
+        rows = np.column_stack([*columns, alone]).tolist()
+        return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:
-        """How often two of the orderings fitted answer each label; None without log-probabilities."""
-        return self._responses.leaning(*(self.orderings.index(ordering) for ordering in (original, chosen)))
+        """How often two of the orderings answer each label; None without log-probabilities."""
+        return self._responses.leaning(self.orderings.index(original), self.orderings.index(chosen))
 
     def counted(self, scores: Scores) -> Scores:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
         if not self.calibrating:
             return scores
-        counted = {
-            ordering: dict(zip(self._examples, row, strict=True))
-            for ordering, row in zip(self.orderings, self.table.tolist(), strict=True)
-        }
+        examples, rows = self._told.examples.tolist(), zip(self.orderings, self.table.tolist(), strict=True)
+        counted = {ordering: dict(zip(examples, row, strict=True)) for ordering, row in rows}
         return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
 
     def calibration(self, ordering: Ordering) -> Calibrated | None:
-        """What calibration does to one of the orderings fitted; None without log-probabilities."""
+        """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""
         if ordering not in self.orderings:
             return None
         number = self.orderings.index(ordering)
-        return self._responses.calibration(number, self._told[number])
+        return self._responses.calibration(number, self._told.scores[number])
 
     def predict(self, orderings: Sequence[Ordering]) -> Array:
-        """What the process expects of orderings, ``[m]``."""
+        """What the process expects of orderings, fitted or not, ``[m]``."""
         features = self._model.features(orderings)
         return self._process.predict(features) + self._responses.predict_means(features)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from plr_dspy.search.model.components import fit_components, generalised_mean
+from plr_dspy.search.model.components import fit_components, generalised_mean, linear
 from plr_dspy.search.model.gains import Gains, expected_gains
 from plr_dspy.search.model.table import PRIOR_SHRINKAGE, Array, Mask, ScoreTable
 
@@ -46,17 +46,12 @@ class Leaning:
     the extremes. So the leaning l, a Gaussian process, is learnt first, and what accuracy does with it afterwards. b is
     the direction in which the orderings' profiles over the classes differ most: of two classes, their difference.
 
-    Args:
-        features: Of the orderings, ``[m, d]`` for each family.
-        kernels: Of the families and of own effects, ``[m, m]`` each.
-        table: Their scores.
-        classes: Of the examples, numbers from 0 without gaps, ``[E]``.
-        references: Features of random orderings, which scale the leaning.
-        earlier: Variances of the fit before; None for none.
+    The classes of the examples are numbers from 0 without gaps, ``[E]``, and the references features of random
+    orderings, which scale the leaning; other arguments are those of `fit_components` and `AdditiveProcess`.
 
     Attributes:
         variances: Of its components, over the noise's.
-        explained: What it explains of each score, ``[m, E]``, of scores known or not.
+        explained: What it explains of each score, known or not, ``[m, E]``.
     """
 
     def __init__(
@@ -72,7 +67,12 @@ class Leaning:
         rest = table.residuals(table.shrunk_means)
         of_class = np.eye(classes.max() + 1)[classes]
         sums, counts = rest @ of_class, table.known @ of_class
-        direction = _class_loadings(sums, counts)
+        profiles = sums / (counts + PRIOR_SHRINKAGE)
+        profiles -= profiles.mean(axis=1, keepdims=True)
+        direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
+        shares = counts.sum(axis=0) / counts.sum()
+        direction = direction - direction @ shares  # mean 0 and mean square 1 over the scores
+        direction = direction / np.sqrt(direction**2 @ shares + 1e-12)
         along = sums @ direction
         precisions = np.maximum(counts @ direction**2, 1e-3)
         means = along / precisions
@@ -88,45 +88,22 @@ class Leaning:
         fit = fit_components(kernels, np.diag(1.0 / precisions), measure, earlier=earlier)
         self.variances = fit.variances
         self.explained = (fit.covariance @ fit.solved + centre)[:, None] * direction[classes]
-        self._weights = [v * (f.T @ fit.solved) for v, f in zip(fit.variances, features, strict=False)]
-        at_random = self._predict(references)
+        self._weights = fit.weights(features)
+        at_random = linear(references, self._weights)
         self._centre, self._spread = float(at_random.mean()), float(at_random.std()) + 1e-9
         bumps = self._bumps(at_random)
         self._mean = bumps.mean(axis=0)
         self._scale = 1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12)
 
     def family(self, features: Sequence[Array]) -> Array:
-        """Features of the orderings' leaning ``[m, d]``: a linear function of them is a smooth one of the leaning.
-
-        Centred and scaled as those of `features` are.
-        """
-        family: Array = (self._bumps(self._predict(features)) - self._mean) * self._scale
-        return family
-
-    def _predict(self, features: Sequence[Array]) -> Array:
-        """Posterior mean of the leaning, less a constant, ``[m]``."""
-        return np.asarray(sum(f @ weights for f, weights in zip(features, self._weights, strict=True)))
+        """Features ``[m, d]``, centred and scaled, of which a linear function is a smooth one of the leaning."""
+        leaning = linear(features, self._weights)
+        return np.asarray((self._bumps(leaning) - self._mean) * self._scale)
 
     def _bumps(self, leaning: Array) -> Array:
-        """Heights of the bumps at leanings, ``[m, d]``."""
+        """Heights of the bumps at leanings that are known up to a constant, ``[m, d]``."""
         standard = np.clip((leaning - self._centre) / self._spread, -FURTHEST, FURTHEST)
-        bumps: Array = np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2)
-        return bumps
-
-
-def _class_loadings(sums: Array, counts: Array) -> Array:
-    """The loading of each class, ``[C]``: mean 0 and mean square 1 over the scores.
-
-    Args:
-        sums, counts: Of the scores' rest, and of the scores, of each ordering in each class, ``[m, C]``.
-    """
-    profiles = sums / (counts + PRIOR_SHRINKAGE)
-    profiles -= profiles.mean(axis=1, keepdims=True)
-    direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
-    shares = counts.sum(axis=0) / counts.sum()
-    direction = direction - direction @ shares
-    scaled: Array = direction / np.sqrt(direction**2 @ shares + 1e-12)
-    return scaled
+        return np.asarray(np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2))
 
 
 def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
@@ -134,19 +111,15 @@ def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
 
     Orderings that look alike do well on the same examples, so that scores on n examples, however many, tell of other
     examples only up to the variance of examples' preferences over n. In a real model's answers a third to a half of the
-    variance that orderings and examples do not explain by themselves is of this kind.
-
-    Args:
-        kernels: Covariances of the preferences at variance 1, ``[m, m]`` each; their diagonals are about 1.
-        table: Of the scores.
+    variance that orderings and examples do not explain by themselves is of this kind. The kernels are covariances of
+    the preferences at variance 1, ``[m, m]`` each, with diagonals of about 1.
     """
     # Orderings that are nearly the same agree more than any that are linear in their features would.
     kernels = [*kernels, *map(_sharpened, kernels)]
     shares = preference_shares(kernels, table.residuals(table.adjusted_means), table.known)
     preferences = np.zeros((len(table.counts), len(table.counts)))
     for share, kernel in zip(shares, kernels, strict=True):
-        if share > 0.0:
-            preferences += share * kernel
+        preferences += share * kernel
     single = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
     of_examples = table.known / np.maximum(1, table.counts)[:, None]
     covariance: Array = preferences * (of_examples @ of_examples.T) + np.diag(single / table.counts)
@@ -159,10 +132,8 @@ def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Arr
     Least squares on the products of two orderings' residuals on one example (J. K. Haseman and R. C. Elston, "The
     investigation of linkage between a quantitative trait and a marker locus", Behavior Genetics 2, 1972), none below 0.
 
-    Args:
-        kernels: Covariances at variance 1, ``[m, m]`` each; their diagonals are about 1.
-        rest: Scores less their orderings' and their examples' means, ``[m, E]``, 0 where there is none.
-        known: Whether there is one, ``[m, E]``.
+    Kernels are those of `covariance_of_means`, and `rest`, ``[m, E]``, is scores less their orderings' and their
+    examples' means, 0 where none is known.
     """
     total, number = float(np.vdot(rest, rest)), len(kernels)
     if total <= 0.0 or not kernels:
@@ -172,7 +143,9 @@ def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Arr
     # What taking off the orderings' own means leaves of the covariance of two of them; one alone is no pair.
     left = 1.0 - 1.0 / counts - 1.0 / counts[:, None] + both / np.outer(counts, counts)
     np.fill_diagonal(left, 0.0)
-    seen = np.stack([(left * _centred(kernel)).ravel() for kernel in kernels])
+    # Of the kernels less their means over the orderings: example effects take these.
+    centred = [k - k.mean(axis=0) - k.mean(axis=0)[:, None] + k.mean(axis=0).mean() for k in kernels]
+    seen = np.stack([(left * kernel).ravel() for kernel in centred])
     products = (rest @ rest.T).ravel() * (shown.sum() / total)
     # Each pair was met from both sides.
     gram = (seen * (0.5 * both).ravel()) @ seen.T + PRIOR_PRECISION * np.eye(number)
@@ -182,19 +155,11 @@ def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Arr
     return shares * min(1.0, MAX_SHARE / max(float(shares.sum()), 1e-12))
 
 
-def _centred(kernel: Array) -> Array:
-    """The kernel of a process less its mean over the orderings: example effects take that."""
-    means = kernel.mean(axis=0)
-    centred: Array = kernel - means - means[:, None] + means.mean()
-    return centred
-
-
 def _sharpened(kernel: Array) -> Array:
     """A kernel with the third powers of its correlations."""
     lengths = np.sqrt(np.diag(kernel)) + 1e-12
     correlations = kernel / np.outer(lengths, lengths)
-    sharpened: Array = kernel * correlations * correlations
-    return sharpened
+    return np.asarray(kernel * correlations * correlations)
 
 
 class AdditiveProcess:
@@ -266,25 +231,20 @@ class AdditiveProcess:
             doubts=doubts / self._unit**2,
         )
         self._fit, self._means, self._deviation = fit, means, float(np.sqrt(fit.noise))
-        self._weights = [v * (f.T @ fit.solved) for v, f in zip(fit.variances, self._features, strict=False)]
+        self._weights = fit.weights(self._features)
         self._level = float(table.example_effects(effects)[table.seen].mean() + centre)
         self.mean: Array = self._unit * (fit.covariance @ fit.solved + self._level)
         self.state = {"variances": fit.variances.tolist(), "leaning": of_leaning}
 
     def predict(self, features: Sequence[Array]) -> Array:
         """Posterior mean scores of other orderings, given as features."""
-        pairs = zip(self._with_leaning(features), self._weights, strict=True)
-        mean: Array = sum((family @ weights for family, weights in pairs), np.zeros(1)) + self._level
-        return self._unit * mean
+        return self._unit * (linear(self._with_leaning(features), self._weights) + self._level)
 
     def gains(self, reference: int) -> Gains:
         """What the orderings fitted score on new examples above one of them, which is the ordering of this number."""
+        means, covariance = self._means / self._deviation, self._fit.covariance - np.diag(self._fit.fixed)
         gains = expected_gains(
-            self._means / self._deviation,
-            covariance=self._fit.covariance - np.diag(self._fit.fixed),
-            apart=self._apart,
-            noise=self._errors,
-            reference=reference,
+            means, covariance=covariance, apart=self._apart, noise=self._errors, reference=reference
         )
         return gains.scaled(self._unit * self._deviation)
 
@@ -299,34 +259,23 @@ class AdditiveProcess:
         """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``.
 
         By Matheron's rule: draws from the prior, corrected by what they miss of the scores (J. T. Wilson et al.,
-        "Efficiently sampling functions from Gaussian process posteriors", ICML 2020).
-
-        Args:
-            features: Of the others, ``[c, d]`` for each family.
-            num_draws: How many.
-            rng: Decides the draws.
-            doubts: Prior variances of the others' effects, beside those that were estimated, ``[c]``.
+        "Efficiently sampling functions from Gaussian process posteriors", ICML 2020). The others have features
+        ``[c, d]`` in each family, and `doubts`, prior variances beside those that were estimated, ``[c]``.
         """
-        fit, number = self._fit, len(self.mean)
-        variances, own = fit.variances[:-1], fit.variances[-1]
-        pairs = zip(self._features, self._with_leaning(features), strict=True)
-        families = [np.concatenate([known, other]) for known, other in pairs]
-        slopes = [
-            np.sqrt(v) * rng.normal(size=(family.shape[1], num_draws))
-            for v, family in zip(variances, families, strict=True)
-        ]
-        num_others = len(features[0]) if features else 0
-        others = np.zeros(num_others) + doubts / (self._unit * self._deviation) ** 2
-        alone = own + np.concatenate([fit.fixed, others])
-        drawn = np.sqrt(alone)[:, None] * rng.normal(size=(len(alone), num_draws))
+        fit, number, count = self._fit, len(self.mean), len(features[0]) if features else 0
+        widths = [family.shape[1] for family in self._features]
+        variances, own = np.repeat(fit.variances[:-1], widths)[:, None], fit.variances[-1]
+        known = np.concatenate([np.zeros((number, 0)), *self._features], axis=1)
+        other = np.concatenate([np.zeros((count, 0)), *self._with_leaning(features)], axis=1)
+        further = np.zeros(count) + doubts / (self._unit * self._deviation) ** 2
+        alone = own + np.concatenate([fit.fixed, further])[:, None]
+        slopes = np.sqrt(variances) * rng.normal(size=(len(variances), num_draws))
+        drawn = np.sqrt(alone) * rng.normal(size=(len(alone), num_draws))
         noise = np.linalg.cholesky(self._errors) @ rng.normal(size=(number, num_draws))
-        seen = drawn[:number] + noise
-        for family, slope in zip(self._features, slopes, strict=True):
-            seen += family @ slope
+        seen = drawn[:number] + noise + known @ slopes
         missed = fit.solved[:, None] / self._deviation - fit.inverse @ seen
-        for v, family, slope in zip(variances, families, slopes, strict=True):
-            drawn += family @ (slope + v * (family[:number].T @ missed))
-        drawn[:number] += alone[:number, None] * missed
+        drawn += np.concatenate([known, other]) @ (slopes + variances * (known.T @ missed))
+        drawn[:number] += alone[:number] * missed
         sampled: Array = self._unit * (self._level + self._deviation * drawn.T)
         return sampled
 

@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 from scipy.linalg import helmert
 
 from plr_dspy.report.data import Leaning
-from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, ResponseEffects
+from plr_dspy.search.model.effects import (
+    NUM_QUICK_SWEEPS,
+    NUM_SWEEPS,
+    EffectProcess,
+    Posterior,
+    ResponseEffects,
+)
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
 from plr_dspy.search.model.process import covariance_of_means
 from plr_dspy.search.model.table import Array, Mask, ScoreTable
 from plr_dspy.search.space import Ordering
+from plr_dspy.statistics.calibration import right_counts
 
 MOST_EXAMPLES = 128
 """Examples that expected scores are means of, at most."""
@@ -70,45 +77,32 @@ class LabelResponses:
     def table(
         self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]
     ) -> tuple[Array, Mask]:
-        """The log-probabilities of labels, of each ordering on its examples.
-
-        Args:
-            rows: The examples of each ordering, as keys of scores for instance.
-            examples: The columns, which hold all of them.
-
-        Returns:
-            Numbers ``[m, E, L]``, NaN where they are not known; and where a label was not among the likeliest tokens.
-        """
+        """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
+        likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
         columns = {example: i for i, example in enumerate(examples.tolist())}
         table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
         hidden = np.zeros(table.shape, dtype=bool)
         for row, mask, (ordering, asked) in zip(table, hidden, rows.items(), strict=True):
-            numbers, known, unseen = self._row(ordering, asked)
+            if ordering not in self._rows or self._rows[ordering][0] != tuple(asked):
+                found = {e: told for e in asked if (told := self.log_probabilities(ordering, e)) is not None}
+                unseen = np.zeros((len(found), self.scores.shape[1]), dtype=bool)
+                for labels, example in zip(unseen, found, strict=True):
+                    labels[list(self.unseen(ordering, example))] = True
+                known = np.array(list(found.values())).reshape(unseen.shape)
+                self._rows[ordering] = (tuple(asked), list(found), known, unseen)
+            _, numbers, known, unseen = self._rows[ordering]
             places = [columns[number] for number in numbers]
             row[places], mask[places] = known, unseen
         return table, hidden
-
-    def _row(self, ordering: Ordering, asked: Collection[int]) -> tuple[list[int], Array, Mask]:
-        """What is known of an ordering: examples ``[n]``, log-probabilities and what was unseen, ``[n, L]``."""
-        kept = self._rows.get(ordering)
-        if kept is None or kept[0] != tuple(asked):
-            found = {e: told for e in asked if (told := self.log_probabilities(ordering, e)) is not None}
-            unseen = np.zeros((len(found), self.scores.shape[1]), dtype=bool)
-            for mask, example in zip(unseen, found, strict=True):
-                mask[list(self.unseen(ordering, example))] = True
-            known = np.array(list(found.values())).reshape(unseen.shape)
-            kept = self._rows[ordering] = (tuple(asked), list(found), known, unseen)
-        return kept[1:]
 
 
 class NoResponses:
     """What is expected without log-probabilities: nothing, of any ordering.
 
     Attributes:
-        calibrating: Whether answers are calibrated.
-        components: Variances of the processes of orderings' effects, as JSON data; None without any.
-        means: Expected mean scores of the orderings, ``[m]``; None without any.
-        doubts: Variances of them, as far as the orderings' effects are not known, ``[m]``.
+        components: Variances of the processes of orderings' effects, as JSON data.
+        means, doubts: Expected mean scores of the orderings, ``[m]``, and their variances, as far as effects are not
+            known.
         expected: Expected scores on each example as if the cell itself were not known, ``[m, E]``.
         num_examples: Examples that expected scores are means of.
         calibrated_to: Shares of labels that answers are calibrated to, ``[L]``; empty where they are not.
@@ -155,60 +149,61 @@ class ResponseModel(NoResponses):
     The effects of an ordering are one row: its leanings, ``[d]``, and its slope.
 
     Args:
+        responses, examples: What labels score, and whether answers are calibrated; the columns, ``[E]``.
+        logs: Log-probabilities of labels, and where these were unseen, as of `LabelResponses.table`.
         features: Of the orderings, ``[m, d]`` for each family; None takes their effects as they were measured, which is
             quick, and says nothing of other orderings.
-        log_probabilities: Of labels, ``[m, E, L]``, NaN where there are none.
-        label_scores: What the metric gives for each label, ``[E, L]``.
         apart: Whether a row is no ordering of the others' kind, ``[m]``.
         earlier: `components` of the fit before; None for none.
-        unseen: Where a label was not among the likeliest tokens, ``[m, E, L]``; None for nowhere.
-        shares: Share of the examples that each label is right for, or some guesses, of which that is taken by which
-            calibrated answers score best, ``[L]`` or ``[S, L]``; None for the same share each. NaN stands for answers
-            that are not calibrated.
-        calibrating: Whether answers are calibrated to these shares.
     """
 
     def __init__(
         self,
+        responses: LabelResponses,
+        examples: NDArray[np.int64],
+        logs: tuple[Array, Mask],
         features: Sequence[Array] | None,
-        log_probabilities: Array,
-        label_scores: Array,
         *,
         apart: Mask,
         earlier: Sequence[Sequence[float]] | None = None,
-        unseen: Mask | None = None,
-        shares: Array | None = None,
-        calibrating: bool = False,
     ) -> None:
-        self._scores, self._apart, self.calibrating = label_scores, apart, calibrating
-        log_probabilities = np.maximum(log_probabilities, LEAST)
-        num_labels = label_scores.shape[1]
-        self._label_offsets = LabelOffsets(
-            log_probabilities,
-            np.zeros(log_probabilities.shape, dtype=bool) if unseen is None else unseen,
-            np.full((1, num_labels), 1.0 / num_labels) if shares is None else np.atleast_2d(shares),
-        )
+        self._scores, self._apart = responses.scores[examples], apart
+        self.calibrating, label_scores = responses.calibrating, self._scores
+        num_labels, told = label_scores.shape[1], np.maximum(logs[0], LEAST)
+        shares = np.full(num_labels, 1.0 / num_labels) if responses.shares is None else responses.shares
+        self._label_offsets = LabelOffsets(told, logs[1], np.atleast_2d(shares))
         self._basis = helmert(num_labels)  # from labels to contrasts, [d, L]
         directions = label_scores @ self._basis.T
         lengths = np.sqrt((directions**2).sum(axis=1, keepdims=True))
         self._directions = np.where(lengths > 1e-9, directions / np.maximum(lengths, 1e-9), 0.0)
-        self._contrasts = np.clip(log_probabilities @ self._basis.T, -LARGEST, LARGEST)
+        self._contrasts = np.clip(told @ self._basis.T, -LARGEST, LARGEST)
         self._known = ~np.isnan(self._contrasts[..., 0])
-        self._shown = _spread_out(self._known.any(axis=0), MOST_EXAMPLES)
-        self.num_examples = len(self._shown)
+        # The examples seen; where these are very many, so many of them, evenly spread.
+        shown = np.flatnonzero(self._known.any(axis=0))
+        if len(shown) > MOST_EXAMPLES:
+            shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
+        self._shown, self.num_examples = shown, len(shown)
         sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
         self._cells = cells = ResponseEffects(
             self._contrasts, self._directions, apart=apart, num_sweeps=sweeps
         )
-        self._effects = np.column_stack([cells.leanings, cells.slopes])
-        self._variances = np.column_stack([cells.leaning_variances, cells.slope_variances])
+        known: Sequence[Posterior | EffectProcess] = (cells.leaning, cells.slope)
         if features is not None:
-            self._fit_processes(features, earlier)
-        contrasts, variances = self._contrasts_of(self._effects, np.arange(len(label_scores)))
-        self._label_offsets.settle(contrasts @ self._basis, variances, label_scores)
-        self._expected_cells = contrasts @ self._basis, variances
-        table = self._score(contrasts, variances, self._scores)
-        self.means: Array = table[:, self._shown].mean(axis=1)
+            # What a process says of an ordering replaces what was measured.
+            self._features, self._kernels = features, [family @ family.T for family in features]
+            pairs = zip((cells.leaning, cells.slope), earlier or (None, None), strict=True)
+            known = self._processes = [
+                EffectProcess(self._kernels, measured, unit=cells.noise, earlier=before)
+                for measured, before in pairs
+            ]
+            self.components = [process.components.tolist() for process in self._processes]
+        self._effects = np.concatenate([each.means for each in known], axis=1)
+        self._variances = np.stack([each.variances for each in known], axis=1)
+        means, variances = self._contrasts_of(self._effects, np.arange(len(label_scores)))
+        self._expected_cells = means @ self._basis, variances
+        self._label_offsets.settle(*self._expected_cells, label_scores)
+        table = self._score(means, variances, label_scores)
+        self.means: Array = table[:, shown].mean(axis=1)
         self.always = np.round(label_scores.mean(axis=0), 6).tolist()
         if self._label_offsets.calibrates:
             self.calibrated_to = np.round(self._label_offsets.shares, 6).tolist()
@@ -220,32 +215,6 @@ class ResponseModel(NoResponses):
     def offsets(self) -> Array:
         """Of the labels, that calibrate the orderings, ``[m, L]``."""
         return self._label_offsets.of_cells(*self._expected_cells)
-
-    def _fit_processes(self, features: Sequence[Array], earlier: Sequence[Sequence[float]] | None) -> None:
-        """Fit a process to leanings and to slopes; what it says of an ordering replaces what was measured."""
-        cells, self._features = self._cells, features
-        self._kernels = [family @ family.T for family in features]
-        measured = [
-            (cells.leanings, cells.leaning_variances, cells.mean, cells.leaning_priors),
-            (cells.slopes[:, None], cells.slope_variances, np.zeros(1), cells.slope_priors),
-        ]
-        self._processes = [
-            EffectProcess(
-                self._kernels,
-                means=means,
-                variances=variances,
-                prior_mean=level,
-                prior_variances=prior,
-                unit=cells.noise,
-                earlier=before,
-            )
-            for (means, variances, level, prior), before in zip(
-                measured, earlier or (None, None), strict=False
-            )
-        ]
-        self.components = [process.components.tolist() for process in self._processes]
-        self._effects = np.concatenate([process.means for process in self._processes], axis=1)
-        self._variances = np.stack([process.variances for process in self._processes], axis=1)
 
     def _expected_alone(self) -> Array:
         """Expected scores in the cells known, each from all other cells, ``[m, E]``."""
@@ -272,13 +241,8 @@ class ResponseModel(NoResponses):
         return softmax_of((means @ self._basis) * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
     def _score(self, means: Array, variances: Array, scores: Array, further: Array | float = 0.0) -> Array:
-        """Expected scores ``[m, E]`` from means and variances of contrasts.
-
-        Args:
-            means, variances: As `_contrasts_of` gives them.
-            scores: What labels score on these examples, ``[E, L]``.
-            further: Variances of the leanings, ``[m]``.
-        """
+        """Expected scores ``[m, E]`` from contrasts as of `_contrasts_of`, and what labels score there, ``[E, L]``;
+        leanings may have further variances, ``[m]``."""
         if self.calibrating and self._label_offsets.calibrates:
             # Calibration takes a leaning away, and with it the doubt about it.
             means = self._moved(means, self._label_offsets.expected(means @ self._basis, variances))
@@ -288,18 +252,14 @@ class ResponseModel(NoResponses):
         return table
 
     def _mean_scores(self, effects: Array, further: Array | float = 0.0) -> Array:
-        """Expected mean scores of orderings with these effects, ``[m]``; variances of their leanings, ``[m]``."""
-        means, variances = self._contrasts_of(effects, self._shown)
-        scores: Array = self._score(means, variances, self._scores[self._shown], further).mean(axis=1)
-        return scores
+        """Expected mean scores of orderings with these effects, ``[m]``, and further variances of leanings, ``[m]``."""
+        contrasts = self._contrasts_of(effects, self._shown)
+        means: Array = self._score(*contrasts, self._scores[self._shown], further).mean(axis=1)
+        return means
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Expected mean scores under draws of the effects, the same ones for all orderings, ``[draws, m]``.
-
-        Args:
-            effects: Their means, ``[m, d + 1]``.
-            variances: Of the leanings and of the slope, ``[m, 2]``.
-        """
+        """Expected mean scores under draws of effects ``[m, d + 1]``, the same ones for all orderings, ``[draws, m]``;
+        of leanings and of the slope the variances are given, ``[m, 2]``."""
         half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
         leanings, slopes = np.sqrt(variances).T[..., None]
         deviations = np.concatenate([leanings.repeat(effects.shape[1] - 1, axis=1), slopes], axis=1)
@@ -323,8 +283,7 @@ class ResponseModel(NoResponses):
     def counted(self, table: Array) -> Array:
         if not self.calibrating:
             return table
-        answers = self._label_offsets.calibrated(self.offsets).argmax(axis=2)
-        return np.where(self._known, self._scores[np.arange(len(self._scores)), answers], table)
+        return np.where(self._known, self._label_offsets.scores_of(self.offsets, self._scores), table)
 
     def _expected_of(self, number: int, examples: NDArray[np.int64]) -> tuple[Array, Array]:
         """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each.
@@ -333,15 +292,11 @@ class ResponseModel(NoResponses):
         is not as good as these.
         """
         means, variances = self._contrasts_of(self._effects[[number]], examples)
-        before, after = (
-            np.asarray((self._answers(each, variances)[0] * self._scores[examples]).sum(axis=1))
-            for each in (means, self._moved(means, self.offsets[[number]]))
-        )
-        return before, after
+        both = (means, self._moved(means, self.offsets[[number]]))
+        before, after = (self._answers(each, variances)[0] * self._scores[examples] for each in both)
+        return np.asarray(before.sum(axis=1)), np.asarray(after.sum(axis=1))
 
     def calibration(self, number: int, told: Array) -> Calibrated:
-        examples = np.flatnonzero(self._known[number])
-        raw, moved = self._label_offsets.told(number, self.offsets[number])
         before, after = (float(each.mean()) for each in self._expected_of(number, self._shown))
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
         own = ~np.isnan(told)
@@ -352,19 +307,14 @@ class ResponseModel(NoResponses):
         if self.calibrating:  # Otherwise it is not known which of them calibration would read.
             after = float((1 - share) * after + rest)
         offsets = tuple(np.round(self.offsets[number], 6).tolist())
-        return Calibrated(offsets, before, after, raw, moved, self._scores[examples])
+        return Calibrated(offsets, before, after)
 
     def corrected(self, number: int, told: Array, counted: Array) -> tuple[float, float, Array]:
         """What an ordering scores as it is, and what calibration adds: as is expected, corrected by its own calls.
 
         So they hold whatever its answers as they are go by: replies that cannot be read, or a calibration of its own.
-
-        Args:
-            number: Of the ordering.
-            told, counted: Its scores as they came and as they count, ``[E]``; NaN where there is none.
-
-        Returns:
-            The score, the difference, and by how much the difference was missed on each of its calls, ``[n]``.
+        Its scores as they came and as they count are ``[E]``, NaN where there is none. The third is by how much the
+        difference was missed on each of its calls, ``[n]``.
         """
         own = np.flatnonzero(~np.isnan(told))
         before, after = self._expected_of(number, self._shown)
@@ -374,23 +324,19 @@ class ResponseModel(NoResponses):
         return score, float((after - before).mean() + missed.mean()), missed
 
     def leaning(self, original: int, chosen: int) -> Leaning:
-        means, variances = self._contrasts_of(self._effects[[original, chosen]], self._shown)
-        answers = self._answers(means, variances).mean(axis=1)
-        scores = self._scores[self._shown]
-        best = scores == scores.max(axis=1, keepdims=True)
-        right = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
-        shares = np.round([right, *answers], 6).tolist()
-        return Leaning(right=shares[0], original=shares[1], chosen=shares[2])
+        contrasts = self._contrasts_of(self._effects[[original, chosen]], self._shown)
+        counts = right_counts(self._scores[self._shown])
+        answers = self._answers(*contrasts).mean(axis=1)
+        right, before, after = np.round([counts / len(self._shown), *answers], 6).tolist()
+        return Leaning(right=right, original=before, chosen=after)
 
     def gains(self, reference: int) -> Gains | None:
         seen = self._cells.weights > 0
         if not seen[reference] or seen.sum() < 2:
             return None
-        apart = APART_SCORE * self._apart[seen]
-        found = independent_gains(
-            self.means[seen], self._errors(seen), apart=apart, reference=int(seen[:reference].sum())
-        )
-        return found.among(seen)
+        errors, apart = self._errors(seen), APART_SCORE * self._apart[seen]
+        number = int(seen[:reference].sum())
+        return independent_gains(self.means[seen], errors, apart=apart, reference=number).among(seen)
 
     def _errors(self, seen: Mask) -> Array:
         """Covariance of the errors of expected mean scores on new examples, of some orderings, ``[m, m]``.
@@ -407,21 +353,11 @@ class ResponseModel(NoResponses):
         contrasts = self._contrasts[seen]
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]
         kernels = [kernel[np.ix_(seen, seen)] for kernel in self._kernels]
-        alike = np.mean(
-            [covariance_of_means(kernels, ScoreTable(column)) for column in np.moveaxis(contrasts, 2, 0)],
-            axis=0,
-        )
-        *leanings, slope = STEP * np.eye(effects.shape[1])
-        of_leanings, of_slopes = self._processes
-        for process, step in [*((of_leanings, step) for step in leanings), (of_slopes, slope)]:
+        columns = np.moveaxis(contrasts, 2, 0)
+        alike = np.mean([covariance_of_means(kernels, ScoreTable(column)) for column in columns], axis=0)
+        steps = STEP * np.eye(effects.shape[1])
+        for number, step in enumerate(steps):
+            process = self._processes[number == len(steps) - 1]  # the last one is the slope's
             change = (self._mean_scores(effects + step) - self._mean_scores(effects - step)) / (2.0 * STEP)
             errors += UNDERSTATED * np.outer(change, change) * process.errors(alike, seen)
         return errors
-
-
-def _spread_out(seen: Mask, most: int) -> NDArray[np.int64]:
-    """The numbers of the examples seen; where these are more than the most, so many of them, evenly spread."""
-    numbers = np.flatnonzero(seen)
-    if len(numbers) > most:
-        numbers = numbers[np.linspace(0, len(numbers) - 1, most).round().astype(np.int64)]
-    return numbers

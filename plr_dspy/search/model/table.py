@@ -27,21 +27,17 @@ PRIOR_EXAMPLES = 10.0
 """Examples that this prior counts as much as."""
 
 MIN_SHRINKAGE, MAX_SHRINKAGE = 0.05, 30.0
-
 NUM_ALTERNATIONS = 10
 """Of the two-way fit."""
 
 
 class ScoreTable:
-    """Scores of orderings on examples, and their crossed effects: means that know how easy the examples were.
-
-    Args:
-        scores: ``[m, E]``, NaN where there is none.
-        examples: Numbers of the examples, ``[E]``; None counts them.
+    """Scores ``[m, E]`` of orderings on examples, NaN where there is none, and their crossed effects: means that know
+    how easy the examples were.
 
     Attributes:
-        scores, examples: The same.
-        known: Whether there is one, ``[m, E]``.
+        scores, known: The table, and where it has a score.
+        examples: Numbers of the examples, ``[E]``; None counts them.
         counts: Number of scores of each ordering, ``[m]``.
         seen: Whether an example has any score, ``[E]``.
     """
@@ -49,8 +45,7 @@ class ScoreTable:
     def __init__(self, scores: Array, examples: NDArray[np.int64] | None = None) -> None:
         self.scores, self.known = scores, ~np.isnan(scores)
         self.examples = np.arange(scores.shape[1]) if examples is None else examples
-        self._values = np.where(self.known, scores, 0.0)
-        self._shown = self.known.astype(np.float64)
+        self._shown, self._values = self.known.astype(np.float64), np.where(self.known, scores, 0.0)
         self.counts, self._on_examples = self.known.sum(axis=1), self.known.sum(axis=0)
         self.seen = self._on_examples > 0
         self._sums, self._sums_on_examples = self._values.sum(axis=1), self._values.sum(axis=0)
@@ -72,11 +67,11 @@ class ScoreTable:
 
     @cached_property
     def shrinkage(self) -> float:
-        """Noise variance over the variance of examples' effects.
+        """Noise variance over the variance of examples' effects; the mean of all counts as so many of an example's own.
 
-        The mean of all scores counts as much as so many of an example's own. Where orderings agree on most examples it
-        is small: an example that has met a few of them is known. Where they differ on most, examples are hardly easier
-        or harder than others. By the analysis of variance of the examples that have two scores or more, and a prior.
+        Where orderings agree on most examples it is small: an example that has met a few of them is known. Where they
+        differ on most, examples are hardly easier or harder than others. By the analysis of variance of the examples
+        that have two scores or more, and a prior.
         """
         several = self._on_examples >= 2
         if not several.any():
@@ -110,26 +105,23 @@ class ScoreTable:
 
     def residuals(self, effects: Array) -> Array:
         """What effects of orderings and of examples leave of the scores, ``[m, E]``; 0 where there is none."""
-        rest = self._values - self.example_effects(effects) - effects[:, None]
-        return rest * self._shown
+        return (self._values - self.example_effects(effects) - effects[:, None]) * self._shown
 
     @cached_property
     def adjusted_means(self) -> Array:
-        """Mean of each ordering as if all had been scored on all examples, less the mean example, ``[m]``.
-
-        Two-way additive fit with shrunk effects, by alternation.
-        """
+        """Mean of each ordering as if all had been scored on all examples, less the mean example, ``[m]``: a two-way
+        additive fit with shrunk effects, by alternation."""
         means = effects = np.zeros(len(self.scores))
         for _ in range(NUM_ALTERNATIONS):
             means = self.ordering_effects(effects)
-            effects = self._shrunk(means)
+            effects = means * self._trust
         return means
 
     @cached_property
     def shrunk_means(self) -> Array:
         """The adjusted means, the nearer to 0 the fewer examples they come from, ``[m]``."""
-        return self._shrunk(self.adjusted_means)
+        return self.adjusted_means * self._trust
 
-    def _shrunk(self, means: Array) -> Array:
-        shrunk: Array = means * self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
-        return shrunk
+    @cached_property
+    def _trust(self) -> Array:
+        return np.asarray(self.counts / (self.counts + 0.5 / PRIOR_VARIANCE))
