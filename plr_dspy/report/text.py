@@ -163,10 +163,12 @@ def _claims(report: Report) -> list[str]:
     noted = ", ".join(f"{count:,} {what}" for what, count in notes.items() if count)
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_comma(report.cost)}"
     calibrated = effect is not None and effect.applied
+    ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
+    name = "best so far" if ended else f"returned program{', calibrated' * calibrated}"
     lines = [
         f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {report.stopped}",
         _program("your program", report, 0),
-        *([] if stays else [_program(f"returned program{', calibrated' * calibrated}", report, 1)]),
+        *([] if stays else [_program(name, report, 1)]),
         *_verdict(report),
     ]
     if effect is not None and calibrated:
