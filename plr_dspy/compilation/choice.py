@@ -138,7 +138,10 @@ def comparison(
         num_candidates=num_candidates,
         expected_gain=gain.expected,
         probability=gain.probability,
-        gain_interval=(round(gain.expected - margin, 6), round(gain.expected + margin, 6)),
+        gain_interval=(
+            round(max(gain.expected - margin, -largest), 6),
+            round(min(gain.expected + margin, largest), 6),
+        ),
         expected_original=expected_original,
         expected_chosen=expected_chosen,
     )

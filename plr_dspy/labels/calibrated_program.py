@@ -157,6 +157,12 @@ class CalibratedProgram(dspy.Module):
             raise ValueError(
                 "program must not be calibrated already: pass its attribute program, which it wraps"
             )
+        if not isinstance(calibration, (Calibration, type(None))):
+            raise TypeError(
+                f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
+            )
+        if not isinstance(allow_uncalibrated, bool):
+            raise TypeError(f"allow_uncalibrated must be True or False; got {allow_uncalibrated!r}")
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = calibrated_output(program, predictor).predictor

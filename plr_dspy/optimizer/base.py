@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,7 +232,9 @@ class Reorderer(Checked, Teleprompter, ABC):
         original = WITHOUT_DEMOS if added and self.judges else slots.space.identity
         return lay_out(self, program, slots, trainset, valset, original=original, rng=rng, seed=seed, own=own)
 
-    def _ready(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm) -> Job:
+    def _ready(
+        self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
+    ) -> Job:
         """Return the job as it is when all demos are there."""
         return job
 
@@ -263,7 +266,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         ):
             bar.update(ledger.num_resumed)
             budget = make_budget(job, ledger)
-            job = self._ready(job, ledger, budget, bar)
+            job = self._ready(job, ledger, budget, bar, interrupted)
             work = self.work(job)
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,11 +105,13 @@ class Teacher:
             predictor.demos = [demo for demo in shown if not shown_by([demo], [example])]
         self._dspy.name2traces = {name: [] for name in self._dspy.name2predictor}
         self._has_answered = right = False
-        error: Exception | None = None
+        error: BaseException | None = None
         with dspy.track_usage() as usage:
             try:
                 right = self._dspy._bootstrap_one_example(own_copy(example))
-            except Exception as raised:  # of the user's teacher or metric
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:  # of the user's teacher or metric, such as of sys.exit
                 error = raised
         tokens = token_counts(usage.get_total_tokens())
         if error is None:
@@ -119,7 +122,7 @@ class Teacher:
             # As they will be read from the ledger: as those of a saved program are.
             return Cell(None, value=orjson.loads(orjson.dumps(plain, option=option, default=str))), tokens
         wrong = isinstance(error, WRONG_ANSWERS) and not self._has_answered
-        message = self.failures.first_line(WrongAnswer(error) if wrong else error)
+        message = self.failures.first_line(WrongAnswer(error) if wrong else error)  # type: ignore[arg-type]
         if wrong:
             self.failures.note_answer(number, scored=False)
         else:
@@ -133,7 +136,13 @@ class Teacher:
         return score != 0 if self._threshold is None else score >= self._threshold
 
 
-def bootstrapped(job: Job, ledger: Ledger, budget: Budget, on_call: Callable[[], None]) -> list[Attempt]:
+def bootstrapped(
+    job: Job,
+    ledger: Ledger,
+    budget: Budget,
+    on_call: Callable[[], None],
+    interrupted: threading.Event,
+) -> list[Attempt]:
     """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
     What the ledger holds is not done again. When money or calls are up, the attempts made are all there will be.
@@ -162,6 +171,8 @@ def bootstrapped(job: Job, ledger: Ledger, budget: Budget, on_call: Callable[[],
                 )
             try:
                 cell, tokens = teacher.attempt(number, example)
+                if interrupted.is_set():  # and swallowed by the program, whose answer is then worth nothing
+                    raise KeyboardInterrupt
             except BaseException:
                 budget.cancel()
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -151,8 +152,9 @@ class PLFewShot(PLReorder):
             if not self._spent:
                 raise
             raise ValueError(
-                f"max_metric_calls={budget} is too small: {self._spent} calls may go to bootstrapped demos, and of the "
-                f"rest, {error}. Raise it by as much, lower max_bootstrapped, or pass candidates='labeled'"
+                f"max_metric_calls={budget} is too small: {self._spent} of them may go to bootstrapped demos, and for "
+                f"the search with what is left, {error}. Add the calls of bootstrapped demos to that, or pass "
+                "candidates='labeled', which makes none"
             ) from error
 
     def program_with(self, num_demos: int) -> dspy.Module:
@@ -220,14 +222,16 @@ class PLFewShot(PLReorder):
             attempts=attempts,
         )
 
-    def _ready(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm) -> Job:
+    def _ready(
+        self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
+    ) -> Job:
         """Make the demos that a teacher makes, and lay out the search among them."""
         if not job.attempts:
             return job
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
         budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
-        attempts = bootstrapped(job, ledger, budget, bar.update)
+        attempts = bootstrapped(job, ledger, budget, bar.update, interrupted)
         self._spent = len(attempts)
         slots = self._slots(job.program, {} if self.candidates == "bootstrapped" else job.part, attempts)
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HOOKS = ("arguments", "plan", "work", "search", "check", "calibrated")
+"""Methods of optimizers that a compile calls."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -111,6 +114,11 @@ def checked_copy(
     valset: Sequence[dspy.Example],
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
     """Check what the user passes, and return the `program` and the `own` of the job."""
+    for hook in HOOKS:
+        if not callable(getattr(optimizer, hook)):  # a user's subclass keeps something under its name
+            raise TypeError(
+                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
+            )
     optimizer.check_together()  # They may have been set since.
     own = student if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False else None
     student = student if own is None else own.program

@@ -133,6 +133,11 @@ class PLReorder(Reorderer):
             raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
         if self.calibrate is not False and self.signal == "score":
             raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
+        if self.auto == "paper" and (self.calibrate is not False or self.signal == "logprobs"):
+            what = "calibrate" if self.calibrate is not False else "signal='logprobs'"
+            raise ValueError(
+                f"auto='paper' scores orders as the paper does, by no log-probabilities: leave out {what}"
+            )
 
     @property
     def balanced(self) -> bool:  # type: ignore[override]

@@ -105,7 +105,7 @@ class OrderSensitivity:
         most = f"on new examples {best} may be up to {high:+.3f} better than the program's own"
         least, largest = self.deviation_interval
         if not self.noise and not self.deviation:
-            return f"No answer changed with the order ({most})."
+            return f"No answer changed with the order, on these {self.num_examples} examples."
         if not self.matters:
             chance = f"Chance alone would put them as far apart (p = {self.p_value:.3f})"
             known = (

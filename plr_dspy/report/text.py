@@ -163,10 +163,12 @@ def _claims(report: Report) -> list[str]:
     noted = ", ".join(f"{count:,} {what}" for what, count in notes.items() if count)
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_comma(report.cost)}"
     calibrated = effect is not None and effect.applied
+    ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
+    name = "best so far" if ended else f"returned program{', calibrated' * calibrated}"
     lines = [
         f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {report.stopped}",
         _program("your program", report, 0),
-        *([] if stays else [_program(f"returned program{', calibrated' * calibrated}", report, 1)]),
+        *([] if stays else [_program(name, report, 1)]),
         *_verdict(report),
     ]
     if effect is not None and calibrated:
@@ -212,9 +214,15 @@ def _verdict(report: Report) -> list[str]:
     if c is None and report.evidence is not None:
         return [*_advice(report), f"the {name} stays"]
     if c is None:
-        best = f"{report.history[-1].best_score_so_far:.3f}" if report.history else ""
-        said = f"not compared with the {name}; the best {what} is estimated to score {best} on train examples"
-        return [said, "with log_dir, the same compile goes on from here"] if best else []
+        goes_on = not any(report.stopped.startswith(end) for end in (BUDGET, "all "))
+        later = ["with log_dir, the same compile goes on from here"] * goes_on
+        if not report.history:
+            return [f"nothing was compared with the {name}, which stays", *later]
+        best = f"{report.history[-1].best_score_so_far:.3f}"
+        return [
+            f"not compared with the {name}; the best {what} is estimated to score {best} on train examples",
+            *later,
+        ]
     if not original_stays(report):
         gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
         sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"
@@ -249,11 +257,12 @@ def _advice(report: Report) -> list[str]:
     usable = settings.get("num_selection", 0) + racing * settings.get("num_train", 0)
     enough = ENOUGH_COMPARED * usable
     seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
-    if not evidence.num_differing and met >= min(ENOUGH_TO_GIVE_UP, enough):
+    if racing and not evidence.num_differing and met >= min(ENOUGH_TO_GIVE_UP, enough):
         nothing = f"the demos may not reach the model, or their {what} decides nothing"
         return [f"no score differed between {what}s on {met} examples: {nothing}"]
     if not evidence.num_differing:
-        seen = f"only {met} examples were scored under two {what}s or more, and no score differed"
+        where = f"only {met}" if racing else f"all {met} selection"
+        seen = f"{where} examples were scored under two {what}s or more, and no score differed"
     calls, useful = settings.get("max_metric_calls") or 0, settings.get("most_useful_calls", math.inf)
     # So few examples have no use for a larger budget: it would be cut to the same number of calls.
     if not racing or evidence.num_compared >= enough or (report.stopped == BUDGET and calls >= useful):

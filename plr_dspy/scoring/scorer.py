@@ -105,8 +105,10 @@ class CellScorer:
         keys = dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
+            cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
             raise RuntimeError(
-                f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} ({self.budget.calls} made)"
+                f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} "
+                f"({self.budget.calls} made){cure}"
             )
         try:
             if unpaid:

@@ -271,3 +271,12 @@ class TestWithDspy:
         assert traced.label == "negative"
         assert len(lm.history) == len(program.history) == 1
         assert "logprob" not in str(lm.history[0]["outputs"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [({"calibration": {}}, "calibration"), ({"allow_uncalibrated": "yes"}, "allow_uncalibrated")],
+)
+def test_arguments_of_another_kind_are_refused(arguments, word):
+    with pytest.raises(TypeError, match=word):
+        CalibratedProgram(student(), **arguments)

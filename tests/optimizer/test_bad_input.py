@@ -216,12 +216,25 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
     assert engine.num_calls == 0
 
 
+@pytest.mark.parametrize(("kind", "hook"), [(PLFewShot, "calibrated"), (TopKOrder, "search"), (PDO, "work")])
+def test_an_attribute_in_place_of_a_method_is_refused_before_any_call(engine, kind, hook):
+    optimizer = kind(exact_match)
+    setattr(optimizer, hook, True)
+    with pytest.raises(
+        TypeError, match=f"{kind.__name__}.{hook} must be the method of {kind.__name__}: rename"
+    ):
+        optimizer.compile(student(), trainset=EXAMPLES)
+    assert engine.num_calls == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "later", "said"),
     [
         (PLFewShot, {}, {"min_demos": 20}, "min_demos must be at most max_demos=8"),
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
+        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
+        (PLFewShot, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
         (
             PDO,
             {"setting": "prior", "prior": {"a": 1}},

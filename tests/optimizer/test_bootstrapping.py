@@ -1,7 +1,9 @@
 """The demos that `PLFewShot` has a teacher make: from which answers, and what the teacher is shown."""
 
 import contextlib
+import os
 import random
+import signal
 import sys
 
 import dspy
@@ -261,3 +263,38 @@ def test_what_changed_since_demos_were_made_is_said_and_can_be_accepted(engine, 
     assert engine.num_calls == 0
     for accepted in (True, False):  # What was accepted is no change any more.
         chooser(accept_changes=accepted, **options).compile(predict(), trainset=trainset)
+
+
+class Swallowing(dspy.Module):
+    """Answers all the same when something is raised in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.predict = predict()
+
+    def forward(self, question):
+        try:
+            return self.predict(question=question)
+        except BaseException:
+            return dspy.Prediction(answer="swallowed")
+
+
+def test_an_interrupt_that_the_program_swallows_ends_bootstrapping_and_keeps_no_answer(tmp_path):
+    def go(log_dir, **at):
+        optimizer = chooser(log_dir=log_dir, num_threads=1)
+        engine = engine_for(EXAMPLES, at={4: lambda: os.kill(os.getpid(), signal.SIGINT)} if at else None)
+        with using(engine), contextlib.suppress(KeyboardInterrupt):
+            optimizer.compile(Swallowing(), trainset=EXAMPLES)
+        return engine.num_calls, optimizer.report
+
+    whole, expected = go(None)
+    first, report = go(tmp_path, kill=True)
+    assert first == 5 and report is None
+    rest, report = go(tmp_path)
+    assert whole == 4 + rest and report.slots == expected.slots
+
+
+def test_a_metric_that_exits_is_a_failure_of_the_teacher(engine):
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        chooser(metric=lambda example, prediction: sys.exit(3)).compile(predict(), trainset=EXAMPLES)
+    assert engine.num_calls < 20

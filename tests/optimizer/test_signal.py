@@ -73,7 +73,6 @@ class TestScoresWhereThereIsNothingElse:
             ({"program": student(str)}, "no output is a Literal, an enum or a bool"),
             ({"metric": whole_prediction}, "looks at more of the prediction"),
             ({"metric": judged}, "calls a language model"),
-            ({"auto": "paper", "max_metric_calls": None}, "auto='paper'"),
         ]:
             engine = Engine()
             for option in ({"signal": "logprobs"}, {"calibrate": True}):

@@ -488,3 +488,26 @@ class TestPage:
         assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
         assert cli.main(["report", str(tmp_path)]) == 0
         assert capsys.readouterr().out == f"{report.details()}\n"
+
+
+@pytest.mark.parametrize("stopped", ["interrupted", "ended by ValueError", "budget, nothing compared"])
+def test_what_was_not_compared_is_not_called_more_than_it_is(stopped):
+    interrupted = stopped != "budget, nothing compared"
+    text = str(by_hand(comparison=None, candidates=[], stopped=stopped))
+    assert ("best so far: 2 demos" in text) == interrupted
+    assert "nothing was compared with the original order" in text
+    assert ("with log_dir, the same compile goes on from here" in text) == interrupted
+
+
+def test_without_a_race_only_the_selection_examples_are_spoken_of():
+    evidence = {"num_met": 30, "num_differing": 0, "num_compared": 30}
+    racing, paper = (
+        str(
+            by_hand(
+                (0, 1), evidence=evidence, settings={"racing": racing, "num_selection": 30, "num_train": 0}
+            )
+        )
+        for racing in (True, False)
+    )
+    assert "the demos may not reach the model" in racing and "the demos may not reach the model" not in paper
+    assert "all 30 selection examples were scored under two orders or more, and no score differed" in paper

@@ -219,11 +219,15 @@ class FittedModel:
         """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the one that its
         gain is over, say.
 
-        Intervals of the model itself are narrower, and too narrow where it does not fit the program.
+        Intervals of the model itself are narrower, and too narrow where it does not fit the program. Where all calls
+        scored the same, from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         known = ~np.isnan(self.table)
         numbers = {self.orderings.index(each) for each in (ordering, reference)}
         error = float(self.table[known].std()) * float(np.sqrt(sum(1 / known[n].sum() for n in numbers)))
+        if not error and 0.0 <= score <= 1.0:
+            margin = 3.0 / min(int(known[n].sum()) for n in numbers)
+            return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
         low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
         return round(self._limited(low), 6), round(self._limited(high), 6)
 
