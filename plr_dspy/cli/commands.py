@@ -20,6 +20,20 @@ from plr_dspy.compilation.plan import BUDGETS, SIGNALS
 from plr_dspy.runtime.redaction import Redactor
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+
+OPTIONS = {
+    "max_metric_calls": "--max-calls",
+    "max_seconds": "--max-seconds",
+    "max_cost": "--max-cost",
+    "num_threads": "--threads",
+    "max_demo_tokens": "--max-demo-tokens",
+    "max_demos": "--max-demos",
+    "log_dir": "--log-dir",
+    "accept_changes=True": "--accept-changes",
+    "trainset": "--train",
+    "valset": "--val",
+}
+"""What the command calls the arguments that messages name."""
 """Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
 
 PACKAGE = Path(__file__).parents[1]
@@ -52,7 +66,12 @@ def _run(args: argparse.Namespace) -> int:
     try:
         return int(args.run(args) or 0)
     except KeyboardInterrupt:
-        kept = "interrupted; what was paid for is kept where there is a folder for it"
+        folder = getattr(args, "log_dir", None)
+        kept = (
+            f"interrupted; what was paid for is kept in {folder}"
+            if folder
+            else "interrupted, nothing is kept"
+        )
         print(f"plr-dspy: {kept}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
@@ -63,8 +82,10 @@ def _run(args: argparse.Namespace) -> int:
         checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
         users = checked and isinstance(error, (ValueError, TypeError, ImportError))
         kind = "" if users else f"{type(error).__name__}: "
-        hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
-        print(f"plr-dspy: {kind}{hide(str(error))}", file=sys.stderr)
+        said = Redactor([], variables=[getattr(args, "api_key_env", None)])(str(error))
+        for argument, option in OPTIONS.items() if users else ():
+            said = said.replace(argument, option)
+        print(f"plr-dspy: {kind}{said}", file=sys.stderr)
         if not users:
             print("plr-dspy: --debug shows where", file=sys.stderr)
         return USER_ERROR if users else FAILED
