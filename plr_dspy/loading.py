@@ -12,7 +12,7 @@ from plr_dspy.baselines.per_input import PerInputOrder
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.retrieval.predict import loaded, with_retrieval
+from plr_dspy.retrieval.predict import loaded, retrieve_in
 
 
 def load_program(
@@ -69,7 +69,7 @@ def load_program(
             if "retrieval" in state.get(name, {})
         }
         if retrievals:
-            program = with_retrieval(program, retrievals)
+            program = retrieve_in(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(

@@ -16,6 +16,7 @@ from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.reader import Decision, LogprobRequests, Reading, labels_read
 from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, as_score, metric_caller, own_copy
 from plr_dspy.programs.copies import named_predictors
+from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.cells import Cell
 from plr_dspy.statistics.calibration import Array
 
@@ -86,6 +87,7 @@ class LabelWork(MetricWork):
             return super().__call__(program, example, usage)
         is_original = self._original is not None and all(
             list(predictor.demos) == list(self._original.get(name, predictor.demos))
+            and not isinstance(predictor, RetrievingPredict)
             for name, predictor in named_predictors(program)
         )
         decision, raw = self._own if is_original else self._likeliest, []

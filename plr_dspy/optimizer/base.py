@@ -322,6 +322,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         given = job.arguments()
         ending = {name: given.pop(name) for name in ENDING & given.keys()}
         pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
+        pool += [[job.slots.fingerprint(ordering) for ordering in job.slots.space.beside]]
         course = given | {
             "learns from": "score" if responses is None else "logprobs",
             "pool": digest(pool),
@@ -341,6 +342,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             limits=ending,
             shifted=responses is not None,
             bar=bar,
+            further=job.slots.mixtures,
         )
 
     def _keep(
@@ -351,7 +353,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         shares = () if calibrating is None else calibrating.shares
 
         def program_in(ordering: Ordering, offsets: Sequence[float]) -> dspy.Module:
-            program = ProgramFactory(job.program).build(job.slots.demos(ordering))
+            program = job.slots.build(ProgramFactory(job.program), ordering)
             program = self.calibrated(job, work, program, offsets, shares)
             program._compiled = True
             return program

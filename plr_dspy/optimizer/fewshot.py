@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
 import numpy as np
@@ -30,6 +30,8 @@ from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.slots import RetrievalSlots, first_rules, sources_of
 from plr_dspy.report.data import BestOfNumber
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
@@ -61,6 +63,13 @@ def _check_candidates(candidates: Any) -> str | list[Any]:
     return list(candidates)
 
 
+def _check_embedder(embedder: Any) -> Any:
+    """The embedder; an error where it cannot be called with texts."""
+    if embedder is not None and not callable(embedder):
+        raise TypeError(f"embedder must be a dspy.Embedder; got {type(embedder).__name__}")
+    return embedder
+
+
 def _check_teacher(teacher: Any) -> dspy.Module | None:
     """The teacher; of a list, as other optimizers pass one, the first; an error where it is no program."""
     if isinstance(teacher, (list, tuple)):
@@ -83,6 +92,11 @@ class PLFewShot(PLReorder):
 
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
+        demos: "fixed" shows the same demos to every input. "retrieved" shows each input the ones of the whole trainset
+            that are most like it, by a rule that the search chooses: how many, in what order, and by what beside
+            likeness. With "auto" both compete, and mixtures of both. What comes back holds the trainset, and so does
+            its file. An example is never scored with itself in the prompt.
+        embedder: A ``dspy.Embedder`` that says how like inputs are; None compares the words that they share (TF-IDF).
         max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
         candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or
             "both", which bootstraps none where every output is a label that the examples have; or a list of demos, for
@@ -116,6 +130,8 @@ class PLFewShot(PLReorder):
     elite_fraction: ClassVar[None] = None  # type: ignore[misc]
     num_final_draws: ClassVar[None] = None  # type: ignore[misc]
 
+    demos: Literal["auto", "fixed", "retrieved"] = "fixed"
+    embedder: Annotated[Any, AfterValidator(_check_embedder)] = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
     candidates: Annotated[Any, AfterValidator(_check_candidates)] = "both"
@@ -134,6 +150,10 @@ class PLFewShot(PLReorder):
         if self.min_demos > self.max_demos:
             raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
+        if self.demos == "fixed" and self.embedder is not None:
+            raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
+        if self.demos != "fixed" and self.auto == "paper":
+            raise ValueError("auto='paper' orders demos as the paper does, the same for every input: leave out demos")
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out what follows the calls that make demos."""
@@ -187,8 +207,10 @@ class PLFewShot(PLReorder):
         teacher = _check_teacher(teacher)
         valset = [] if valset is None else valset
         program, own = checked_copy(self, student, trainset, valset)
+        if any(isinstance(predictor, RetrievingPredict) for _, predictor in named_predictors(program)):
+            raise ValueError("student finds its demos for each input already: pass the program that it was made of")
         rng = random.Random(seed)
-        from_list = not isinstance(self.candidates, str)
+        from_list, retrieving = not isinstance(self.candidates, str), self.demos != "fixed"
         part = {} if from_list else {i: trainset[i] for i in pool_part(trainset, valset, rng)}
         if not (from_list or part or any(predictor.demos for _, predictor in named_predictors(program))):
             raise ValueError(
@@ -199,7 +221,8 @@ class PLFewShot(PLReorder):
             self.candidates == "both" and not labels_say_all(program, part)
         )
         attempts = stand_ins(program, part, ATTEMPTS * self.max_bootstrapped) if wanted else []
-        slots = self._slots(program, part, attempts)
+        pool = dict(enumerate(trainset)) if retrieving and not from_list else {}
+        slots = self._slots(program, part, attempts, pool)
         others = {
             slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
         }
@@ -214,10 +237,11 @@ class PLFewShot(PLReorder):
             valset,
             original=slots.original,
             rng=rng,
-            others=[*part.values(), *(self.candidates if from_list else ())],
+            others=[*(part.values() if self.demos != "retrieved" else ()), *(self.candidates if from_list else ())],
             seed=seed,
             own=own,
             part=part,
+            pool=pool,
             teacher=teacher,
             attempts=attempts,
         )
@@ -233,7 +257,8 @@ class PLFewShot(PLReorder):
         budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
         attempts = bootstrapped(job, ledger, budget, bar.update, interrupted)
         self._spent = len(attempts)
-        slots = self._slots(job.program, {} if self.candidates == "bootstrapped" else job.part, attempts)
+        labelled = self.candidates != "bootstrapped"
+        slots = self._slots(job.program, job.part if labelled else {}, attempts, job.pool if labelled else {})
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=self.plan(**job.sizes))
@@ -242,7 +267,11 @@ class PLFewShot(PLReorder):
         return job
 
     def _slots(
-        self, program: dspy.Module, labelled: Mapping[int, dspy.Example], attempts: Sequence[Attempt]
+        self,
+        program: dspy.Module,
+        labelled: Mapping[int, dspy.Example],
+        attempts: Sequence[Attempt],
+        pool: Mapping[int, dspy.Example],
     ) -> PoolSlots:
         """Return what can be chosen after these attempts; a ValueError where there is no demo that keeps to limits."""
         given = [] if isinstance(self.candidates, str) else self.candidates
@@ -254,7 +283,21 @@ class PLFewShot(PLReorder):
                 "signature"
             )
         limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
-        return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
+        if self.demos == "fixed":
+            return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
+        every = pools_of(program, labelled=pool, attempts=attempts, given=given)
+        retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
+        tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
+        return RetrievalSlots(
+            program,
+            pools,
+            retrieved=retrieved,
+            sources=sources_of(retrieved, pool),
+            rules=first_rules(self.max_demos, self.min_demos, tokens),
+            embedder=self.embedder,
+            **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
+            max_tokens=self.max_demo_tokens,
+        )
 
     def _best_by_number(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
@@ -286,6 +329,8 @@ def _best_of_each_number(
         reference = original if original in counts else best_first[0]
         before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
         for ordering in best_first:
+            if min(map(min, filter(None, ordering)), default=0) < 0:
+                continue
             stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
             score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
             ends = fitted.interval(ordering, score, reference=reference)

@@ -56,6 +56,7 @@ class Job:
         examples: All that were passed.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
         part: The examples of the trainset that demos are made of, by their numbers.
+        pool: Those that demos are made of which are found for each input.
         teacher: Makes demos; None where the student does.
         attempts: At demos: as many as there may be, then those that were made. The plan knows nothing of their calls.
     """
@@ -70,6 +71,7 @@ class Job:
     examples: Sequence[dspy.Example]
     own: CalibratedProgram | None = None
     part: Mapping[int, dspy.Example] = field(default_factory=dict)
+    pool: Mapping[int, dspy.Example] = field(default_factory=dict)
     teacher: dspy.Module | None = None
     attempts: Sequence[Attempt] = ()
 

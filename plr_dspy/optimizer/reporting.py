@@ -82,7 +82,7 @@ def _program_state(job: Job, ordering: Ordering, ledger: Ledger) -> ProgramState
     fingerprint = job.slots.fingerprint(ordering)
     cells = [cell for (prompt, _), cell in ledger.cells.items() if prompt == fingerprint]
     return ProgramState(
-        num_demos=sum(map(len, job.slots.permutations(ordering).values())),
+        num_demos=job.slots.num_demos(ordering),
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,
         num_calls=len(cells),
         num_failed=sum(bool(cell.error) for cell in cells),

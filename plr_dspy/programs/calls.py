@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,6 +15,7 @@ import numpy as np
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
 from plr_dspy.programs.copies import language_models
+from plr_dspy.programs.splits import value_key
 from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import Cell
 
@@ -28,6 +31,25 @@ WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 
 SHOWN = 150
 """Characters of a reply or an answer that messages show."""
+
+
+scored_source: ContextVar[str | None] = ContextVar("the source of the example that is scored", default=None)
+
+
+@contextmanager
+def scoring(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Score an example with these inputs: no demo that is found for it is made of an example that has them."""
+    token = scored_source.set(source_of(inputs))
+    try:
+        yield
+    finally:
+        scored_source.reset(token)
+
+
+def source_of(inputs: Mapping[str, Any]) -> str:
+    """What identifies the inputs of an example, whatever the case and the white space of their texts."""
+    folded = {n: " ".join(v.split()).casefold() if isinstance(v, str) else v for n, v in inputs.items()}
+    return value_key(folded).decode(errors="backslashreplace")
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
@@ -177,7 +199,8 @@ class MetricWork:
         """Return the example as the program was shown it, and what the program answers."""
         shown = own_copy(self._examples[example])
         try:
-            prediction = program(**shown.inputs())
+            with scoring(shown.inputs()):
+                prediction = program(**shown.inputs())
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):

@@ -91,7 +91,9 @@ class ProgramEvaluator:
         Raises:
             Exception: of the work, with its own type, at `max_errors` failures, or when every further call would fail.
         """
-        programs = {name: self._factory.build(self._slots.demos(each)) for name, each in orderings.items()}
+        programs = {
+            name: self._slots.build(self._factory, each, guarded=True) for name, each in orderings.items()
+        }
         cancelled = threading.Event()
         call_all = partial(self._call_all, deque(keys), programs, orderings, cancelled)
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound

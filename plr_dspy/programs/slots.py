@@ -15,7 +15,7 @@ from typing import Any
 import dspy
 import numpy as np
 
-from plr_dspy.programs.copies import named_predictors
+from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.programs.splits import answer_classes
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
@@ -96,6 +96,18 @@ class PromptSlots(ABC):
         """The demos of each slot in a new order, in new lists."""
         permutations = self.permutations(ordering)
         return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
+
+    def num_demos(self, ordering: Ordering) -> int:
+        """Demos that all predictors together show."""
+        return sum(map(len, self.permutations(ordering).values()))
+
+    def mixtures(self, ranked: Sequence[Ordering]) -> list[Ordering]:
+        """Further orderings, made of those that a search has ranked, best first."""
+        return []
+
+    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+        """A copy of the program in an order; guarded, it shows no demo before it is known which example is scored."""
+        return factory.build(self.demos(ordering))
 
     def fingerprint(self, ordering: Ordering) -> str:
         """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,34 +11,13 @@ import dspy
 import numpy as np
 from dspy.predict.predict import serialize_object
 
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.splits import value_key
+from plr_dspy.programs.calls import scored_source
+from plr_dspy.programs.copies import named_predictors
 from plr_dspy.retrieval.rule import RULES, Pool, Rule
 from plr_dspy.retrieval.similarity import Embeddings, SharedWords, Similarity, text_of
 
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 """What DSPy's error names where the student itself loads the file, in place of a field that it does not know."""
-
-NOT_SCORING = object()
-
-_scored: ContextVar[Any] = ContextVar("the inputs of the example that is scored", default=NOT_SCORING)
-
-
-@contextmanager
-def leaving_out(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Show no demo that is made of an example with these inputs of the program, while it is scored with them."""
-    token = _scored.set(source_of(inputs))
-    try:
-        yield
-    finally:
-        _scored.reset(token)
-
-
-def source_of(inputs: Mapping[str, Any]) -> str:
-    """What identifies the inputs of an example, whatever the case and the white space of their texts."""
-    folded = {n: " ".join(v.split()).casefold() if isinstance(v, str) else v for n, v in inputs.items()}
-    return value_key(folded).decode(errors="backslashreplace")
-
 
 @dataclass(frozen=True)
 class Retrieval:
@@ -59,20 +36,19 @@ class Retrieval:
 
     def demos(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, in the order of the prompt."""
-        scored = _scored.get()
-        if self.guarded and scored is NOT_SCORING:
+        scored = scored_source.get()
+        if self.guarded and scored is None:
             raise RuntimeError(
                 "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
                 "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context"
             )
-        without = None if scored is NOT_SCORING else scored
-        return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=without)]
+        return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=scored)]
 
 
 class RetrievingPredict(dspy.Predict):
     """A predictor that shows, after the demos that it has, others that it finds for the inputs of the call.
 
-    `with_retrieval` makes a predictor one. It makes the one LM call that it made before.
+    `retrieve_in` makes a predictor one. It makes the one LM call that it made before.
 
     Attributes:
         retrieval: Where it finds them.
@@ -101,7 +77,7 @@ class RetrievingPredict(dspy.Predict):
             "rule": asdict(self.retrieval.rule),
             "demos": [{name: serialize_object(value) for name, value in row.items()} for row in rows],
             "sources": pool.sources,
-            "difficulties": None if pool.difficulties is None else list(pool.difficulties),
+            "tokens": pool.tokens,
             "vectors": None if vectors is None else np.round(vectors, 6).tolist(),
         }
         state = super().dump_state(json_mode)
@@ -115,21 +91,18 @@ class RetrievingPredict(dspy.Predict):
         return self
 
 
-def with_retrieval(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Return a copy of a program whose named predictors find demos for each input.
+def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
+    """Make predictors of a program, given by their names, find demos for each input, and return the program.
 
-    Args:
-        program: It is not changed. Demos that predictors have are shown before those that are found.
-        retrievals: Of some predictors, by their names.
+    Demos that they have are shown before those that are found.
     """
-    copied = ProgramFactory(program).build({})
-    predictors = dict(named_predictors(copied))
+    predictors = dict(named_predictors(program))
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
         if not isinstance(predictor, RetrievingPredict):
             predictor.__class__ = _retrieving(type(predictor))
         predictor.retrieval = retrieval
-    return copied
+    return program
 
 
 @functools.cache
@@ -147,15 +120,13 @@ def make_pool(
     *,
     embedder: dspy.Embedder | None = None,
     vectors: Any = None,
-    difficulties: Sequence[float] | None = None,
+    tokens: Sequence[int] = (),
 ) -> Pool:
     """Make the pool of a predictor; arguments are those of `Pool` and of `Embeddings`."""
     names, outputs = list(predictor.signature.input_fields), list(predictor.signature.output_fields)
     texts = [text_of(dict(demo.items()), names) for demo in demos]
     similarity: Similarity = SharedWords(texts) if embedder is None else Embeddings(texts, embedder, vectors)
-    return Pool(
-        demos, names=names, outputs=outputs, similarity=similarity, sources=sources, difficulties=difficulties
-    )
+    return Pool(demos, names=names, outputs=outputs, similarity=similarity, sources=sources, tokens=tokens)
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
@@ -169,6 +140,6 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
             "its demos are found by embeddings: pass the embedder that they were made with as embedder"
         )
     examples = [dspy.Example(**demo) for demo in state["demos"]]
-    known = {name: state[name] for name in ("vectors", "difficulties")}
+    known = {name: state[name] for name in ("vectors", "tokens")}
     pool = make_pool(predictor, examples, state["sources"], embedder=embedder, **known)
     return Retrieval(pool, RULES.validate_python(state["rule"]))

@@ -14,8 +14,11 @@ from plr_dspy.programs.splits import answer_classes
 from plr_dspy.retrieval.similarity import Similarity, text_of
 from plr_dspy.statistics.calibration import Array
 
-FEATURES = ("similarity", "rank", "label_share", "length", "difficulty", "repeated_label", "likeness")
+FEATURES = ("similarity", "rank", "label_share", "length", "repeated_label", "likeness")
 """What the logit of a demo is made of, as `Pool.features` gives it."""
+
+NEAREST = {"similarity": 1.0}
+"""The coefficients of a rule that shows what is most like the input."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,16 @@ class Rule:
             has the larger logit.
         nearest_last: Whether the demo of the largest logit stands last, next to the question, or first.
         num_candidates: The features are those among so many demos that are most like the input.
+        max_tokens: Of the demos shown together; those of the smallest logits are left out until they have no more.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # Of files from later versions.
 
     num_demos: int = 8
-    coefficients: Mapping[str, float] = field(default_factory=lambda: {"similarity": 1.0})
+    coefficients: Mapping[str, float] = field(default_factory=lambda: dict(NEAREST))
     nearest_last: bool = True
     num_candidates: int = 32
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.coefficients.keys() - set(FEATURES)):
@@ -47,6 +52,12 @@ class Rule:
             raise ValueError(
                 f"num_demos must be from 1 to num_candidates={self.num_candidates}; got {self.num_demos}"
             )
+
+    def __str__(self) -> str:
+        terms = ", ".join(f"{name} {value:+g}" for name, value in self.coefficients.items())
+        order = "last" if self.nearest_last else "first"
+        how = f"{self.num_demos} demos found for each input, the nearest {order}"
+        return how if self.coefficients == NEAREST else f"{how} (nearest by {terms})"
 
     @property
     def logits(self) -> CovariatePlackettLuce:
@@ -63,8 +74,7 @@ class Pool:
         outputs: Of the output fields, by which demos are of one class or not.
         similarity: Of inputs to those of the demos.
         sources: What identifies the inputs of the program that each demo is made of ``[n]``.
-        difficulties: Of the demos: the share of wrong answers to them where they were asked as questions, ``[n]``;
-            None where that is not known.
+        tokens: Of each demo in a prompt, ``[n]``; empty where that is not known.
     """
 
     def __init__(
@@ -75,7 +85,7 @@ class Pool:
         outputs: Sequence[str],
         similarity: Similarity,
         sources: Sequence[str],
-        difficulties: Sequence[float] | None = None,
+        tokens: Sequence[int] = (),
     ) -> None:
         self.demos, self.names, self.similarity, self.sources = (
             list(demos),
@@ -85,7 +95,7 @@ class Pool:
         )
         rows = [dict(demo.items()) for demo in demos]
         self.classes = np.array(answer_classes(rows, list(outputs)), dtype=int)
-        self.difficulties = difficulties
+        self.tokens = list(tokens) or [0] * len(rows)
         sizes = np.log1p([len(text_of(row, [*names, *outputs])) for row in rows])
         self._lengths: Array = sizes - sizes.mean() if len(sizes) else sizes
 
@@ -108,6 +118,8 @@ class Pool:
         candidates, features = self.features(inputs, rule.num_candidates, without=without)
         length = min(rule.num_demos, len(candidates))
         chosen = [candidates[i] for i in rule.logits.mode(features, length)]
+        while rule.max_tokens is not None and sum(self.tokens[i] for i in chosen) > rule.max_tokens:
+            chosen.pop()
         return chosen[::-1] if rule.nearest_last else chosen
 
     def features(
@@ -116,8 +128,8 @@ class Pool:
         """The demos that are most like some inputs, and their features, ``[c, f]`` of `FEATURES`.
 
         These are: the cosine of the vectors; less the logarithm of the place among the likest; the share of the
-        candidates that have the demo's label; the logarithm of its length less the mean of the pool; its difficulty;
-        and of what is shown already, the share that has its label, and the largest cosine to it.
+        candidates that have the demo's label; the logarithm of its length less the mean of the pool; and of what is
+        shown already, the share that has its label, and the largest cosine to it.
 
         Args:
             inputs, number, without: As in `nearest`.
@@ -125,11 +137,8 @@ class Pool:
         candidates, like = self._ranked(inputs, number, without)
         classes = self.classes[candidates]
         same = classes[:, None] == classes[None, :]
-        known = np.zeros(len(candidates))
-        if self.difficulties is not None:
-            known = np.array([self.difficulties[i] for i in candidates])
         fixed = [like, -np.log1p(np.arange(len(candidates))), same.mean(axis=1) if candidates else like]
-        fixed += [self._lengths[candidates], known]
+        fixed.append(self._lengths[candidates])
         cosines: list[Array] = []  # Computed where something needs them, and once.
 
         def features(chosen: Sequence[int]) -> Array:

@@ -117,8 +117,10 @@ class Search(ABC):
         return self._draw(self._uniform(), num_draws)
 
     def fresh(self, number: int, known: Container[Ordering]) -> list[Ordering]:
-        """Random orderings that are not known, each once and the identity first; fewer when hardly any are left."""
-        found = dict.fromkeys(ordering for ordering in [self.space.identity] if ordering not in known)
+        """Random orderings that are not known, each once, the identity and what is beside them first; fewer when hardly
+        any are left."""
+        first = [self.space.identity, *self.space.beside]
+        found = dict.fromkeys(ordering for ordering in first if ordering not in known)
         for _ in range(MAX_REDRAWS):
             for ordering in self.draw_uniformly(number):
                 if len(found) < number and ordering not in known:

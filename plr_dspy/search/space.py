@@ -42,6 +42,7 @@ class OrderingSpace:
         allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
         from_end: Whether places count from the end, as where limits are given: the last item is the nearest to the
             question, however many there are.
+        beside: Candidates that are no orderings of the blocks, and compete with those; they hold a negative item.
 
     Raises:
         ValueError: for limits that do not fit, and an identity that is not in the space.
@@ -51,6 +52,7 @@ class OrderingSpace:
     limits: tuple[tuple[int, int], ...] = ()
     identity: Ordering = ()
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
+    beside: tuple[Ordering, ...] = ()
     from_end: bool = field(init=False)
 
     @classmethod
@@ -103,7 +105,7 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Number of orderings within the limits that can be told apart, allowed or not."""
+        """Number of orderings within the limits that can be told apart, allowed or not, and of candidates beside them."""
         total = 1
         for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
             ways = [1] + [0] * most  # of so many items, of the kinds so far
@@ -113,7 +115,7 @@ class OrderingSpace:
                     for length in range(most + 1)
                 ]
             total *= sum(ways[least:])
-        return total
+        return total + len(self.beside)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
         """The representative of all orderings that look like this one, like items ascending; allowed or not.
@@ -121,6 +123,8 @@ class OrderingSpace:
         Raises:
             ValueError: when it is no ordering of this space.
         """
+        if ordering in self.beside:
+            return tuple(map(tuple, ordering))
         if len(ordering) != len(self.kinds):
             raise ValueError(
                 f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
@@ -135,7 +139,8 @@ class OrderingSpace:
     def holds(self, ordering: Ordering) -> bool:
         """Whether ordered subsets of blocks are within the limits, allowed or not."""
         return len(ordering) == len(self.limits) and all(
-            least <= len(items) <= most for items, (least, most) in zip(ordering, self.limits, strict=True)
+            least <= len(items) <= most and min(items, default=0) >= 0
+            for items, (least, most) in zip(ordering, self.limits, strict=True)
         )
 
     def allows(self, ordering: Ordering) -> bool:
@@ -156,8 +161,9 @@ class OrderingSpace:
         return ordering
 
     def enumerate(self) -> Iterator[Ordering]:
-        """Every distinct allowed ordering once: the identity first, then the short ones before the long ones."""
+        """Every distinct allowed ordering once: the identity first, what is beside them, then short before long ones."""
         yield self.identity
+        yield from self.beside
         for ordering in self._every(0):
             if ordering != self.identity and self.allows(ordering):
                 yield ordering

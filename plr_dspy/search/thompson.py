@@ -84,7 +84,13 @@ class ThompsonSearch(Search):
             update=update,
             num_samples=num_samples,
             elite_fraction=elite_fraction,
-            model=OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses),
+            model=OrderingModel(
+                space,
+                classes=classes,
+                example_classes=example_classes,
+                responses=responses,
+                with_features=any(most for _, most in space.limits),
+            ),
             seed=seed,
         )
         self._num_classed = None if example_classes is None else len(example_classes)
@@ -116,7 +122,7 @@ class ThompsonSearch(Search):
         earlier = None if self._fitted is None else self._fitted.variances
         # Replaced whole, so that an interrupt finds one that fits together.
         self._fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        elites = self._fitted.estimates()[: self._num_elites(self._fitted)]
+        elites = self._inside(self._fitted)[: self._num_elites(self._fitted)]
         self.refit(elites, anew=True)
         return self.model.shown(elites, scores)
 
@@ -134,6 +140,10 @@ class ThompsonSearch(Search):
 
     def _num_elites(self, fitted: FittedModel) -> int:
         return max(MIN_ELITES, num_elites(len(fitted.orderings), self.elite_fraction))
+
+    def _inside(self, fitted: FittedModel) -> list[ScoreEstimate]:
+        """Estimates of the orderings of the space that were fitted, best first."""
+        return [each for each in fitted.estimates() if self.space.holds(each.ordering)]
 
     def _sample_posterior(self, fitted: FittedModel) -> list[Ordering]:
         """The best candidate of each posterior draw, but for those of the draws before."""
@@ -159,7 +169,7 @@ class ThompsonSearch(Search):
         if self.space.num_distinct <= NUM_CANDIDATES:
             found = dict.fromkeys(self.space.enumerate())
         else:
-            best = [estimate.ordering for estimate in fitted.estimates()]
+            best = [estimate.ordering for estimate in self._inside(fitted)]
             parents = best[: self._num_elites(fitted)]
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):

@@ -1,0 +1,162 @@
+"""What PLFewShot chooses from where demos may be found for each input: arrangements, and beside them rules."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any
+
+import dspy
+import numpy as np
+import orjson
+
+from plr_dspy.programs.calls import source_of
+from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.slots import PooledDemo, PoolSlots
+from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
+from plr_dspy.retrieval.rule import NEAREST, Pool, Rule
+from plr_dspy.search.space import Ordering
+
+LABEL_SHARE, UNLIKENESS = 0.5, -0.5
+"""Coefficients beside that of similarity: of the labels that many neighbours have, and of likeness to demos shown."""
+
+
+def first_rules(max_demos: int, min_demos: int, max_tokens: int | None) -> list[Rule]:
+    """The rules that a search begins with: the default, then others that differ from it in one respect."""
+    half = max(1, min_demos, max_demos // 2)
+    first = Rule(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
+    others = [
+        replace(first, num_demos=half),
+        replace(first, nearest_last=False),
+        replace(first, coefficients={**NEAREST, "label_share": LABEL_SHARE}),
+        replace(first, coefficients={**NEAREST, "likeness": UNLIKENESS}),
+    ]
+    return [first, *(rule for rule in others if rule != first)]
+
+
+class RetrievalSlots(PoolSlots):
+    """Arrangements of demos, and rules that find demos for each input, which may come after an arrangement.
+
+    A rule is written as a negative item that ends the ordering of every slot: -1 is the first rule.
+
+    Args:
+        program, pools, limits: As in `PoolSlots`.
+        sources: Of demos of a predictor, in the order of `retrieved`: as in `Pool`.
+        retrieved: Of each predictor, the demos that may be found for an input.
+        rules: Those that the search begins with.
+        embedder: As in `make_pool`.
+    """
+
+    def __init__(
+        self,
+        program: dspy.Module,
+        pools: Mapping[str, Sequence[PooledDemo]],
+        *,
+        retrieved: Mapping[str, Sequence[PooledDemo]],
+        sources: Mapping[str, Sequence[str]],
+        rules: Sequence[Rule],
+        embedder: dspy.Embedder | None,
+        **limits: Any,
+    ) -> None:
+        self.rules = list(rules)
+        super().__init__(program, pools, **limits)
+        self.found: dict[str, Pool] = {
+            name: make_pool(
+                self._predictors[name],
+                [each.demo for each in demos],
+                sources[name],
+                embedder=embedder,
+                tokens=[each.tokens for each in demos],
+            )
+            for name, demos in retrieved.items()
+            if demos
+        }
+        nothing: Ordering = tuple(() for _ in self.slots)
+        beside = [self._with_rule(nothing, number) for number in range(len(self.rules))]
+        self.space = replace(self.space, beside=tuple(beside) if self.found else ())
+
+    def rule_of(self, ordering: Ordering) -> Rule | None:
+        """The rule that finds demos beside those of an ordering; None where it only shows these."""
+        last = next((items[-1] for items in ordering if items), 0)
+        return self.rules[-1 - last] if last < 0 else None
+
+    def longest(self, number: int, seed: int) -> list[Ordering]:
+        if any(most for _, most in self.space.limits):
+            return super().longest(number, seed)
+        return list(self.space.beside[:1]) * number
+
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+        """Numbers of the demos that come first for every input, by position, for each slot."""
+        return super().permutations(_fixed(ordering))
+
+    def tokens(self, ordering: Ordering) -> int:
+        """Tokens of the demos that an arrangement shows, and about those of demos that are found."""
+        rule, tokens = self.rule_of(ordering), super().tokens(_fixed(ordering))
+        for pool in self.found.values() if rule else ():
+            few = min(rule.num_demos, len(pool)) * float(np.mean(pool.tokens))  # type: ignore[union-attr]
+            tokens += round(min(few, np.inf if rule.max_tokens is None else rule.max_tokens))  # type: ignore[union-attr]
+        return tokens
+
+    def num_demos(self, ordering: Ordering) -> int:
+        rule = self.rule_of(ordering)
+        found = [min(rule.num_demos, len(pool)) for pool in self.found.values()] if rule else []
+        return super().num_demos(ordering) + sum(found)
+
+    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+        program, rule = super().build(factory, ordering), self.rule_of(ordering)
+        if rule is None:
+            return program
+        return retrieve_in(program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()})
+
+    def fingerprint(self, ordering: Ordering) -> str:
+        """Digest of the prompts, or of the rule and of the pools which decide them."""
+        name = super().fingerprint(_fixed(ordering))
+        if (rule := self.rule_of(ordering)) is None:
+            return name
+        text = orjson.dumps([name, asdict(rule), self._content], option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(text).hexdigest()[:32]
+
+    def mixtures(self, ranked: Sequence[Ordering]) -> list[Ordering]:
+        """The best rule of those ranked behind the last demos of the best arrangement, each with half of the demos."""
+        rule = next((found for ordering in ranked if (found := self.rule_of(ordering))), None)
+        fixed = next((o for o in ranked if any(o) and self.space.holds(o) and self.space.allows(o)), None)
+        if rule is None or fixed is None or rule.num_demos < 2:
+            return []
+        half = rule.num_demos // 2
+        shown = tuple(items[-(rule.num_demos - half) :] for items in fixed)
+        left = None if rule.max_tokens is None else rule.max_tokens - self.tokens(shown)
+        if left is not None and left <= 0:
+            return []
+        mixed = replace(rule, num_demos=half, max_tokens=left)
+        if mixed not in self.rules:
+            self.rules.append(mixed)
+        return [self._with_rule(shown, self.rules.index(mixed))]
+
+    @cached_property
+    def _content(self) -> str:
+        """Digest of the demos that may be found."""
+        rendered = [
+            self._renderer.render(self._predictors[name], [demo])
+            for name, pool in self.found.items()
+            for demo in pool.demos
+        ]
+        return hashlib.sha256(orjson.dumps(rendered)).hexdigest()
+
+    def _with_rule(self, fixed: Ordering, number: int) -> Ordering:
+        return tuple((*items, -1 - number) for items in fixed)
+
+
+def _fixed(ordering: Ordering) -> Ordering:
+    """An ordering without its rule."""
+    return tuple(tuple(item for item in items if item >= 0) for items in ordering)
+
+
+def sources_of(
+    retrieved: Mapping[str, Sequence[PooledDemo]], examples: Mapping[int, dspy.Example]
+) -> dict[str, list[str]]:
+    """What identifies the inputs of the example that each demo is made of; empty where it is made of none of these."""
+    known = {f"trainset[{number}]": source_of(example.inputs()) for number, example in examples.items()}
+    known |= {f"bootstrapped from {origin}": source for origin, source in known.items()}
+    return {name: [known.get(each.origin, "") for each in demos] for name, demos in retrieved.items()}
