@@ -16,7 +16,10 @@ random search     BootstrapFewShotWithRandomSearch with `--candidates` programs,
                   "half of it" has the number that takes about half of the calls, "half of it, PLReorder" its demos in
                   a better order
 TPE               optuna's tree-structured Parzen estimator over "demo at place i", a minibatch each trial
-PLFewShot         which demos, how many, in what order; "PLFewShot scores", "PLFewShot calibrated"
+PLFewShot         which demos, how many, in what order; "PLFewShot scores", "PLFewShot calibrated"; "PLFewShot auto" and
+                  "PLFewShot auto calibrated" have demos="auto", where rules that find demos for each input compete
+nearest last      `--demos` demos found for each input, the nearest last; "nearest first"; "vote": their most frequent
+                  label, without a language model
 
 A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
 that is one of the sides, and else its own default. LocalE, GlobalE, "PDO few-shot", DEmO and the paper's search make
@@ -37,9 +40,10 @@ import random
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +64,8 @@ from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
 from plr_dspy.local.server import find_weights
 from plr_dspy.programs.identity import digest
+from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
+from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 from plr_dspy.statistics.comparisons import paired_interval
@@ -128,7 +134,7 @@ class Draw:
         began = time.perf_counter()
         program, taken = SIDES[how](self, calls)
         seconds = time.perf_counter() - began
-        demos = [dict(demo) for demo in program.predictors()[0].demos]
+        demos = [dict(demo) for predictor in program.predictors()[:1] for demo in predictor.demos]
         return Result(demos, taken, seconds, self.scores(program, self.test, folder))
 
     def program(self, side: str) -> dspy.Module:
@@ -223,6 +229,30 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
     return found, ORDERS * len(examples)
 
 
+def found(draw: Draw, _: int | None, *, rule: Rule | None) -> Made:
+    """Demos found for each input by a rule; without one, a vote of the nearest, which calls no language model."""
+    student = draw.program(EMPTY)
+    (name, predictor), *_ = student.named_predictors()
+    pool = make_pool(predictor, draw.labelled, [""] * len(draw.labelled))
+    if rule is None:
+        return Vote(pool, draw.args.demos), 0
+    return retrieve_in(student, {name: Retrieval(pool, replace(rule, num_demos=draw.args.demos))}), 0
+
+
+class Vote(dspy.Module):  # type: ignore[misc]
+    """Answers as most of the nearest examples do, the nearest of these first."""
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        super().__init__()
+        self.pool, self.number = pool, number
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        near = self.pool.nearest(inputs, self.number)
+        votes = Counter(int(self.pool.classes[i]) for i in near)
+        winner = next(i for i in near if votes[int(self.pool.classes[i])] == max(votes.values()))
+        return dspy.Prediction(**{name: self.pool.demos[winner][name] for name in self.pool.outputs})
+
+
 def searched(draw: Draw, _: int | None, *, half: bool) -> Made:
     """Demos come from one half of the examples and are chosen on the other."""
     middle, counted, candidates = len(draw.labelled) // 2, Calls(), draw.args.candidates
@@ -288,8 +318,14 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot": partial(optimized, kind=PLFewShot, base=EMPTY),
     "PLFewShot scores": partial(optimized, kind=PLFewShot, base=EMPTY, signal="score"),
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
+    "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
+    "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
+    "nearest last": partial(found, rule=Rule()),
+    "nearest first": partial(found, rule=Rule(nearest_last=False)),
+    "vote": partial(found, rule=None),
 }
 OWN_CALLS: dict[str, int | None] = dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF), 0)
+OWN_CALLS |= dict.fromkeys(("nearest last", "nearest first", "vote"), 0)
 OWN_CALLS |= dict.fromkeys(("calibrated", "no demos, calibrated"), 64)
 OWN_CALLS |= dict.fromkeys([*PUBLISHED, "PLReorder paper"])
 """Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""

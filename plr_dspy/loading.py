@@ -64,9 +64,10 @@ def load_program(
             else:
                 program = part
         retrievals = {
-            name: loaded(predictor, state[name]["retrieval"], embedder)
+            name: loaded(predictor, saved["retrieval"], embedder)
             for name, predictor in named_predictors(program)
-            if "retrieval" in state.get(name, {})
+            for saved in [state if predictor is program else state.get(name, {})]
+            if "retrieval" in saved
         }
         if retrievals:
             program = retrieve_in(program, retrievals)

@@ -117,6 +117,8 @@ class Compilation:
         if self.search.space.num_distinct < 2:
             logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
             return replace(self._keep_original(), stopped="all choices give the same prompt")
+        if not self.plan.program_calls:
+            return replace(self._keep_original(), stopped="no calls were wanted")
         self.scorer.phase = "search"
         self._keep(self.plan.race_calls + self.plan.final_calls)
         share = self._replay()

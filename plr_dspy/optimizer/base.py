@@ -35,7 +35,7 @@ from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
-from plr_dspy.report.data import BestOfNumber, Report
+from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
 from plr_dspy.runtime.progress_bar import progress_bar
 from plr_dspy.runtime.signals import interrupts
@@ -371,7 +371,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             signal=work.signal,
             settings={**job.settings(), **limits},
             seconds=time.monotonic() - started,
-            best_by_number=self._best_by_number(job, compilation, outcome, program_in),
+            **self._found_beside(job, compilation, outcome, program_in),
         )
         program = self._finished(job, compilation, program_in(outcome.ordering, outcome.offsets))
         program.reorder_report = report.to_dict()
@@ -398,11 +398,11 @@ class Reorderer(Checked, Teleprompter, ABC):
         track(report)
         return program
 
-    def _best_by_number(
+    def _found_beside(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
-    ) -> list[BestOfNumber]:
-        """Return the best arrangement of each number of demos, where these were chosen."""
-        return []
+    ) -> dict[str, Any]:
+        """Return further fields of the report."""
+        return {}
 
     def _finished(self, job: Job, compilation: Compilation, program: dspy.Module) -> dspy.Module:
         """Return what the compile returns, given the program in the order chosen."""

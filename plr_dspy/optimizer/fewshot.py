@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,12 +28,13 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_ins
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
+from plr_dspy.programs.calls import as_score, metric_caller, models_of, own_copy, source_of
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots, first_rules, sources_of
-from plr_dspy.report.data import BestOfNumber
+from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
@@ -95,7 +97,8 @@ class PLFewShot(PLReorder):
         demos: "fixed" shows the same demos to every input. "retrieved" shows each input the ones of the whole trainset
             that are most like it, by a rule that the search chooses: how many, in what order, and by what beside
             likeness. With "auto" both compete, and mixtures of both. What comes back holds the trainset, and so does
-            its file. An example is never scored with itself in the prompt.
+            its file. An example is never scored with itself in the prompt. With ``max_metric_calls=0`` as well, the
+            nearest ones are shown, the nearest last, and no call is made.
         embedder: A ``dspy.Embedder`` that says how like inputs are; None compares the words that they share (TF-IDF).
         max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
         candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or
@@ -132,6 +135,7 @@ class PLFewShot(PLReorder):
 
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
     embedder: Annotated[Any, AfterValidator(_check_embedder)] = None
+    max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
     candidates: Annotated[Any, AfterValidator(_check_candidates)] = "both"
@@ -150,6 +154,10 @@ class PLFewShot(PLReorder):
         if self.min_demos > self.max_demos:
             raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
+        if self.max_metric_calls == 0 and (self.demos != "retrieved" or self.calibrate is not False):
+            raise ValueError(
+                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated: pass these, or a budget"
+            )
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
         if self.demos != "fixed" and self.auto == "paper":
@@ -220,6 +228,7 @@ class PLFewShot(PLReorder):
         wanted = self.candidates == "bootstrapped" or (
             self.candidates == "both" and not labels_say_all(program, part)
         )
+        wanted = wanted and self.max_metric_calls != 0
         attempts = stand_ins(program, part, ATTEMPTS * self.max_bootstrapped) if wanted else []
         pool = dict(enumerate(trainset)) if retrieving and not from_list else {}
         slots = self._slots(program, part, attempts, pool)
@@ -235,7 +244,7 @@ class PLFewShot(PLReorder):
             slots,
             trainset,
             valset,
-            original=slots.original,
+            original=slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
             rng=rng,
             others=[*(part.values() if self.demos != "retrieved" else ()), *(self.candidates if from_list else ())],
             seed=seed,
@@ -299,59 +308,116 @@ class PLFewShot(PLReorder):
             max_tokens=self.max_demo_tokens,
         )
 
-    def _best_by_number(
+    def _found_beside(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
-    ) -> list[BestOfNumber]:
-        """Return the best arrangement of each number of demos, and keep their programs."""
+    ) -> dict[str, Any]:
+        """Return the best arrangement of each number of demos, whose programs are kept, and the ways to show demos."""
         assert isinstance(job.slots, PoolSlots)
-        best = _best_of_each_number(job.slots, compilation, outcome)
-        self._found = {
-            n: partial(program_in, ordering, offsets) for n, (ordering, offsets, _) in best.items()
-        }
-        return [told for *_, told in best.values()]
+        slots, found = job.slots, _scored(compilation, outcome)
+        best: dict[int, _Scored] = {}
+        for each in sorted(found, key=lambda each: each.ordering != outcome.ordering):
+            if each.ordering == job.original or slots.space.holds(each.ordering):
+                best.setdefault(slots.num_demos(each.ordering), each)
+        self._found = {n: partial(program_in, best[n].ordering, best[n].offsets) for n in sorted(best)}
+        by_number = [
+            BestOfNumber(
+                num_demos=number,
+                ordering=slots.permutations(best[number].ordering),
+                score=best[number].score,
+                interval=best[number].interval,
+                num_examples=best[number].num_examples,
+                tokens=slots.tokens(best[number].ordering),
+            )
+            for number in sorted(best)
+        ]
+        retrieval = _retrieval(job, slots, outcome, found) if isinstance(slots, RetrievalSlots) else None
+        return {"best_by_number": by_number, "retrieval": retrieval}
 
 
-def _best_of_each_number(
-    slots: PoolSlots, compilation: Compilation, outcome: Outcome
-) -> dict[int, tuple[Ordering, Sequence[float], BestOfNumber]]:
-    """The best arrangement of each number of demos that was scored, with the offsets of labels that calibrate it.
+@dataclass(frozen=True)
+class _Scored:
+    """What an ordering is expected to score, with the offsets of labels that calibrate it."""
 
-    The chosen one is that of its own number. A score is that of the original as it is and the expected gain over it, so
-    that its interval has the error of both means. The paper's algorithm chooses by the selection split alone: there,
-    the best are those of the finalists.
+    ordering: Ordering
+    offsets: Sequence[float]
+    score: float
+    num_examples: int
+    interval: tuple[float, float] | None
+
+
+def _scored(compilation: Compilation, outcome: Outcome) -> list[_Scored]:
+    """All that was scored, best first.
+
+    A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
+    means. The paper's algorithm chooses by the selection split alone: there, these are the finalists.
     """
     original, searched = compilation.original, compilation.known_scores()
-    found: list[tuple[Ordering, Sequence[float], float, int, tuple[float, float] | None]] = []
-    if searched:
-        fitted = outcome.fitted or compilation.search.model.fit(searched, kept=[original, outcome.ordering])
-        counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
-        best_first = [estimate.ordering for estimate in fitted.estimates()]
-        reference = original if original in counts else best_first[0]
-        before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
-        for ordering in best_first:
-            if min(map(min, filter(None, ordering)), default=0) < 0:
-                continue
-            stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
-            score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
-            ends = fitted.interval(ordering, score, reference=reference)
-            moved = () if calibration is None or stays else calibration.offsets
-            found.append((ordering, moved, round(score, 6), counts[ordering], ends))
-    else:
+    if not searched:
         number = outcome.comparison.num_examples if outcome.comparison else 0
-        for result in sorted(outcome.candidates, key=lambda result: -result.score):
-            found.append((result.ordering, (), result.score, number, None))
-    best: dict[int, tuple[Ordering, Sequence[float], BestOfNumber]] = {}
-    for ordering, offsets, score, number, interval in sorted(
-        found, key=lambda each: each[0] != outcome.ordering
-    ):
-        if (shown := sum(map(len, ordering))) not in best:
-            told = BestOfNumber(
-                num_demos=shown,
-                ordering=slots.permutations(ordering),
-                score=score,
-                interval=interval,
-                num_examples=number,
-                tokens=slots.tokens(ordering),
+        best_first = sorted(outcome.candidates, key=lambda result: -result.score)
+        return [_Scored(result.ordering, (), result.score, number, None) for result in best_first]
+    fitted, found = outcome.fitted, []
+    fitted = fitted or compilation.search.model.fit(searched, kept=[original, outcome.ordering])
+    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
+    orderings = [estimate.ordering for estimate in fitted.estimates()]
+    reference = original if original in counts else orderings[0]
+    before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
+    for ordering in orderings:
+        stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
+        score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
+        ends = fitted.interval(ordering, score, reference=reference)
+        moved = () if calibration is None or stays else calibration.offsets
+        found.append(_Scored(ordering, moved, round(score, 6), counts[ordering], ends))
+    return found
+
+
+def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequence[_Scored]) -> Retrieval:
+    """Compare the ways to show demos: the best of each kind, and the vote of neighbours."""
+    kinds: dict[str, _Scored] = {}
+    for each in found:
+        rule, shown = slots.rule_of(each.ordering), any(slots.permutations(each.ordering).values())
+        kind = ("no demos", "the best fixed demos")[shown]
+        if rule is not None:
+            kind = ("the best rule for each input", "both together")[shown]
+        if each.ordering == job.original:
+            kind = "your program"
+        kinds.setdefault(kind, each)
+        if each.ordering in slots.space.beside[:1]:
+            kinds["the nearest demos, nearest last"] = each
+    rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
+    fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
+    return Retrieval(
+        rule=None if rule is None else asdict(rule),
+        text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
+        num_pooled=number,
+        alternatives=[
+            Alternative(
+                name=kind,
+                score=each.score,
+                interval=each.interval,
+                num_examples=each.num_examples,
+                tokens=slots.tokens(each.ordering),
             )
-            best[shown] = ordering, offsets, told
-    return dict(sorted(best.items()))
+            for kind, each in kinds.items()
+        ],
+        vote=_vote(job, slots),
+    )
+
+
+def _vote(job: Job, slots: RetrievalSlots) -> Alternative | None:
+    """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
+    if len(slots.found) != 1 or models_of(job.optimizer.metric) or job.splits.classes is None:
+        return None
+    (pool,), metric, scores = slots.found.values(), metric_caller(job.optimizer.metric), []
+    try:
+        for example in (*job.splits.train, *job.splits.selection):
+            inputs = dict(example.inputs().items())
+            near = pool.nearest(inputs, slots.rules[0].num_demos, without=source_of(inputs))
+            votes = Counter(int(pool.classes[number]) for number in near)
+            winner = next(number for number in near if votes[int(pool.classes[number])] == max(votes.values()))
+            answer = dspy.Prediction(**{name: pool.demos[winner].get(name) for name in pool.outputs})
+            scores.append(as_score(metric(own_copy(example), answer)))
+    except Exception:  # of a metric that looks at more than the outputs
+        return None
+    name = f"a vote of the {slots.rules[0].num_demos} nearest examples, without a language model, scores"
+    return Alternative(name=name, score=sum(scores) / len(scores), num_examples=len(scores), tokens=0)

@@ -161,7 +161,7 @@ def lay_out(
         examples=[*trainset, *valset],
         **given,
     )
-    if slots.space.num_distinct < 2:
+    if slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
         return job
     cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.part)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)

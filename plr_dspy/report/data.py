@@ -15,7 +15,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 """The version of the JSON format."""
 
 
@@ -115,6 +115,41 @@ class BestOfNumber(Part):
     num_examples: int
     tokens: int
     interval: tuple[float, float] | None = None
+
+
+class Alternative(Part):
+    """What one way to show demos is expected to score; or a vote, for which `interval` is None.
+
+    Attributes:
+        name: Such as "no demos", "the best fixed demos", "the nearest demos".
+        score, interval: As in `BestOfNumber`.
+        num_examples, tokens: Examples that it was scored on, and tokens of the demos that it shows, about.
+    """
+
+    name: str
+    score: float
+    num_examples: int
+    tokens: int
+    interval: tuple[float, float] | None = None
+
+
+class Retrieval(Part):
+    """What was chosen where demos may be found for each input.
+
+    Attributes:
+        rule: Of the returned program, as it is saved; None where that shows the same demos to every input.
+        text: The rule in words.
+        num_pooled: Demos that it finds some of, which lie in the program's file.
+        alternatives: Ways to show demos, the returned one included.
+        vote: The most frequent label of as many neighbours as demos may be shown, without a language model; None where
+            outputs are no labels, or a model scores them.
+    """
+
+    rule: dict[str, Any] | None
+    text: str
+    num_pooled: int
+    alternatives: list[Alternative]
+    vote: Alternative | None
 
 
 class Comparison(Part):
@@ -269,6 +304,7 @@ class Report(Part):
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
+        retrieval: Where demos may be found for each input, what was chosen.
     """
 
     original: ProgramState
@@ -292,10 +328,18 @@ class Report(Part):
     dspy_version: str
     schema_version: int = SCHEMA_VERSION
     best_by_number: list[BestOfNumber] = []
+    retrieval: Retrieval | None = None
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether the returned program finds demos for each input."""
+        return self.retrieval is not None and self.retrieval.rule is not None
 
     @property
     def chosen_of_number(self) -> BestOfNumber | None:
-        """The chosen arrangement among `best_by_number`; None where demos were not chosen."""
+        """The chosen arrangement among `best_by_number`; None where no fixed demos were chosen."""
+        if self.retrieves:
+            return None
         chosen = {slot.predictor: slot.ordering for slot in self.slots}
         return next((best for best in self.best_by_number if best.ordering == chosen), None)
 

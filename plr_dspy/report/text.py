@@ -106,7 +106,7 @@ def result(report: Report) -> str:
 def original_stays(report: Report) -> bool:
     """Tell whether a compile returned what the user had, as it was."""
     calibrated = report.calibration is not None and report.calibration.applied
-    return not calibrated and all(slot.ordering == slot.original for slot in report.slots)
+    return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
 
 
 def is_scored_by_metric(report: Report) -> bool:
@@ -181,8 +181,8 @@ def _claims(report: Report) -> list[str]:
                 "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
                 f"calibrate=True for an {noun(report)} that is chosen under it"
             )
-    lines += _numbers_of_demos(report)
-    if not stays and report.comparison is not None:
+    lines += [*_numbers_of_demos(report), *_retrieval(report)]
+    if not stays and (report.comparison is not None or report.retrieves):
         lines.append(
             'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
         )
@@ -211,6 +211,8 @@ def _verdict(report: Report) -> list[str]:
             return ["chosen by label probabilities; not compared with the original order"]
         worse = ": on these it is worse than the original one" * (c.gain < 0)
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
+    if c is None and report.retrieves and not report.history:
+        return ["no call was made: this is the rule that needs no search, and its gain is not known"]
     if c is None and report.evidence is not None:
         return [*_advice(report), f"the {name} stays"]
     if c is None:
@@ -346,3 +348,21 @@ def _numbers_of_demos(report: Report) -> list[str]:
             found["may be as good"].append(f"{best.num_demos}")
     told = "".join(f"; {kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers)
     return [f"numbers of demos: {chosen.num_demos} chosen{told}"]
+
+
+def _retrieval(report: Report) -> list[str]:
+    """Say what finds demos, what else there was, and whether a language model is needed at all."""
+    if (found := report.retrieval) is None:
+        return []
+    lines = []
+    if report.retrieves:
+        lines.append(f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool")
+    told = [f"{each.name} {each.score:.3f} ({each.tokens:,} tokens)" for each in found.alternatives]
+    lines += [f"{EXPECTED}: {', '.join(told)}"] * bool(told)
+    if (vote := found.vote) is not None and told:
+        best = max(found.alternatives, key=lambda each: each.score)
+        low = best.score if best.interval is None else best.interval[0]
+        level = "does as well" if vote.score >= best.score else "may do as well"
+        needed = f": it {level}, so a language model may not be needed here" if vote.score >= low else ""
+        lines.append(f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples{needed}")
+    return lines

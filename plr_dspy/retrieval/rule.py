@@ -87,12 +87,8 @@ class Pool:
         sources: Sequence[str],
         tokens: Sequence[int] = (),
     ) -> None:
-        self.demos, self.names, self.similarity, self.sources = (
-            list(demos),
-            list(names),
-            similarity,
-            list(sources),
-        )
+        self.demos, self.names, self.outputs = list(demos), list(names), list(outputs)
+        self.similarity, self.sources = similarity, list(sources)
         rows = [dict(demo.items()) for demo in demos]
         self.classes = np.array(answer_classes(rows, list(outputs)), dtype=int)
         self.tokens = list(tokens) or [0] * len(rows)
