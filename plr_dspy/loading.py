@@ -36,7 +36,7 @@ def load_program(
 
     Returns:
         A copy of the student with the demos and instructions of the file. What was calibrated is a `CalibratedProgram`
-        again, what orders demos for each input is a `PerInputOrder`, and predictors that found demos for each input do so.
+        again, what orders demos for each input is a `PerInputOrder`, and predictors that found demos for each input do.
 
     Raises:
         OSError: when the file cannot be read.

@@ -32,9 +32,9 @@ from plr_dspy.programs.calls import as_score, metric_caller, models_of, own_copy
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots, first_rules, sources_of
-from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
@@ -156,12 +156,16 @@ class PLFewShot(PLReorder):
         smoothing_of(self.update)
         if self.max_metric_calls == 0 and (self.demos != "retrieved" or self.calibrate is not False):
             raise ValueError(
-                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated: pass these, or a budget"
+                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated: pass that, or more"
             )
         if self.demos == "fixed" and self.embedder is not None:
-            raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
+            raise ValueError(
+                "embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'"
+            )
         if self.demos != "fixed" and self.auto == "paper":
-            raise ValueError("auto='paper' orders demos as the paper does, the same for every input: leave out demos")
+            raise ValueError(
+                "auto='paper' orders demos as the paper does, the same for every input: leave out demos"
+            )
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out what follows the calls that make demos."""
@@ -216,7 +220,9 @@ class PLFewShot(PLReorder):
         valset = [] if valset is None else valset
         program, own = checked_copy(self, student, trainset, valset)
         if any(isinstance(predictor, RetrievingPredict) for _, predictor in named_predictors(program)):
-            raise ValueError("student finds its demos for each input already: pass the program that it was made of")
+            raise ValueError(
+                "student finds its demos for each input already: pass the program that it was made of"
+            )
         rng = random.Random(seed)
         from_list, retrieving = not isinstance(self.candidates, str), self.demos != "fixed"
         part = {} if from_list else {i: trainset[i] for i in pool_part(trainset, valset, rng)}
@@ -246,7 +252,10 @@ class PLFewShot(PLReorder):
             valset,
             original=slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
             rng=rng,
-            others=[*(part.values() if self.demos != "retrieved" else ()), *(self.candidates if from_list else ())],
+            others=[
+                *(part.values() if self.demos != "retrieved" else ()),
+                *(self.candidates if from_list else ()),
+            ],
             seed=seed,
             own=own,
             part=part,
@@ -414,7 +423,9 @@ def _vote(job: Job, slots: RetrievalSlots) -> Alternative | None:
             inputs = dict(example.inputs().items())
             near = pool.nearest(inputs, slots.rules[0].num_demos, without=source_of(inputs))
             votes = Counter(int(pool.classes[number]) for number in near)
-            winner = next(number for number in near if votes[int(pool.classes[number])] == max(votes.values()))
+            winner = next(
+                number for number in near if votes[int(pool.classes[number])] == max(votes.values())
+            )
             answer = dspy.Prediction(**{name: pool.demos[winner].get(name) for name in pool.outputs})
             scores.append(as_score(metric(own_copy(example), answer)))
     except Exception:  # of a metric that looks at more than the outputs

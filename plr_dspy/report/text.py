@@ -106,7 +106,9 @@ def result(report: Report) -> str:
 def original_stays(report: Report) -> bool:
     """Tell whether a compile returned what the user had, as it was."""
     calibrated = report.calibration is not None and report.calibration.applied
-    return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
+    return not (calibrated or report.retrieves) and all(
+        slot.ordering == slot.original for slot in report.slots
+    )
 
 
 def is_scored_by_metric(report: Report) -> bool:
@@ -356,7 +358,9 @@ def _retrieval(report: Report) -> list[str]:
         return []
     lines = []
     if report.retrieves:
-        lines.append(f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool")
+        lines.append(
+            f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool"
+        )
     told = [f"{each.name} {each.score:.3f} ({each.tokens:,} tokens)" for each in found.alternatives]
     lines += [f"{EXPECTED}: {', '.join(told)}"] * bool(told)
     if (vote := found.vote) is not None and told:

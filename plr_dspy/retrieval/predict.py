@@ -19,6 +19,7 @@ from plr_dspy.retrieval.similarity import Embeddings, SharedWords, Similarity, t
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 """What DSPy's error names where the student itself loads the file, in place of a field that it does not know."""
 
+
 @dataclass(frozen=True)
 class Retrieval:
     """Where a predictor finds its demos, and how.

@@ -108,7 +108,9 @@ class RetrievalSlots(PoolSlots):
         program, rule = super().build(factory, ordering), self.rule_of(ordering)
         if rule is None:
             return program
-        return retrieve_in(program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()})
+        return retrieve_in(
+            program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()}
+        )
 
     def fingerprint(self, ordering: Ordering) -> str:
         """Digest of the prompts, or of the rule and of the pools which decide them."""

@@ -22,6 +22,11 @@ MAX_TRIES = 1_000
 """Draws or moves tried in the hope of one that is allowed."""
 
 
+def is_rule(ordering: Ordering) -> bool:
+    """Whether this stands for a rule that finds demos for each input: then it holds a negative item."""
+    return any(item < 0 for items in ordering for item in items[-1:])
+
+
 class ScoreEstimate(NamedTuple):
     """An ordering with what a search takes for its mean score on new examples; without a model, its mean score."""
 
@@ -42,7 +47,7 @@ class OrderingSpace:
         allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
         from_end: Whether places count from the end, as where limits are given: the last item is the nearest to the
             question, however many there are.
-        beside: Candidates that are no orderings of the blocks, and compete with those; they hold a negative item.
+        beside: Candidates that are no orderings of the blocks, and compete with those (`is_rule`).
 
     Raises:
         ValueError: for limits that do not fit, and an identity that is not in the space.
@@ -105,7 +110,7 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Number of orderings within the limits that can be told apart, allowed or not, and of candidates beside them."""
+        """Number of orderings within the limits that can be told apart, allowed or not, and of those beside them."""
         total = 1
         for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
             ways = [1] + [0] * most  # of so many items, of the kinds so far
@@ -138,9 +143,13 @@ class OrderingSpace:
 
     def holds(self, ordering: Ordering) -> bool:
         """Whether ordered subsets of blocks are within the limits, allowed or not."""
-        return len(ordering) == len(self.limits) and all(
-            least <= len(items) <= most and min(items, default=0) >= 0
-            for items, (least, most) in zip(ordering, self.limits, strict=True)
+        return (
+            len(ordering) == len(self.limits)
+            and not is_rule(ordering)
+            and all(
+                least <= len(items) <= most
+                for items, (least, most) in zip(ordering, self.limits, strict=True)
+            )
         )
 
     def allows(self, ordering: Ordering) -> bool:
@@ -161,7 +170,7 @@ class OrderingSpace:
         return ordering
 
     def enumerate(self) -> Iterator[Ordering]:
-        """Every distinct allowed ordering once: the identity first, what is beside them, then short before long ones."""
+        """Every distinct allowed ordering once: the identity first, what is beside, then short before long ones."""
         yield self.identity
         yield from self.beside
         for ordering in self._every(0):

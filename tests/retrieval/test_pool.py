@@ -4,7 +4,8 @@ import dspy
 import numpy as np
 import pytest
 
-from plr_dspy.retrieval.predict import make_pool, source_of
+from plr_dspy.programs.calls import source_of
+from plr_dspy.retrieval.predict import make_pool
 from plr_dspy.retrieval.rule import FEATURES, Rule
 
 TEXTS = ["the cat sat", "a dog ran", "the cat ran", "birds fly south", "the cat"]
@@ -77,26 +78,22 @@ def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
 
 
 def test_features_are_what_they_are_said_to_be():
-    candidates, features = pool_of(difficulties=[0.1, 0.2, 0.3, 0.4, 0.5]).features({"text": "the cat"}, 4)
+    candidates, features = pool_of().features({"text": "the cat"}, 4)
     fixed, after = (dict(zip(FEATURES, table.T, strict=True)) for table in (features([]), features([0, 1])))
     assert candidates[0] == 4 and fixed["similarity"][0] == pytest.approx(1.0)
     assert (np.diff(fixed["similarity"]) <= 0).all() and (np.diff(fixed["rank"]) < 0).all()
     labels = [LABELS[i] for i in candidates]
     np.testing.assert_allclose(fixed["label_share"], [labels.count(label) / 4 for label in labels])
-    np.testing.assert_allclose(fixed["difficulty"], [(i + 1) / 10 for i in candidates])
     assert not fixed["repeated_label"].any() and not fixed["likeness"].any()
     np.testing.assert_allclose(after["repeated_label"], [labels[:2].count(label) / 2 for label in labels])
     assert after["likeness"][0] == pytest.approx(1.0) and (after["likeness"][2:] < 1.0).all()
 
 
-def test_a_rule_can_balance_labels_and_prefer_short_or_hard_demos():
-    pool = pool_of(difficulties=[0.0, 0.0, 0.0, 1.0, 0.0])
+def test_a_rule_can_balance_labels_and_prefer_short_demos():
+    pool = pool_of()
     balanced = Rule(num_demos=3, coefficients={"similarity": 0.5, "repeated_label": -10.0})
     assert {LABELS[i] for i in pool.shown({"text": "the cat"}, balanced)} == {"cat", "dog", "bird"}
-    short = shown(pool, "the cat", Rule(num_demos=1, coefficients={"length": -1.0}))
-    assert short == ["the cat"] and shown(pool, "x", Rule(num_demos=1, coefficients={"difficulty": 1.0})) == [
-        TEXTS[3]
-    ]
+    assert shown(pool, "the cat", Rule(num_demos=1, coefficients={"length": -1.0})) == ["the cat"]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 from dspy.utils import DummyLM
 
 from plr_dspy import CalibratedProgram, load_program
+from plr_dspy.programs.calls import scoring, source_of
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.retrieval.predict import (
     Retrieval,
     RetrievingPredict,
-    leaving_out,
     make_pool,
-    source_of,
-    with_retrieval,
+    retrieve_in,
 )
 from plr_dspy.retrieval.rule import Rule
 
@@ -38,7 +38,9 @@ def compiled(student, name="predict", *, rule=None, guarded=False, embedder=None
         for t in texts
     ]
     pool = make_pool(predictor, demos, [source_of(demo.inputs()) for demo in demos], embedder=embedder)
-    return with_retrieval(student, {name: Retrieval(pool, rule or Rule(num_demos=2), guarded)})
+    return retrieve_in(
+        ProgramFactory(student).build({}), {name: Retrieval(pool, rule or Rule(num_demos=2), guarded)}
+    )
 
 
 def asked(lm, number=-1):
@@ -102,7 +104,7 @@ def test_an_example_is_not_shown_to_itself_while_it_is_scored_in_threads_too(lm)
     program = compiled(dspy.ChainOfThought("text -> label"), guarded=True)
 
     def score(text):
-        with leaving_out({"text": text}):
+        with scoring({"text": text}):
             return program(text=text)
 
     for result in dspy.Parallel(num_threads=4, disable_progress_bar=True)(
@@ -124,7 +126,7 @@ def test_a_guarded_call_from_a_bare_thread_is_an_error_and_no_leak(lm):
         except RuntimeError as error:
             errors.append(str(error))
 
-    with leaving_out({"text": "the cat"}):
+    with scoring({"text": "the cat"}):
         (thread := threading.Thread(target=run)).start()
         thread.join()
     assert len(errors) == 1 and "dspy.Parallel" in errors[0] and not lm.history

@@ -28,7 +28,7 @@ def by_conditioning(means, covariance, apart, noise, reference):
     for scale, kind in itertools.product(
         SCALES, (0.0, 1.0)
     ):  # of another kind or not, as likely before any score
-        prior = scale * covariance + np.diag(kind * apart)
+        prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
         nothing = scale == 0.0
@@ -45,19 +45,20 @@ def by_conditioning(means, covariance, apart, noise, reference):
 
 
 def found(means, covariance, noise, *, apart=None, reference=0):
-    apart = np.zeros(len(means)) if apart is None else apart
+    apart = np.zeros((len(means),) * 2) if apart is None else apart
     gains = expected_gains(means, covariance=covariance, apart=apart, noise=noise, reference=reference)
     return gains.summary()[:2]
 
 
 class TestConditioning:
     @settings(deadline=None, max_examples=30)
-    @given(st.integers(0, 1_000), st.integers(0, SIZE - 1), st.booleans())
-    def test_is_that_of_the_contrasts(self, seed, reference, with_outsider):
+    @given(st.integers(0, 1_000), st.integers(0, SIZE - 1), st.integers(0, 3))
+    def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders):
         means, covariance, noise = problem(seed)
-        apart = np.zeros(SIZE)
-        if with_outsider:
-            covariance[0], covariance[:, 0], apart[0] = 0.0, 0.0, 1.0
+        apart = np.zeros((SIZE, SIZE))
+        if num_outsiders:
+            covariance[:num_outsiders] = covariance[:, :num_outsiders] = 0.0
+            apart[:num_outsiders, :num_outsiders] = 1.0 + 0.1 * np.eye(num_outsiders)
         expected = by_conditioning(means, covariance, apart, noise, reference)
         for one, other in zip(
             found(means, covariance, noise, apart=apart, reference=reference), expected, strict=True
@@ -85,7 +86,7 @@ class TestClaims:
         """The others are alike, and what is far from them is: its own scores decide, once they do."""
         rng, size = np.random.default_rng(2), 20
         means = rng.normal(size=size) * 0.1**0.5
-        covariance, apart = 0.02 * np.eye(size), np.eye(size)[0]
+        covariance, apart = 0.02 * np.eye(size), np.diag(np.eye(size)[0])
         covariance[0, 0] = 0.0
         for distance in (3.0, -3.0):
             means[0] = means[1:].mean() - distance

@@ -37,7 +37,7 @@ class Components(NamedTuple):
 
     variances: Array  # of the components, over the noise's
     covariance: Array  # of the values before anything was measured, in the same unit, [m, m]
-    fixed: Array  # the part of its diagonal that was given, [m]
+    fixed: Array  # the part of it that was given, [m, m]
     inverse: Array  # of the covariance of what was measured, [m, m]
     solved: Array  # it times what was measured less its mean, [m, ...]
     noise: float  # its variance, which the steps were made with
@@ -73,15 +73,16 @@ def fit_components(
         measure: From the prior covariance and the inverse covariance of what was measured to that itself, less its
             mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise, which begins with `noise`.
         earlier: Variances of the fit before; without any, or of other components, they begin with `total`, their sum.
-        fixed: Further prior variances of the values over the noise's, ``[m]``; `doubts` in the unit of the values.
+        fixed: Further prior covariance of the values over the noise's variance, ``[m, m]``; of `doubts`, ``[m]``, it is
+            the diagonal, in the unit of the values.
     """
     stacked, number, size = np.stack(kernels), len(kernels), len(errors)
     first = earlier is None or len(earlier) != number
     variances = np.full(number, total / number) if first else np.array(earlier)
     num_steps = NUM_FIRST_STEPS if first else NUM_STEPS
     for step in range(num_steps + 1):
-        given = np.zeros(size) + fixed + doubts / noise
-        covariance = np.tensordot(variances, stacked, axes=1) + np.diag(given)
+        given = fixed + np.diag(np.zeros(size) + doubts / noise)
+        covariance = np.tensordot(variances, stacked, axes=1) + given
         inverse, _ = inverted(covariance + errors)
         values, left = measure(covariance, inverse)
         solved = inverse @ values

@@ -192,7 +192,7 @@ class EffectProcess:
             lambda covariance, inverse: (told, unit),
             earlier=earlier,
             total=usual / unit,
-            fixed=apart,
+            fixed=np.diag(apart),
         )
         self._fit, self._unit, self._level, self._precisions = fit, unit, level, precisions
         self._gain = fit.covariance @ fit.inverse

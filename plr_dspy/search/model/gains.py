@@ -88,12 +88,12 @@ def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Arra
         means, noise: Mean scores less the effects of their examples, ``[m]``, and the covariance of what these have
             beside the true scores, ``[m, m]``.
         covariance: Of the true scores as estimated, ``[m, m]``.
-        apart: Further variances of those that may be of another kind than the others, whatever these are, ``[m]``.
+        apart: Further covariance of those that may be of another kind than the others, whatever these are, ``[m, m]``.
         reference: The number of the ordering that the others are held against.
     """
 
     def at(scale: float, kind: float) -> tuple[float, Array, Array, Mask]:
-        prior = scale * covariance + np.diag(kind * apart)
+        prior = scale * covariance + kind * apart
         inverse, log_determinant = inverted(prior + noise)
         rest: Array = means - generalised_mean(means, inverse)
         # The restricted likelihood: the mean of all is not known.

@@ -16,7 +16,7 @@ from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.responses import LabelResponses, NoResponses, ResponseModel
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, is_rule
 
 MAX_MODELLED = 256
 """Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
@@ -92,7 +92,7 @@ class OrderingModel:
                 ScoreTable(table - responses.expected),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
-                apart=apart,
+                apart=np.where([is_rule(ordering) for ordering in orderings], 2, apart.astype(np.int64)),
                 doubts=responses.doubts,
                 earlier=earlier,
             )

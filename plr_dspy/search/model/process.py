@@ -20,8 +20,9 @@ from plr_dspy.search.model.components import fit_components, generalised_mean, l
 from plr_dspy.search.model.gains import Gains, expected_gains
 from plr_dspy.search.model.table import PRIOR_SHRINKAGE, Array, Mask, ScoreTable
 
-APART_VARIANCE = 1.0
-"""Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it."""
+APART_VARIANCE, RULE_VARIANCE = 1.0, 0.1
+"""Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it. Rules
+that find demos for each input have one such effect in common, and of each the other variance for itself."""
 
 PRIOR_SHARE, MAX_SHARE = 0.2, 0.95
 """Prior mean of the share of the residual variance that examples' preferences have, and at most: the rest is noise."""
@@ -170,7 +171,8 @@ class AdditiveProcess:
         table: Their scores; each has one at least.
         classes: Of the examples, numbers from 0 without gaps, ``[E]``; None for none.
         references: Features of random orderings; they scale the leaning, which without them is not modelled.
-        apart: Whether a row is no ordering of the others' kind, ``[m]``; None for none.
+        apart: Kind of each row, ``[m]``: 0 for the orderings, 1 for a program that is alone of its kind, 2 for rules;
+            None for orderings alone.
         doubts: Prior variances of the rows' effects beside those that are estimated, ``[m]``.
         earlier: `state` of the process that this one goes on from.
 
@@ -186,16 +188,18 @@ class AdditiveProcess:
         *,
         classes: NDArray[np.int64] | None = None,
         references: Sequence[Array] | None = None,
-        apart: Mask | None = None,
+        apart: NDArray[np.int64] | None = None,
         doubts: Array | float = 0.0,
         earlier: Mapping[str, Any] | None = None,
     ) -> None:
         earlier = earlier or {}
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
         table = ScoreTable(table.scores / self._unit)
-        outside = np.zeros(len(table.counts), dtype=bool) if apart is None else apart
-        self._apart: Array = APART_VARIANCE * outside.astype(np.float64)
-        kernels, own = [family @ family.T for family in features], np.diag((self._apart == 0.0) * 1.0)
+        kinds = np.zeros(len(table.counts), dtype=np.int64) if apart is None else apart
+        own, alone, rules = (np.diag((kinds == kind) * 1.0) for kind in range(3))
+        together = np.outer(kinds == 2, kinds == 2)
+        self._apart: Array = APART_VARIANCE * (alone + together) + RULE_VARIANCE * rules
+        kernels = [family @ family.T for family in features]
         effects = table.shrunk_means
         self._leaning, of_leaning = None, earlier.get("leaning")
         if classes is not None and classes.max() > 0 and references is not None:
@@ -242,7 +246,7 @@ class AdditiveProcess:
 
     def gains(self, reference: int) -> Gains:
         """What the orderings fitted score on new examples above one of them, which is the ordering of this number."""
-        means, covariance = self._means / self._deviation, self._fit.covariance - np.diag(self._fit.fixed)
+        means, covariance = self._means / self._deviation, self._fit.covariance - self._fit.fixed
         gains = expected_gains(
             means, covariance=covariance, apart=self._apart, noise=self._errors, reference=reference
         )
@@ -268,14 +272,16 @@ class AdditiveProcess:
         known = np.concatenate([np.zeros((number, 0)), *self._features], axis=1)
         other = np.concatenate([np.zeros((count, 0)), *self._with_leaning(features)], axis=1)
         further = np.zeros(count) + doubts / (self._unit * self._deviation) ** 2
-        alone = own + np.concatenate([fit.fixed, further])[:, None]
+        given = np.zeros((number + count, number + count))
+        given[:number, :number], given[number:, number:] = fit.fixed, np.diag(further)
+        alone = own * np.eye(len(given)) + given
         slopes = np.sqrt(variances) * rng.normal(size=(len(variances), num_draws))
-        drawn = np.sqrt(alone) * rng.normal(size=(len(alone), num_draws))
+        drawn = np.linalg.cholesky(alone) @ rng.normal(size=(len(alone), num_draws))
         noise = np.linalg.cholesky(self._errors) @ rng.normal(size=(number, num_draws))
         seen = drawn[:number] + noise + known @ slopes
         missed = fit.solved[:, None] / self._deviation - fit.inverse @ seen
         drawn += np.concatenate([known, other]) @ (slopes + variances * (known.T @ missed))
-        drawn[:number] += alone[:number] * missed
+        drawn[:number] += alone[:number, :number] @ missed
         sampled: Array = self._unit * (self._level + self._deviation * drawn.T)
         return sampled
 
