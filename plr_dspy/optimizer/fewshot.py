@@ -33,7 +33,6 @@ from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
-from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots, first_rules, sources_of
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
@@ -219,10 +218,6 @@ class PLFewShot(PLReorder):
         teacher = _check_teacher(teacher)
         valset = [] if valset is None else valset
         program, own = checked_copy(self, student, trainset, valset)
-        if any(isinstance(predictor, RetrievingPredict) for _, predictor in named_predictors(program)):
-            raise ValueError(
-                "student finds its demos for each input already: pass the program that it was made of"
-            )
         rng = random.Random(seed)
         from_list, retrieving = not isinstance(self.candidates, str), self.demos != "fixed"
         part = {} if from_list else {i: trainset[i] for i in pool_part(trainset, valset, rng)}

@@ -17,6 +17,7 @@ from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
+from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.search.space import Ordering
 
 if TYPE_CHECKING:
@@ -122,6 +123,16 @@ def checked_copy(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
             )
     optimizer.check_together()  # They may have been set since.
+    made_by = getattr(getattr(student, "__dict__", {}).get("forward"), "__qualname__", "")
+    finds = isinstance(student, dspy.Module) and any(
+        isinstance(predictor, RetrievingPredict) for _, predictor in named_predictors(student)
+    )
+    if finds or made_by.startswith("KNNFewShot."):
+        raise ValueError(
+            f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
+            "choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which "
+            "chooses how many are found, by what, and in what order"
+        )
     own = student if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False else None
     student = student if own is None else own.program
     check_given(student, name=optimizer.student_name, **{optimizer.trainset_name: trainset, "valset": valset})

@@ -114,10 +114,10 @@ class CovariatePlackettLuce:
                 stages.append((table[left] - table[item], share))
 
         def loss(coefficients: Array) -> tuple[float, Array]:
-            value, slope = l2 / 2 * coefficients @ coefficients, l2 * coefficients
+            value, slope = float(l2 / 2 * coefficients @ coefficients), l2 * coefficients
             for table, share in stages:
                 logits = table @ coefficients
-                value += share * np.logaddexp.reduce(logits)
+                value += float(share * np.logaddexp.reduce(logits))
                 slope = slope + share * softmax(logits) @ table
             return value, slope
 

@@ -101,7 +101,7 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
         if not isinstance(predictor, RetrievingPredict):
-            predictor.__class__ = _retrieving(type(predictor))
+            predictor.__class__ = _retrieving(type(predictor))  # type: ignore[arg-type]
         predictor.retrieval = retrieval
     return program
 
