@@ -342,7 +342,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             limits=ending,
             shifted=responses is not None,
             bar=bar,
-            further=job.slots.mixtures,
+            further=job.slots.further,
         )
 
     def _keep(

@@ -33,7 +33,7 @@ from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
-from plr_dspy.retrieval.slots import RetrievalSlots, first_rules, sources_of
+from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, sources_of, variations
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
@@ -301,12 +301,15 @@ class PLFewShot(PLReorder):
         every = pools_of(program, labelled=pool, attempts=attempts, given=given)
         retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
         tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
+        first = default_rule(self.max_demos, tokens)
+        others = variations(first, self.min_demos)[: 1 if self.demos == "auto" else None]
         return RetrievalSlots(
             program,
             pools,
             retrieved=retrieved,
             sources=sources_of(retrieved, pool),
-            rules=first_rules(self.max_demos, self.min_demos, tokens),
+            rules=[first, *(rule for rule in others if rule != first)],
+            min_found=self.min_demos,
             embedder=self.embedder,
             **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
             max_tokens=self.max_demo_tokens,

@@ -101,7 +101,7 @@ class PromptSlots(ABC):
         """Demos that all predictors together show."""
         return sum(map(len, self.permutations(ordering).values()))
 
-    def mixtures(self, ranked: Sequence[Ordering]) -> list[Ordering]:
+    def further(self, ranked: Sequence[Ordering]) -> list[Ordering]:
         """Further orderings, made of those that a search has ranked, best first."""
         return []
 

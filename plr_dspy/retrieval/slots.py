@@ -16,24 +16,27 @@ from plr_dspy.programs.calls import source_of
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
-from plr_dspy.retrieval.rule import NEAREST, Pool, Rule
+from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.search.space import Ordering
 
 LABEL_SHARE, UNLIKENESS = 0.5, -0.5
 """Coefficients beside that of similarity: of the labels that many neighbours have, and of likeness to demos shown."""
 
 
-def first_rules(max_demos: int, min_demos: int, max_tokens: int | None) -> list[Rule]:
-    """The rules that a search begins with: the default, then others that differ from it in one respect."""
-    half = max(1, min_demos, max_demos // 2)
-    first = Rule(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
-    others = [
-        replace(first, num_demos=half),
-        replace(first, nearest_last=False),
-        replace(first, coefficients={**NEAREST, "label_share": LABEL_SHARE}),
-        replace(first, coefficients={**NEAREST, "likeness": UNLIKENESS}),
+def default_rule(max_demos: int, max_tokens: int | None) -> Rule:
+    """The rule that needs no search: as many of the nearest demos as may be shown, the nearest last."""
+    return Rule(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
+
+
+def variations(rule: Rule, min_demos: int) -> list[Rule]:
+    """Rules that differ from one in one respect: fewer demos, frequent labels, unlike demos, the other order."""
+    terms = rule.coefficients
+    return [
+        replace(rule, num_demos=max(1, min_demos, rule.num_demos // 2)),
+        replace(rule, coefficients={**terms, "label_share": LABEL_SHARE}),
+        replace(rule, coefficients={**terms, "likeness": UNLIKENESS}),
+        replace(rule, nearest_last=not rule.nearest_last),
     ]
-    return [first, *(rule for rule in others if rule != first)]
 
 
 class RetrievalSlots(PoolSlots):
@@ -45,8 +48,9 @@ class RetrievalSlots(PoolSlots):
         program, pools, limits: As in `PoolSlots`.
         sources: Of demos of a predictor, in the order of `retrieved`: as in `Pool`.
         retrieved: Of each predictor, the demos that may be found for an input.
-        rules: Those that the search begins with.
+        rules: Those that the search begins with; variations of the best enter its race.
         embedder: As in `make_pool`.
+        min_found: Demos that a rule shows at least.
     """
 
     def __init__(
@@ -58,9 +62,11 @@ class RetrievalSlots(PoolSlots):
         sources: Mapping[str, Sequence[str]],
         rules: Sequence[Rule],
         embedder: dspy.Embedder | None,
+        min_found: int,
         **limits: Any,
     ) -> None:
         self.rules = list(rules)
+        self._min_found = min_found
         super().__init__(program, pools, **limits)
         self.found: dict[str, Pool] = {
             name: make_pool(
@@ -74,7 +80,7 @@ class RetrievalSlots(PoolSlots):
             if demos
         }
         nothing: Ordering = tuple(() for _ in self.slots)
-        beside = [self._with_rule(nothing, number) for number in range(len(self.rules))]
+        beside = [self._with_rule(nothing, rule) for rule in rules]
         self.space = replace(self.space, beside=tuple(beside) if self.found else ())
 
     def rule_of(self, ordering: Ordering) -> Rule | None:
@@ -120,21 +126,23 @@ class RetrievalSlots(PoolSlots):
         text = orjson.dumps([name, asdict(rule), self._content], option=orjson.OPT_SORT_KEYS)
         return hashlib.sha256(text).hexdigest()[:32]
 
-    def mixtures(self, ranked: Sequence[Ordering]) -> list[Ordering]:
-        """The best rule of those ranked behind the last demos of the best arrangement, each with half of the demos."""
+    def further(self, ranked: Sequence[Ordering]) -> list[Ordering]:
+        """Variations of the best rule of those ranked, and a mixture: half as many demos as may be shown by that rule,
+        after as many that are the last ones of the best arrangement."""
         rule = next((found for ordering in ranked if (found := self.rule_of(ordering))), None)
         fixed = next((o for o in ranked if any(o) and self.space.holds(o) and self.space.allows(o)), None)
-        if rule is None or fixed is None or rule.num_demos < 2:
+        nothing: Ordering = tuple(() for _ in self.slots)
+        if rule is None:
             return []
-        half = rule.num_demos // 2
-        shown = tuple(items[-(rule.num_demos - half) :] for items in fixed)
+        made = [self._with_rule(nothing, each) for each in variations(rule, self._min_found)]
+        half = self.rules[0].num_demos // 2
+        if fixed is None or not half:
+            return made
+        shown = tuple(items[-half:] for items in fixed)
         left = None if rule.max_tokens is None else rule.max_tokens - self.tokens(shown)
-        if left is not None and left <= 0:
-            return []
-        mixed = replace(rule, num_demos=half, max_tokens=left)
-        if mixed not in self.rules:
-            self.rules.append(mixed)
-        return [self._with_rule(shown, self.rules.index(mixed))]
+        if left is None or left > 0:
+            made.insert(0, self._with_rule(shown, replace(rule, num_demos=half, max_tokens=left)))
+        return made
 
     @cached_property
     def _content(self) -> str:
@@ -146,8 +154,11 @@ class RetrievalSlots(PoolSlots):
         ]
         return hashlib.sha256(orjson.dumps(rendered)).hexdigest()
 
-    def _with_rule(self, fixed: Ordering, number: int) -> Ordering:
-        return tuple((*items, -1 - number) for items in fixed)
+    def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
+        """An arrangement and a rule, which gets a number."""
+        if rule not in self.rules:
+            self.rules.append(rule)
+        return tuple((*items, -1 - self.rules.index(rule)) for items in fixed)
 
 
 def _fixed(ordering: Ordering) -> Ordering:
