@@ -64,7 +64,7 @@ class Compilation:
         sample: Says one of the program's answers, for messages.
         limits: Arguments that say when the search ends, beside those of the plan.
         shifted: As in `StagedScores`.
-        further: Makes orderings that enter the race of those that the search has ranked, best first.
+        further: Makes orderings that enter the race, of those that the search has ranked, best first, and of scores.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Compilation:
         limits: Mapping[str, Any] | None = None,
         shifted: bool = False,
         bar: tqdm | None = None,
-        further: Callable[[Sequence[Ordering]], Sequence[Ordering]] = lambda ranked: (),
+        further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda ranked, scores: (),
     ) -> None:
         self._further = further
         self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
@@ -268,8 +268,8 @@ class Compilation:
         entrants = self._best(plan.num_entrants)
         if entrants:
             entrants += [search.mode(), *search.draw(plan.num_final_draws)]
-            ranked = [estimate.ordering for estimate in search.ranked(self.staged.scores())]
-            entrants += self._further(ranked)
+            scores = self.staged.scores()
+            entrants += self._further([estimate.ordering for estimate in search.ranked(scores)], scores)
         winners = race(
             self.staged,
             scorer,

@@ -329,6 +329,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             "splits": digest([num_train, self._examples(job, work)[1]]),
             "exhaustive": plan.exhaustive,
         }
+        inputs = [dict(each.inputs().items()) for each in (*job.splits.train, *job.splits.selection)]
         scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
         return Compilation(
             self.search(job, plan, responses),
@@ -342,7 +343,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             limits=ending,
             shifted=responses is not None,
             bar=bar,
-            further=job.slots.further,
+            further=partial(job.slots.further, inputs=inputs),
         )
 
     def _keep(

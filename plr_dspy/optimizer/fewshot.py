@@ -302,7 +302,7 @@ class PLFewShot(PLReorder):
         retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
         tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
         first = default_rule(self.max_demos, tokens)
-        others = variations(first, self.min_demos)[: 1 if self.demos == "auto" else None]
+        others = variations(first, self.min_demos)
         return RetrievalSlots(
             program,
             pools,

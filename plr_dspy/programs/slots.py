@@ -18,6 +18,7 @@ import numpy as np
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.programs.splits import answer_classes
+from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 
 logger = logging.getLogger(__name__)
@@ -101,8 +102,10 @@ class PromptSlots(ABC):
         """Demos that all predictors together show."""
         return sum(map(len, self.permutations(ordering).values()))
 
-    def further(self, ranked: Sequence[Ordering]) -> list[Ordering]:
-        """Further orderings, made of those that a search has ranked, best first."""
+    def further(
+        self, ranked: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
+    ) -> list[Ordering]:
+        """Further orderings, made of those that a search has ranked, best first, and of scores by example."""
         return []
 
     def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -12,15 +13,20 @@ import dspy
 import numpy as np
 import orjson
 
+from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
 from plr_dspy.programs.calls import source_of
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
-from plr_dspy.retrieval.rule import Pool, Rule
+from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
+from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
 
 LABEL_SHARE, UNLIKENESS = 0.5, -0.5
 """Coefficients beside that of similarity: of the labels that many neighbours have, and of likeness to demos shown."""
+
+MIN_ELITES, PENALTY = 8, 1.0
+"""Fewest choices that coefficients are learnt from, and what holds these down."""
 
 
 def default_rule(max_demos: int, max_tokens: int | None) -> Rule:
@@ -126,15 +132,20 @@ class RetrievalSlots(PoolSlots):
         text = orjson.dumps([name, asdict(rule), self._content], option=orjson.OPT_SORT_KEYS)
         return hashlib.sha256(text).hexdigest()[:32]
 
-    def further(self, ranked: Sequence[Ordering]) -> list[Ordering]:
-        """Variations of the best rule of those ranked, and a mixture: half as many demos as may be shown by that rule,
-        after as many that are the last ones of the best arrangement."""
+    def further(
+        self, ranked: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
+    ) -> list[Ordering]:
+        """Make variations of the best rule of those ranked, one of which learns its coefficients from the scores.
+
+        A mixture has half as many demos as may be shown from that rule, after the last ones of the best arrangement.
+        """
         rule = next((found for ordering in ranked if (found := self.rule_of(ordering))), None)
         fixed = next((o for o in ranked if any(o) and self.space.holds(o) and self.space.allows(o)), None)
         nothing: Ordering = tuple(() for _ in self.slots)
         if rule is None:
             return []
-        made = [self._with_rule(nothing, each) for each in variations(rule, self._min_found)]
+        learnt = self._learnt(rule, scores, inputs)
+        made = [self._with_rule(nothing, each) for each in (*learnt, *variations(rule, self._min_found))]
         half = self.rules[0].num_demos // 2
         if fixed is None or not half:
             return made
@@ -143,6 +154,40 @@ class RetrievalSlots(PoolSlots):
         if left is None or left > 0:
             made.insert(0, self._with_rule(shown, replace(rule, num_demos=half, max_tokens=left)))
         return made
+
+    def _learnt(self, rule: Rule, scores: Scores, inputs: Sequence[Mapping[str, Any]]) -> list[Rule]:
+        """The rule with the coefficients that are likeliest to choose what scored best on each example.
+
+        It is PLR's update over many inputs: elites are the choices that scored above the mean of their example,
+        weighted by how far. Nothing is learnt where hardly any scores differ, and of predictors that are not asked what
+        the program is.
+        """
+        by_example: dict[int, list[tuple[Rule, float]]] = defaultdict(list)
+        for ordering, row in scores.items():
+            shown = self.rule_of(ordering)
+            if shown is not None and not any(_fixed(ordering)) and shown.nearest_last == rule.nearest_last:
+                for example, score in row.items():
+                    by_example[example].append((shown, score))
+        features, rankings, weights = [], [], []
+        (pool, *others) = self.found.values()
+        for example, seen in by_example.items() if not others else ():
+            asked, mean = inputs[example], sum(score for _, score in seen) / len(seen)
+            if not set(pool.names) <= asked.keys() or max(score for _, score in seen) <= mean:
+                continue
+            candidates, of_them = pool.features(asked, rule.num_candidates, without=source_of(asked))
+            for shown, score in seen:
+                if score > mean:
+                    chosen = shown.logits.mode(of_them, min(shown.num_demos, len(candidates)))
+                    features.append(of_them)
+                    rankings.append(chosen)
+                    weights.append(score - mean)
+        if len(rankings) < MIN_ELITES:
+            return []
+        found = CovariatePlackettLuce.fit(features, rankings, weights, l2=PENALTY).coefficients
+        scale = max(np.abs(found).max(), 1e-9)
+        return [
+            replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))
+        ]
 
     @cached_property
     def _content(self) -> str:

@@ -20,7 +20,7 @@ from plr_dspy.search.model.components import fit_components, generalised_mean, l
 from plr_dspy.search.model.gains import Gains, expected_gains
 from plr_dspy.search.model.table import PRIOR_SHRINKAGE, Array, Mask, ScoreTable
 
-APART_VARIANCE, RULE_VARIANCE = 1.0, 0.1
+APART_VARIANCE, RULE_VARIANCE = 1.0, 0.02
 """Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it. Rules
 that find demos for each input have one such effect in common, and of each the other variance for itself."""
 
