@@ -163,7 +163,14 @@ def _add_compile(commands: Any) -> None:
     calibrated = "score orders by calibrated answers, and save a calibrated program (see docs/calibration.md)"
     add("--calibrate", action="store_true", help=calibrated)
     select = "choose the demos as well: which, how many, in what order, from those of the program, and labelled and"
-    add("--select", action="store_true", help=f"{select} bootstrapped ones of --train (see docs/fewshot.md)")
+    ways = "; auto and retrieved also find demos for each input"
+    add(
+        "--select",
+        nargs="?",
+        const="fixed",
+        choices=["fixed", "auto", "retrieved"],
+        help=f"{select} bootstrapped ones of --train{ways} (see docs/fewshot.md)",
+    )
     add("--max-demos", type=int, help="with --select: demos of a predictor (default: 8)")
     add("--max-demo-tokens", type=int, help="with --select: tokens of all demos together")
     add("--max-calls", type=int, help="program calls at most, instead of --auto's")

@@ -39,8 +39,9 @@ def compile_program(args: argparse.Namespace) -> int:
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
     kind = PLFewShot if args.select else PLReorder
-    names = {field.name for field in fields(kind)} - {"metric"}
+    names = {field.name for field in fields(kind)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    options |= {"demos": args.select} if args.select else {}
     optimizer = kind(metric, max_metric_calls=args.max_calls, num_threads=args.threads, **options)
     with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
         if args.estimate:

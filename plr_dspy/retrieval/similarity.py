@@ -10,8 +10,6 @@ import dspy
 import numpy as np
 from dspy.predict.predict import serialize_object
 from scipy import sparse
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.preprocessing import normalize
 
 from plr_dspy.statistics.calibration import Array
 
@@ -57,6 +55,8 @@ class SharedWords(Similarity):
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer  # which takes a second, and loads pandas
+
         self._vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
         try:
             self.vectors = self._vectorizer.fit_transform(texts)
@@ -81,11 +81,13 @@ class Embeddings(Similarity):
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, vectors: Any = None) -> None:
         self._embedder = embedder
-        found = (
-            normalize(np.asarray(embedder(list(texts)), float)) if vectors is None else np.asarray(vectors)
-        )
-        self.vectors: Array = found
+        self.vectors: Array = self._embedded(texts) if vectors is None else np.asarray(vectors)
 
     def to(self, text: str) -> Array:
-        found: Array = self.vectors @ normalize(np.asarray(self._embedder([text])))[0]
+        found: Array = self.vectors @ self._embedded([text])[0]
         return found
+
+    def _embedded(self, texts: Sequence[str]) -> Array:
+        """Vectors of length 1."""
+        vectors = np.asarray(self._embedder(list(texts)), float)
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

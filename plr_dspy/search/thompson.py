@@ -84,13 +84,7 @@ class ThompsonSearch(Search):
             update=update,
             num_samples=num_samples,
             elite_fraction=elite_fraction,
-            model=OrderingModel(
-                space,
-                classes=classes,
-                example_classes=example_classes,
-                responses=responses,
-                with_features=any(most for _, most in space.limits),
-            ),
+            model=OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses),
             seed=seed,
         )
         self._num_classed = None if example_classes is None else len(example_classes)

@@ -65,13 +65,13 @@ class Features:
                 self.names.append(name)
                 self._moments.append((mean, variance**-0.5))
                 self.references.append((raw - mean) * variance**-0.5)
+        self.references = self.references or [np.zeros((len(drawn), 0))]
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
-        """Features ``[m, d]`` of each family."""
-        return [
-            (raw - mean) * scale
-            for (_, raw), (mean, scale) in zip(self._raw(orderings, self.names), self._moments, strict=True)
-        ]
+        """Features ``[m, d]`` of each family; of a space whose orderings do not differ one family without any."""
+        families = zip(self._raw(orderings, self.names), self._moments, strict=True)
+        found = [(raw - mean) * scale for (_, raw), (mean, scale) in families]
+        return found or [np.zeros((len(orderings), 0))]
 
     def _raw(self, orderings: Sequence[Ordering], names: Sequence[str]) -> list[tuple[str, Array]]:
         """Features of all blocks side by side, of those of the families that some block has."""
