@@ -325,6 +325,9 @@ def read_replies(
             interrupted=interrupted,
         )
         scorer = CellScorer(evaluator)
+        scorer.cells(
+            {slots.space.identity: range(1)}
+        )  # Where log-probabilities are refused, no other call is made.
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
     if failed := [cell for cell in cells.values() if cell.outcome == FAILED]:
         if len(failed) == len(cells):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -46,8 +45,7 @@ class NoProbabilities(Hopeless):
 class LogprobRequests:
     """Decides whether log-probabilities are asked for: until an endpoint refuses them, or its first reply has none.
 
-    One is shared by all calls of a compile; threads may share it. Until a first reply has come, calls that ask
-    follow one another, so that an endpoint refuses one request at most.
+    One is shared by all calls of a compile; threads may share it.
 
     Attributes:
         purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
@@ -58,44 +56,27 @@ class LogprobRequests:
 
     def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
         self.purpose, self._cure = purpose, cure
-        self.wanted, self.given, self._accepted = True, False, False
+        self.wanted, self.given = True, False
         self.reason = self._model = ""
-        self._lock = threading.RLock()  # Coroutines of one thread pass together.
-
-    @contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Wait until it is known whether to ask, or for the turn to find out; yield whether to ask."""
-        with ExitStack() as stack:
-            if self.wanted and not self._accepted:
-                stack.enter_context(self._lock)
-                if not self.wanted or self._accepted:
-                    stack.close()
-            self.check()
-            yield self.wanted
 
     def note_reply(self, lm: Any, *, given: bool) -> None:
         """Note that a call that asked was answered."""
-        with self._lock:
-            self._accepted = True
-            self.given = self.given or given
-            if not self.given:
-                self._stop(lm, "gives no log-probabilities")
+        self.given = self.given or given
+        if not self.given:
+            self._stop(lm, "gives no log-probabilities")
 
     def note_error(self, lm: Any, error: Exception) -> bool:
         """Note the error of a call that asked; return whether it is to be made again without asking."""
-        with self._lock:
-            if isinstance(error, AdapterParseError):  # of a reply
-                self._accepted = True
-            # An error that cannot parse repeats the reply, which may hold any word; and one of another LM, such as the
-            # one that reads replies for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
-            others = isinstance(error, AdapterParseError)
-            others |= not str(lm.model).endswith(getattr(error, "model", None) or "")
-            # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments.
-            refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-            if self.given or others or not refuses:
-                return False
-            self._stop(lm, "refuses requests for log-probabilities")
-            return not self.purpose
+        # An error that cannot parse repeats the reply, which may hold any word; and one of another LM, such as the
+        # one that reads replies for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
+        others = isinstance(error, AdapterParseError)
+        others |= not str(lm.model).endswith(getattr(error, "model", None) or "")
+        # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments.
+        refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+        if self.given or others or not refuses:
+            return False
+        self._stop(lm, "refuses requests for log-probabilities")
+        return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
         """Raise `NoProbabilities` where there are none, and something cannot do without them."""
@@ -119,11 +100,6 @@ def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str,
     return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
 
 
-def _asks_itself(lm: Any, lm_kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether the program asks for log-probabilities on its own account."""
-    return bool({**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"))
-
-
 @contextmanager
 def _light_memory() -> Iterator[None]:
     """Take log-probabilities out of what LM calls in this context leave in DSPy's histories and memory cache.
@@ -137,17 +113,15 @@ def _light_memory() -> Iterator[None]:
             yield
     finally:
         for entry in record.history:
-            entry["response"] = None
-            outputs = [
-                {name: value for name, value in each.items() if name != "logprobs"}
-                if isinstance(each, dict)
-                else each
-                for each in entry["outputs"]
-            ]
-            entry["outputs"] = [
-                each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each
-                for each in outputs
-            ]
+            entry.update(response=None, outputs=list(map(_without_tokens, entry["outputs"])))
+
+
+def _without_tokens(output: Any) -> Any:
+    """Return an entry of a history's outputs as it is where nobody asks for log-probabilities."""
+    if not isinstance(output, dict):
+        return output
+    rest = {name: value for name, value in output.items() if name != "logprobs"}
+    return rest["text"] if rest.keys() == {"text"} else rest
 
 
 class _DiskOnly(BaseCallback):  # type: ignore[misc]
@@ -238,23 +212,23 @@ class LabelReader:
 
         A refusal ends the context without an error: the call is then to be made without asking.
         """
+        decision, requests = self._output.decision, self._requests
         if not self._is_ours(signature):
             yield None
-        elif self._output.decision is not None:
+        elif decision is not None:
             yield lm_kwargs
         else:
-            with self._requests.turn() as wanted:
-                if not wanted:
-                    yield None
-                    return
-                memory = nullcontext() if _asks_itself(lm, lm_kwargs) else _light_memory()
-                try:
-                    # What is streamed might not be the answer, and parts of chat replies come without any.
-                    with memory, dspy.context(send_stream=None):
-                        yield asking_for_probabilities(lm, lm_kwargs)
-                except Exception as error:
-                    if not self._requests.note_error(lm, error):
-                        raise
+            requests.check()
+            if not requests.wanted:
+                yield None
+                return
+            try:
+                # What is streamed might not be the answer, and parts of chat replies come without any.
+                with _light_memory(), dspy.context(send_stream=None):
+                    yield asking_for_probabilities(lm, lm_kwargs)
+            except Exception as error:
+                if not requests.note_error(lm, error):
+                    raise
 
     def _is_ours(self, signature: Any) -> bool:
         """Tell whether a call with this signature is one that is read."""
@@ -313,9 +287,9 @@ class LabelReader:
                 )
             if i == 0:
                 self._keep(found, lm, given=given)
-        if not (states or _asks_itself(lm, lm_kwargs)):
-            for value in values:
-                value.pop("logprobs", None)
+        asks_itself = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs")
+        for value in values if not (states or asks_itself) else ():
+            value.pop("logprobs", None)
         return values
 
     def _keep(self, found: Reading | None, lm: Any, *, given: bool) -> None:

