@@ -149,20 +149,15 @@ class CalibratedProgram(dspy.Module):
         allow_uncalibrated: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(program, dspy.Module):
+        if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
             raise TypeError(
-                f"program must be a dspy.Module; got {type(program).__name__}: pass an instance of one"
-            )
-        if isinstance(program, CalibratedProgram):
-            raise ValueError(
-                "program must not be calibrated already: pass its attribute program, which it wraps"
+                f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass an "
+                "instance of one, or the attribute program of a calibrated one"
             )
         if not isinstance(calibration, (Calibration, type(None))):
             raise TypeError(
                 f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
             )
-        if not isinstance(allow_uncalibrated, bool):
-            raise TypeError(f"allow_uncalibrated must be True or False; got {allow_uncalibrated!r}")
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = calibrated_output(program, predictor).predictor
@@ -235,7 +230,7 @@ class CalibratedProgram(dspy.Module):
         """The predictor whose output is calibrated."""
         return dict(named_predictors(self.program))[self.predictor]
 
-    def _now(self) -> dict[str, Any]:
+    def _now(self) -> dict[str, str | None]:
         """Return the adapter, the model and a digest of the prompt that a call would be made with."""
         predictor = self._predictor
         fields = list(predictor.signature.fields)
@@ -263,7 +258,7 @@ class CalibratedProgram(dspy.Module):
             )
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return those of the program, and the calibration, so that DSPy saves and loads it with them."""
+        """Return those of the program, and the calibration, so that DSPy saves and loads it, too."""
         return [*super().named_parameters(), ("calibration", _SavedCalibration(self))]
 
     @property

@@ -94,8 +94,6 @@ class LogprobRequests:
 
 def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an LM call, and those that ask for the likeliest tokens at each position."""
-    if getattr(lm, "model_type", "chat") == "text":  # Plain completions say it by a number.
-        return {**lm_kwargs, "logprobs": NUM_ALTERNATIVES}
     wanted = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
     return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
 

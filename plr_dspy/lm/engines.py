@@ -86,16 +86,14 @@ class _CompletionSettings:
         """Return the arguments of litellm's call, without those of which DSPy has said nothing."""
         validate_request(request)
         config = request.config
-        for name in CHAT_ONLY:
-            if getattr(config, name) is not None:
-                raise _unsupported(f"config.{name}")
-        if request.tools:
-            raise _unsupported("tools")
         system = request.system or ()
         texts = [system] if isinstance(system, str) else [getattr(part, "text", None) for part in system]
         texts += [message.text for message in request.messages]
-        if None in texts:
-            raise _unsupported("a message part that is not text")
+        more = [f"config.{name}" for name in CHAT_ONLY if getattr(config, name) is not None]
+        more += ["tools"] * bool(request.tools) + ["a message part that is not text"] * (None in texts)
+        if more:
+            what = f"Plain completions carry text only, got {more[0]}."
+            raise lm15.UnsupportedFeatureError(what, feature=more[0])
         # `metadata` only tells requests apart in DSPy's cache, see `completion_lm`.
         extensions = {name: value for name, value in (config.extensions or {}).items() if name != "metadata"}
         top_k = {} if config.top_k is None else {"top_k": config.top_k}
@@ -248,24 +246,17 @@ def completion_lm(
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: dict[str, Any] = {"api_key": api_key, "api_key_env": api_key_env, "timeout": timeout}
     settings |= {"api_base": api_base, "model": model, "provider": provider, "extra_body": extra_body}
-    lm_kwargs |= {
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "cache": cache,
-        "num_retries": num_retries,
-    }
     return dspy.LM(
         # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
         f"{provider}/{model}",
         engine=CompletionEngine(**settings),
         async_engine=AsyncCompletionEngine(**settings),
+        temperature=temperature,
+        max_tokens=max_tokens,
+        cache=cache,
+        num_retries=num_retries,
         **lm_kwargs,
     )
-
-
-def _unsupported(feature: str) -> lm15.UnsupportedFeatureError:
-    """Return the error of a request that asks for more than text."""
-    return lm15.UnsupportedFeatureError(f"Plain completions carry text only, got {feature}.", feature=feature)
 
 
 def _chat_logprobs(logprobs: dict[str, Any]) -> dict[str, Any]:

@@ -290,11 +290,11 @@ def lm_of(server, route, **options):
     options = {"cache": False, "num_retries": 0, "api_base": server.api_base, **options}
     if route == "plain":
         return completion_lm(route, **options)
-    means = {"dspy": {}, "litellm": {"engine": "litellm"}, "text": {"model_type": "text"}}[route]
+    means = {"dspy": {}, "litellm": {"engine": "litellm"}}[route]
     return dspy.LM(f"openai/{route}", api_key="k", **means, **options)
 
 
-ROUTES = pytest.mark.parametrize("route", ["dspy", "litellm", "text", "plain"])
+ROUTES = pytest.mark.parametrize("route", ["dspy", "litellm", "plain"])
 
 
 @ROUTES
