@@ -63,8 +63,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             they are where neither scores better; examples without a label are left out. Where none has one, None is the
             same share each.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
-        allow_uncalibrated: Whether the calibrated program answers as the student does, with a warning, where its LM
-            gives no log-probabilities; otherwise that is an error.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
             setting.
@@ -83,7 +81,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     num_inputs: Annotated[Count, Field(ge=2)] = 64
     prior: Mapping[Any, Number] | None = None
     predictor: str | None = None
-    allow_uncalibrated: Flag = False
     num_threads: Count | None = None
     max_errors: Count | None = None
     seed: Seed = 0
@@ -148,8 +145,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0)),
             "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
         )
-        options: dict[str, Any] = {"allow_uncalibrated": self.allow_uncalibrated}
-        return CalibratedProgram(student, calibration, predictor=output.predictor, **options).bound()
+        return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
     def _best(
         self, replies: LabelReplies, answers: NDArray[np.int64], *, counts: Array

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
@@ -35,14 +34,11 @@ PURPOSE = "calibration"
 PROBABILITIES = "probabilities"
 """Field of a prediction that calibrated programs add."""
 
-CURE = "the program that it wraps (its attribute program), or allow_uncalibrated=True"
+CURE = "the program that it wraps (its attribute program)"
 """What answers without log-probabilities."""
 
 LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
 """A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
-
-_REQUESTS: weakref.WeakKeyDictionary[Any, LogprobRequests] = weakref.WeakKeyDictionary()
-"""What is known of LMs that need not give log-probabilities."""
 
 _WARNED: set[Any] = set()
 _WARNING = threading.Lock()
@@ -131,10 +127,9 @@ class CalibratedProgram(dspy.Module):
         program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is not changed.
         calibration: As `BatchCalibration` finds it; None tells the probabilities, and decides nothing.
         predictor: Name of the predictor with that output; None where only one has one.
-        allow_uncalibrated: Take the program's own answer, with a warning, where the LM gives no log-probabilities.
 
     Attributes:
-        program, calibration, predictor, allow_uncalibrated: The same; the program is a copy.
+        program, calibration, predictor: The same; the program is a copy.
 
     Raises:
         ValueError: for a program without such an output, or a calibration of other labels.
@@ -146,7 +141,6 @@ class CalibratedProgram(dspy.Module):
         calibration: Calibration | None = None,
         *,
         predictor: str | None = None,
-        allow_uncalibrated: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
@@ -161,7 +155,7 @@ class CalibratedProgram(dspy.Module):
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self.predictor = calibrated_output(program, predictor).predictor
-        self.allow_uncalibrated, self.calibration = allow_uncalibrated, calibration
+        self.calibration = calibration
         self._check(calibration)
 
     def forward(self, **inputs: Any) -> Any:
@@ -187,10 +181,6 @@ class CalibratedProgram(dspy.Module):
     def _reading(self) -> Iterator[Any]:
         """Read what is said of labels in this context, and decide by it; yield what adds it to a prediction."""
         output, found = calibrated_output(self.program, self.predictor), self.calibration
-        requests = LogprobRequests(PURPOSE, cure=CURE)
-        if self.allow_uncalibrated:
-            predictor = self._predictor  # It stands for LMs that the program brings itself.
-            requests = _REQUESTS.setdefault(predictor.lm or dspy.settings.lm or predictor, LogprobRequests())
         if found is not None:
             self._warn_of_another_use(found)
 
@@ -201,11 +191,9 @@ class CalibratedProgram(dspy.Module):
                 prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
             return prediction
 
-        decision = None if found is None else found.applied
+        decision, requests = None if found is None else found.applied, LogprobRequests(PURPOSE, cure=CURE)
         with labels_read(self.program, output, requests, decision=decision) as reader:
             yield with_probabilities
-        if requests.reason:
-            _warn_once(f"answers are not calibrated: {requests.reason}", requests)
 
     def _warn_of_another_use(self, calibration: Calibration) -> None:
         """Warn where the calibration was found with another adapter, model or prompt than this call is made with."""
@@ -214,9 +202,15 @@ class CalibratedProgram(dspy.Module):
             if found and now and found != now:
                 other = f"the {name} {found}, and is used with {now}: configure {found}, or "
                 other = "other instructions or demos: " if name == "prompt" else other
-                _warn_once(
-                    f"the calibration was found with {other}calibrate the program anew", calibration.prompt
+                # Once, whichever copy of the program is called in whatever thread.
+                warning = (
+                    f"the calibration was found with {other}calibrate the program anew",
+                    calibration.prompt,
                 )
+                with _WARNING:
+                    if warning not in _WARNED:
+                        _WARNED.add(warning)
+                        logger.warning("%s", warning[0])
 
     def bound(self) -> CalibratedProgram:
         """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment."""
@@ -310,7 +304,6 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         program = self._program
         return {
             "predictor": program.predictor,
-            "allow_uncalibrated": program.allow_uncalibrated,
             "found": None if program.calibration is None else asdict(program.calibration),
         }
 
@@ -318,7 +311,6 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         """Give the program this calibration; a ValueError says where it is of other labels, or another version's."""
         program, found = self._program, state["found"]
         program.predictor = calibrated_output(program.program, state["predictor"]).predictor
-        program.allow_uncalibrated |= state.get("allow_uncalibrated", False)
         try:
             program.calibration = None if found is None else Calibration(**found)
         except ValidationError as error:
@@ -328,11 +320,3 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
                 "plr_dspy, otherwise calibrate the program anew"
             ) from error
         program._check(program.calibration)
-
-
-def _warn_once(message: str, what: Any) -> None:
-    """Warn, once for each message and what it is about, whichever copy of a program is called in whatever thread."""
-    with _WARNING:
-        if (message, what) not in _WARNED:
-            _WARNED.add((message, what))
-            logger.warning("%s", message)

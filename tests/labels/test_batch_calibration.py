@@ -251,7 +251,7 @@ class TestRequests:
         engine = Classifier(leaning(LABELS, 1.0), **endpoint)
         match = r"calibration needs the log-probabilities.*fake/x gives none"
         with pytest.raises(NoProbabilities, match=match):
-            calibrate(engine, num_threads=8, allow_uncalibrated=True)
+            calibrate(engine, num_threads=8)
         assert engine.asked == [20]
 
     def test_replies_that_say_nothing_of_labels(self, caplog):

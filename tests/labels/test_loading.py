@@ -140,10 +140,6 @@ class TestFiles:
         assert loaded.calibration == FOUND
         assert loaded.program.demos == student().dump_state()["demos"]
 
-    def test_keep_what_the_optimizer_was_asked_for(self, lm, tmp_path):
-        calibrated(allow_uncalibrated=True).save(tmp_path / "program.json")
-        assert load_program(student(), tmp_path / "program.json").allow_uncalibrated
-
     def test_the_student_is_not_changed(self, lm, tmp_path):
         calibrated().save(tmp_path / "program.json")
         for_plain = dspy.Predict(student().signature)
