@@ -49,15 +49,13 @@ class Calibration:
     """How the probabilities of labels are calibrated: ``scales * log p + offsets``, normalised.
 
     Attributes:
-        method: How it was found: "batch", "contextual" or "linear"; "none" changes nothing.
-        labels: As demos call them, ``[L]``.
-        offsets, scales: Of the labels, ``[L]``; without scales all are 1.
-        num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile: where this order was not
-            called on one, others were.
-        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are fitted or not known.
+        method: How it was found: "batch"; "none" changes nothing.
+        labels, offsets, scales: Labels as demos call them, and theirs, ``[L]``; without scales all are 1.
+        num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile.
+        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are not known.
         adapter, model, prompt: What it was found with, which `CalibratedProgram` compares with what it is used with:
-            the name of the adapter, that of the language model, and a digest of the instructions, fields and demos.
-            None where that is not known. Equality of calibrations does not look at them.
+            their names, and a digest of the instructions, fields and demos. None where that is not known. Equality of
+            calibrations does not look at them.
     """
 
     method: str
@@ -92,8 +90,7 @@ class Calibration:
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
     """Find the output that is calibrated; `predictor` names the predictor that has it, where several do.
 
-    Raises:
-        ValueError: when there is no such output, or more than one, or one that the probabilities would replace.
+    A ValueError says where there is no such output, or more than one, or one that the probabilities would replace.
     """
     predictors = dict(named_predictors(program))
     names = list(predictors)
@@ -154,9 +151,7 @@ class CalibratedProgram(dspy.Module):
             )
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
-        self.predictor = calibrated_output(program, predictor).predictor
-        self.calibration = calibration
-        self._check(calibration)
+        self._take(calibration, predictor)
 
     def forward(self, **inputs: Any) -> Any:
         """Return the program's prediction, with the calibrated label and the probabilities.
@@ -242,17 +237,18 @@ class CalibratedProgram(dspy.Module):
             "prompt": digest,
         }
 
-    def _check(self, calibration: Calibration | None) -> None:
-        """Raise where the calibration is of other labels."""
-        labels = list(calibrated_output(self.program, self.predictor).labels)
-        if calibration is not None and labels != list(calibration.labels):
+    def _take(self, calibration: Calibration | None, predictor: str | None) -> None:
+        """Take the calibration of a predictor's output; a ValueError says where it is of other labels."""
+        output = calibrated_output(self.program, predictor)
+        if calibration is not None and list(output.labels) != list(calibration.labels):
             raise ValueError(
-                f"the calibration is of the labels {list(calibration.labels)}, and the program has {labels}: "
-                "wrap the program that was calibrated, or calibrate this one"
+                f"the calibration is of the labels {list(calibration.labels)}, and the program has "
+                f"{list(output.labels)}: wrap the program that was calibrated, or calibrate this one"
             )
+        self.predictor, self.calibration = output.predictor, calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return those of the program, and the calibration, so that DSPy saves and loads it, too."""
+        """Return those of the program, and the calibration, which DSPy then saves and loads, too."""
         return [*super().named_parameters(), ("calibration", _SavedCalibration(self))]
 
     @property
@@ -301,22 +297,18 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """Return what `load_state` takes."""
-        program = self._program
-        return {
-            "predictor": program.predictor,
-            "found": None if program.calibration is None else asdict(program.calibration),
-        }
+        found = self._program.calibration
+        return {"predictor": self._program.predictor, "found": None if found is None else asdict(found)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Give the program this calibration; a ValueError says where it is of other labels, or another version's."""
-        program, found = self._program, state["found"]
-        program.predictor = calibrated_output(program.program, state["predictor"]).predictor
+        found = state["found"]
         try:
-            program.calibration = None if found is None else Calibration(**found)
+            calibration = None if found is None else Calibration(**found)
         except ValidationError as error:
             told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
             raise ValueError(
                 f"the saved calibration cannot be read ({'; '.join(told)}): if a later plr_dspy wrote it, update "
                 "plr_dspy, otherwise calibrate the program anew"
             ) from error
-        program._check(program.calibration)
+        self._program._take(calibration, state["predictor"])
