@@ -149,7 +149,7 @@ class _CompletionSettings:
 class CompletionEngine(_CompletionSettings):
     """Sends a request's text as the prompt of a plain completion, for `dspy.LM(..., engine=...)`.
 
-    The texts of the system prompt and of all messages are joined with blank lines.
+    The texts of the system prompt and of all messages are joined with blank lines. Other parts are refused.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
@@ -159,17 +159,10 @@ class CompletionEngine(_CompletionSettings):
         timeout: Limit of one attempt, in seconds.
         provider: How litellm routes the call: "text-completion-openai" or "hosted_vllm".
         extra_body: More fields for the request, such as a grammar.
-
-    Raises:
-        ValueError: If `api_base`, `provider` or `timeout` is not of these.
     """
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt at a request, which holds text only.
-
-        Raises:
-            dspy.lm15.LM15Error: If the server refuses, fails, or cannot be reached.
-        """
+        """Make one attempt; an LM15Error says where the server refuses, fails, or cannot be reached."""
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
         with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
@@ -232,9 +225,6 @@ def completion_lm(
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
         temperature, max_tokens, cache, num_retries, lm_kwargs: As of `dspy.LM`; an answer has 16 tokens at most.
-
-    Raises:
-        ValueError: If `model`, `api_base`, `provider` or `timeout` is not of these.
     """
     prefix, _, rest = model.partition("/")
     if prefix in PROVIDERS:
