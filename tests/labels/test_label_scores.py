@@ -2,7 +2,6 @@
 
 import enum
 import json
-from types import SimpleNamespace
 from typing import Literal
 
 import dspy
@@ -72,16 +71,7 @@ class TestLabelScores:
         "metric",
         [
             exact,
-            lambda example, prediction: example["label"] == prediction["label"],
-            lambda example, prediction: example.label == prediction.get("label", "none"),
-            lambda example, prediction: bool(
-                prediction and "label" in prediction and example.label == getattr(prediction, "label", "")
-            ),
             lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label),
-            lambda example, prediction: (
-                isinstance(prediction, dspy.Prediction)
-                and example.label == SimpleNamespace(p=prediction).p.label
-            ),
         ],
     )
     def test_every_way_to_the_label(self, metric):

@@ -140,14 +140,6 @@ class TestFiles:
         assert loaded.calibration == FOUND
         assert loaded.program.demos == student().dump_state()["demos"]
 
-    def test_the_student_is_not_changed(self, lm, tmp_path):
-        calibrated().save(tmp_path / "program.json")
-        for_plain = dspy.Predict(student().signature)
-        student().save(tmp_path / "plain.json")
-        for name in ("program.json", "plain.json"):
-            assert load_program(for_plain, tmp_path / name).predictors()[0].demos
-        assert not for_plain.demos
-
     @pytest.mark.parametrize(
         ("saved", "into", "match"),
         [

@@ -236,13 +236,6 @@ class TestEndpointsThatGiveNone:
             asked(engine, requests=requests)
         assert requests.wanted
 
-    def test_once_given_a_reply_without_has_no_reading(self):
-        engine, requests = chat(CONFIDENT), LogprobRequests()
-        asked(engine, requests=requests)
-        engine.logprobs = False
-        assert asked(engine, requests=requests)[1] == [None]
-        assert requests.wanted
-
     def test_errors_of_another_model_say_nothing(self):
         requests, error = LogprobRequests(), ValueError("no logprobs")
         error.model = "fake/y"
