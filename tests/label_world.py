@@ -126,7 +126,7 @@ class Twice(dspy.Module):
 
 def whole_prediction(example: Any, prediction: Any, trace: Any = None) -> bool:
     """A metric that looks at more than the label."""
-    return exact(example, prediction) and len(prediction.keys()) > 0
+    return exact(example, prediction) and len(prediction.completions) > 0
 
 
 def judged(example: Any, prediction: Any, trace: Any = None) -> bool:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from plr_dspy.compilation.plan import BUDGETS, SIGNALS
 from plr_dspy.runtime.redaction import Redactor
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+"""Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
 
 OPTIONS = {
     "max_metric_calls": "--max-calls",
@@ -34,7 +35,6 @@ OPTIONS = {
     "valset": "--val",
 }
 """What the command calls the arguments that messages name."""
-"""Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -67,12 +67,8 @@ def _run(args: argparse.Namespace) -> int:
         return int(args.run(args) or 0)
     except KeyboardInterrupt:
         folder = getattr(args, "log_dir", None)
-        kept = (
-            f"interrupted; what was paid for is kept in {folder}"
-            if folder
-            else "interrupted, nothing is kept"
-        )
-        print(f"plr-dspy: {kept}", file=sys.stderr)
+        kept = f"; what was paid for is kept in {folder}" if folder else ", nothing is kept"
+        print(f"plr-dspy: interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if args.debug:
@@ -101,20 +97,17 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        try:
-            self._stream.write(text)
-        except BrokenPipeError:
-            self._close()
+        self._do(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except BrokenPipeError:
-            self._close()
+        self._do(self._stream.flush)
 
-    def _close(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+    def _do(self, action: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -197,10 +190,6 @@ def _compile(args: argparse.Namespace) -> int:
     _check_parents(args.out, args.report)
     if args.out.suffix not in (".json", ".pkl"):
         raise ValueError(f"--out must end in .json or .pkl; got {args.out}")
-    for option in ("max_calls", "threads", "max_tokens", "max_demos", "max_demo_tokens"):
-        value = getattr(args, option)
-        if value is not None and value < 1:
-            raise ValueError(f"--{option.replace('_', '-')} must be at least 1; got {value}")
     if not args.select and (args.max_demos or args.max_demo_tokens):
         raise ValueError("--max-demos and --max-demo-tokens need --select")
     if args.lm != "local":
@@ -234,7 +223,7 @@ def _check_file(path: Path | None, what: str) -> None:
 
 
 def _check_parents(*paths: Path | None) -> None:
-    """Raise unless all files that were named can be written because their folders are there."""
+    """Raise unless the folders of all files that were named are there."""
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"no folder {path.parent}: make it first")

@@ -66,11 +66,9 @@ def _language_model(args: argparse.Namespace) -> Iterator[dspy.LM]:
     elif args.adapter == "plain":
         yield completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
     else:
-        if args.api_base is not None:
-            settings["api_base"] = args.api_base
-        if args.api_key_env is not None:
-            settings["api_key"] = os.environ[args.api_key_env]
-        yield dspy.LM(args.lm, **settings)
+        key = None if args.api_key_env is None else os.environ[args.api_key_env]
+        served = {name: value for name, value in (("api_base", args.api_base), ("api_key", key)) if value}
+        yield dspy.LM(args.lm, **settings, **served)
 
 
 def named_object(reference: str, what: str) -> Any:
@@ -96,16 +94,13 @@ def named_object(reference: str, what: str) -> Any:
 
 def named_program(reference: str) -> dspy.Module:
     """The module that a reference names, or that what it names makes."""
-    named = named_object(reference, "program")
+    named, wanted = named_object(reference, "program"), "program: expected a DSPy module, or what makes one"
     try:
         program = named() if callable(named) and not isinstance(named, dspy.Module) else named
     except Exception as error:
-        raise TypeError(
-            f"program: expected a DSPy module, or what makes one without arguments; {reference} raised "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise TypeError(f"{wanted}; {reference} raised {type(error).__name__}: {error}") from error
     if not isinstance(program, dspy.Module):
-        raise TypeError(f"program: expected a DSPy module, or what makes one; {reference} gave {program!r}")
+        raise TypeError(f"{wanted}; {reference} gave {program!r}")
     return program
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
@@ -35,14 +34,11 @@ PURPOSE = "calibration"
 PROBABILITIES = "probabilities"
 """Field of a prediction that calibrated programs add."""
 
-CURE = "the program that it wraps (its attribute program), or allow_uncalibrated=True"
+CURE = "the program that it wraps (its attribute program)"
 """What answers without log-probabilities."""
 
 LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
 """A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
-
-_REQUESTS: weakref.WeakKeyDictionary[Any, LogprobRequests] = weakref.WeakKeyDictionary()
-"""What is known of LMs that need not give log-probabilities."""
 
 _WARNED: set[Any] = set()
 _WARNING = threading.Lock()
@@ -53,15 +49,13 @@ class Calibration:
     """How the probabilities of labels are calibrated: ``scales * log p + offsets``, normalised.
 
     Attributes:
-        method: How it was found: "batch", "contextual" or "linear"; "none" changes nothing.
-        labels: As demos call them, ``[L]``.
-        offsets, scales: Of the labels, ``[L]``; without scales all are 1.
-        num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile: where this order was not
-            called on one, others were.
-        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are fitted or not known.
+        method: How it was found: "batch"; "none" changes nothing.
+        labels, offsets, scales: Labels as demos call them, and theirs, ``[L]``; without scales all are 1.
+        num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile.
+        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are not known.
         adapter, model, prompt: What it was found with, which `CalibratedProgram` compares with what it is used with:
-            the name of the adapter, that of the language model, and a digest of the instructions, fields and demos.
-            None where that is not known. Equality of calibrations does not look at them.
+            their names, and a digest of the instructions, fields and demos. None where that is not known. Equality of
+            calibrations does not look at them.
     """
 
     method: str
@@ -96,8 +90,7 @@ class Calibration:
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
     """Find the output that is calibrated; `predictor` names the predictor that has it, where several do.
 
-    Raises:
-        ValueError: when there is no such output, or more than one, or one that the probabilities would replace.
+    A ValueError says where there is no such output, or more than one, or one that the probabilities would replace.
     """
     predictors = dict(named_predictors(program))
     names = list(predictors)
@@ -131,14 +124,15 @@ class CalibratedProgram(dspy.Module):
         program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is not changed.
         calibration: As `BatchCalibration` finds it; None tells the probabilities, and decides nothing.
         predictor: Name of the predictor with that output; None where only one has one.
-        allow_uncalibrated: Take the program's own answer, with a warning, where the LM gives no log-probabilities.
 
     Attributes:
-        program, calibration, predictor, allow_uncalibrated: The same; the program is a copy.
+        program, calibration, predictor: The same; the program is a copy.
 
     Raises:
         ValueError: for a program without such an output, or a calibration of other labels.
     """
+
+    calibration: Calibration | None
 
     def __init__(
         self,
@@ -146,28 +140,20 @@ class CalibratedProgram(dspy.Module):
         calibration: Calibration | None = None,
         *,
         predictor: str | None = None,
-        allow_uncalibrated: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(program, dspy.Module):
+        if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
             raise TypeError(
-                f"program must be a dspy.Module; got {type(program).__name__}: pass an instance of one"
-            )
-        if isinstance(program, CalibratedProgram):
-            raise ValueError(
-                "program must not be calibrated already: pass its attribute program, which it wraps"
+                f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass an "
+                "instance of one, or the attribute program of a calibrated one"
             )
         if not isinstance(calibration, (Calibration, type(None))):
             raise TypeError(
                 f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
             )
-        if not isinstance(allow_uncalibrated, bool):
-            raise TypeError(f"allow_uncalibrated must be True or False; got {allow_uncalibrated!r}")
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
-        self.predictor = calibrated_output(program, predictor).predictor
-        self.allow_uncalibrated, self.calibration = allow_uncalibrated, calibration
-        self._check(calibration)
+        self._take(calibration, predictor)
 
     def forward(self, **inputs: Any) -> Any:
         """Return the program's prediction, with the calibrated label and the probabilities.
@@ -192,10 +178,6 @@ class CalibratedProgram(dspy.Module):
     def _reading(self) -> Iterator[Any]:
         """Read what is said of labels in this context, and decide by it; yield what adds it to a prediction."""
         output, found = calibrated_output(self.program, self.predictor), self.calibration
-        requests = LogprobRequests(PURPOSE, cure=CURE)
-        if self.allow_uncalibrated:
-            predictor = self._predictor  # It stands for LMs that the program brings itself.
-            requests = _REQUESTS.setdefault(predictor.lm or dspy.settings.lm or predictor, LogprobRequests())
         if found is not None:
             self._warn_of_another_use(found)
 
@@ -206,11 +188,9 @@ class CalibratedProgram(dspy.Module):
                 prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
             return prediction
 
-        decision = None if found is None else found.applied
+        decision, requests = None if found is None else found.applied, LogprobRequests(PURPOSE, cure=CURE)
         with labels_read(self.program, output, requests, decision=decision) as reader:
             yield with_probabilities
-        if requests.reason:
-            _warn_once(f"answers are not calibrated: {requests.reason}", requests)
 
     def _warn_of_another_use(self, calibration: Calibration) -> None:
         """Warn where the calibration was found with another adapter, model or prompt than this call is made with."""
@@ -219,9 +199,15 @@ class CalibratedProgram(dspy.Module):
             if found and now and found != now:
                 other = f"the {name} {found}, and is used with {now}: configure {found}, or "
                 other = "other instructions or demos: " if name == "prompt" else other
-                _warn_once(
-                    f"the calibration was found with {other}calibrate the program anew", calibration.prompt
+                # Once, whichever copy of the program is called in whatever thread.
+                warning = (
+                    f"the calibration was found with {other}calibrate the program anew",
+                    calibration.prompt,
                 )
+                with _WARNING:
+                    if warning not in _WARNED:
+                        _WARNED.add(warning)
+                        logger.warning("%s", warning[0])
 
     def bound(self) -> CalibratedProgram:
         """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment."""
@@ -253,17 +239,18 @@ class CalibratedProgram(dspy.Module):
             "prompt": digest,
         }
 
-    def _check(self, calibration: Calibration | None) -> None:
-        """Raise where the calibration is of other labels."""
-        labels = list(calibrated_output(self.program, self.predictor).labels)
-        if calibration is not None and labels != list(calibration.labels):
+    def _take(self, calibration: Calibration | None, predictor: str | None) -> None:
+        """Take the calibration of a predictor's output; a ValueError says where it is of other labels."""
+        output = calibrated_output(self.program, predictor)
+        if calibration is not None and list(output.labels) != list(calibration.labels):
             raise ValueError(
-                f"the calibration is of the labels {list(calibration.labels)}, and the program has {labels}: "
-                "wrap the program that was calibrated, or calibrate this one"
+                f"the calibration is of the labels {list(calibration.labels)}, and the program has "
+                f"{list(output.labels)}: wrap the program that was calibrated, or calibrate this one"
             )
+        self.predictor, self.calibration = output.predictor, calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return those of the program, and the calibration, so that DSPy saves and loads it with them."""
+        """Return those of the program, and the calibration, which DSPy then saves and loads, too."""
         return [*super().named_parameters(), ("calibration", _SavedCalibration(self))]
 
     @property
@@ -312,32 +299,18 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """Return what `load_state` takes."""
-        program = self._program
-        return {
-            "predictor": program.predictor,
-            "allow_uncalibrated": program.allow_uncalibrated,
-            "found": None if program.calibration is None else asdict(program.calibration),
-        }
+        found = self._program.calibration
+        return {"predictor": self._program.predictor, "found": None if found is None else asdict(found)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Give the program this calibration; a ValueError says where it is of other labels, or another version's."""
-        program, found = self._program, state["found"]
-        program.predictor = calibrated_output(program.program, state["predictor"]).predictor
-        program.allow_uncalibrated |= state.get("allow_uncalibrated", False)
+        found = state["found"]
         try:
-            program.calibration = None if found is None else Calibration(**found)
+            calibration = None if found is None else Calibration(**found)
         except ValidationError as error:
             told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
             raise ValueError(
                 f"the saved calibration cannot be read ({'; '.join(told)}): if a later plr_dspy wrote it, update "
                 "plr_dspy, otherwise calibrate the program anew"
             ) from error
-        program._check(program.calibration)
-
-
-def _warn_once(message: str, what: Any) -> None:
-    """Warn, once for each message and what it is about, whichever copy of a program is called in whatever thread."""
-    with _WARNING:
-        if (message, what) not in _WARNED:
-            _WARNED.add((message, what))
-            logger.warning("%s", message)
+        self._program._take(calibration, state["predictor"])

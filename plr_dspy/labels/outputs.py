@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,7 @@ from pydantic import BaseModel
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.prompts import decision_adapter
-from plr_dspy.statistics.calibration import FAR_FROM_EVEN, Array, is_uneven
-
-logger = logging.getLogger(__name__)
+from plr_dspy.statistics.calibration import Array
 
 LABEL_TYPES = "a Literal, an enum or a bool"
 """What outputs with few possible values are, as messages say it; a Choice or a Noul is one, too."""
@@ -30,20 +27,16 @@ REANCHOR = "dspy.experimental.ReAnchor"
 CONTENT_FREE = ("[N/A]", "", "[MASK]")
 """Inputs without content, which show how far a prompt leans by itself."""
 
-ONE_SIDED = 3
-"""Demos that are all of one label, from which on that is told."""
-
 
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
     """The one output of a program that has few possible values.
 
     Attributes:
-        predictor: Name of the predictor that gives it.
-        name: Of the field.
+        predictor, name: Names of the predictor that gives it, and of the field.
         labels: Its values, by what demos call them.
-        decision: Its type where replies state its probabilities as DSPy's decision outputs ask for them, a
-            `dspy.experimental.Choice` or `Noul`; None where log-probabilities tell them.
+        decision: Its type where replies state its probabilities, a `dspy.experimental.Choice` or `Noul`; None where
+            log-probabilities tell them.
         weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
             `Noul` is the weights 1 - t of True and t of False.
         held: Whether predictions hold the decision, and not the label itself.
@@ -61,7 +54,8 @@ class LabelOutput:
         told = self._as_dict(evidence)
         if "noul" in told:
             return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
-        return np.array(list(map(told["probabilities"].__getitem__, self._names))) * self.weights
+        names = self.decision.criteria() if self.decision is not None else ()
+        return np.array([told["probabilities"][name] for name in names]) * self.weights
 
     def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
         """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
@@ -70,12 +64,8 @@ class LabelOutput:
         shares = (stated / stated.sum()).tolist()
         if "noul" in told:
             return {**told, "noul": shares[0]}
-        return {**told, "probabilities": dict(zip(self._names, shares, strict=True))}
-
-    @property
-    def _names(self) -> list[str]:
-        """What evidence calls the labels."""
-        return [] if self.decision is None else list(self.decision.criteria())
+        names = self.decision.criteria() if self.decision is not None else ()
+        return {**told, "probabilities": dict(zip(names, shares, strict=True))}
 
     @staticmethod
     def _as_dict(evidence: Any) -> dict[str, Any]:
@@ -123,13 +113,12 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
     predictors = {name: each for name, each in named_predictors(program) if only in (None, name)}
     found = [output for name, predictor in predictors.items() for output in label_outputs(name, predictor)]
     if not found:
-        fields = [field for each in predictors.values() for field in each.signature.output_fields.items()]
-        for name, field in fields:
-            if isinstance(field.annotation, type) and issubclass(field.annotation, Score):
-                return (
-                    f"the output {name!r} is a Score, whose value lies between its levels (make it a Choice of the "
-                    f"levels, or let {REANCHOR} fit its cuts)"
-                )
+        kinds = [f.annotation for each in predictors.values() for f in each.signature.output_fields.values()]
+        if any(isinstance(kind, type) and issubclass(kind, Score) for kind in kinds):
+            return (
+                "an output is a Score, whose value lies between its levels (make it a Choice of the levels, or let "
+                f"{REANCHOR} fit its cuts)"
+            )
         return f"no output is {LABEL_TYPES}"
     if (several := len({output.predictor for output in found})) > 1:
         return f"{several} predictors have an output that is {LABEL_TYPES}"
@@ -167,54 +156,25 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
     )
 
 
-def prior_shares(
-    prior: Mapping[Any, float | None], labels: Mapping[str, Any], *, name: str = "prior"
-) -> Array:
+def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name: str = "prior") -> Array:
     """Return the shares ``[L]`` of labels from those by label, either its value or what demos call it.
 
-    Raises:
-        ValueError: unless each label has a share above 0, and they sum to 1, but for rounding.
+    A ValueError says where a label has no share above 0, or they do not sum to 1, but for rounding.
     """
-    texts = {text: prior.get(value, prior.get(text)) for text, value in labels.items()}
-    if None in texts.values() or len(prior) != len(texts):
-        raise ValueError(f"{name} must have a share for each of the labels {list(texts)}; got {dict(prior)}")
-    try:
-        shares = np.array([float(share) for share in texts.values() if share is not None])
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must hold numbers; got {dict(prior)}") from None
-    if not (np.isfinite(shares).all() and (shares > 0).all()):
+    given = [prior.get(value, prior.get(text)) for text, value in labels.items()]
+    if None in given or len(prior) != len(given):
+        raise ValueError(f"{name} must have a share for each of the labels {list(labels)}; got {dict(prior)}")
+    shares = np.array(given, dtype=np.float64)
+    if not (shares > 0).all():
         raise ValueError(f"{name} must have a share above 0 for each label; got {dict(prior)}")
     if abs(shares.sum() - 1.0) > 1e-3:
         raise ValueError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
-    normalised: Array = shares / shares.sum()
-    return normalised
-
-
-def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> None:
-    """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
-    texts, most = list(output.labels), int(counts.argmax())
-    demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
-    if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
-        logger.warning(
-            "all %d demos have the label %r, so the model may answer it too often: give demos of several labels, as "
-            "PLFewShot chooses them",
-            len(demos),
-            texts[demos[0]],
-        )
-    if is_uneven(counts, least=FAR_FROM_EVEN):
-        logger.warning(
-            "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
-            "compare with it",
-            100.0 * counts[most] / counts.sum(),
-            texts[most],
-        )
+    return np.asarray(shares / shares.sum())
 
 
 def check_text_inputs(purpose: str, inputs: Mapping[str, Any], *, cure: str) -> None:
     """Raise a ValueError that names the first input that is no text, which something makes inputs in place of."""
     for name, value in inputs.items():
         if not isinstance(value, str):
-            raise ValueError(
-                f"{purpose} makes inputs of its own, which must be text; input {name!r} is a {type(value).__name__}: "
-                f"{cure}"
-            )
+            kind = f"input {name!r} is a {type(value).__name__}"
+            raise ValueError(f"{purpose} makes inputs of its own, which must be text; {kind}: {cure}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -46,56 +45,37 @@ class NoProbabilities(Hopeless):
 class LogprobRequests:
     """Decides whether log-probabilities are asked for: until an endpoint refuses them, or its first reply has none.
 
-    One is shared by all calls of a compile; threads may share it. Until a first reply has come, calls that ask
-    follow one another, so that an endpoint refuses one request at most.
+    One is shared by all calls of a compile, in its threads.
 
     Attributes:
         purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
-        wanted: Whether calls ask; it can be switched off.
-        given: Whether any reply had them.
+        wanted, given: Whether calls ask, which can be switched off, and whether any reply had them.
         reason: Why they are no longer asked for; empty otherwise.
     """
 
     def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
         self.purpose, self._cure = purpose, cure
-        self.wanted, self.given, self._accepted = True, False, False
+        self.wanted, self.given = True, False
         self.reason = self._model = ""
-        self._lock = threading.RLock()  # Coroutines of one thread pass together.
-
-    @contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Wait until it is known whether to ask, or for the turn to find out; yield whether to ask."""
-        with ExitStack() as stack:
-            if self.wanted and not self._accepted:
-                stack.enter_context(self._lock)
-                if not self.wanted or self._accepted:
-                    stack.close()
-            self.check()
-            yield self.wanted
 
     def note_reply(self, lm: Any, *, given: bool) -> None:
         """Note that a call that asked was answered."""
-        with self._lock:
-            self._accepted = True
-            self.given = self.given or given
-            if not self.given:
-                self._stop(lm, "gives no log-probabilities")
+        self.given = self.given or given
+        if not self.given:
+            self._stop(lm, "gives no log-probabilities")
 
     def note_error(self, lm: Any, error: Exception) -> bool:
         """Note the error of a call that asked; return whether it is to be made again without asking."""
-        with self._lock:
-            if isinstance(error, AdapterParseError):  # of a reply
-                self._accepted = True
-            # An error that cannot parse repeats the reply, which may hold any word; and one of another LM, such as the
-            # one that reads replies for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
-            others = isinstance(error, AdapterParseError)
-            others |= not str(lm.model).endswith(getattr(error, "model", None) or "")
-            # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments.
-            refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-            if self.given or others or not refuses:
-                return False
-            self._stop(lm, "refuses requests for log-probabilities")
-            return not self.purpose
+        # An error that cannot parse repeats the reply, which may hold any word; and one of another LM, such as the
+        # one that reads replies for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
+        others = isinstance(error, AdapterParseError)
+        others |= not str(lm.model).endswith(getattr(error, "model", None) or "")
+        # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments.
+        refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+        if self.given or others or not refuses:
+            return False
+        self._stop(lm, "refuses requests for log-probabilities")
+        return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
         """Raise `NoProbabilities` where there are none, and something cannot do without them."""
@@ -113,15 +93,8 @@ class LogprobRequests:
 
 def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an LM call, and those that ask for the likeliest tokens at each position."""
-    if getattr(lm, "model_type", "chat") == "text":  # Plain completions say it by a number.
-        return {**lm_kwargs, "logprobs": NUM_ALTERNATIVES}
     wanted = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
     return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
-
-
-def _asks_itself(lm: Any, lm_kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether the program asks for log-probabilities on its own account."""
-    return bool({**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"))
 
 
 @contextmanager
@@ -137,17 +110,15 @@ def _light_memory() -> Iterator[None]:
             yield
     finally:
         for entry in record.history:
-            entry["response"] = None
-            outputs = [
-                {name: value for name, value in each.items() if name != "logprobs"}
-                if isinstance(each, dict)
-                else each
-                for each in entry["outputs"]
-            ]
-            entry["outputs"] = [
-                each["text"] if isinstance(each, dict) and each.keys() == {"text"} else each
-                for each in outputs
-            ]
+            entry.update(response=None, outputs=list(map(_without_tokens, entry["outputs"])))
+
+
+def _without_tokens(output: Any) -> Any:
+    """Return an entry of a history's outputs as it is where nobody asks for log-probabilities."""
+    if not isinstance(output, dict):
+        return output
+    rest = {name: value for name, value in output.items() if name != "logprobs"}
+    return rest["text"] if rest.keys() == {"text"} else rest
 
 
 class _DiskOnly(BaseCallback):  # type: ignore[misc]
@@ -210,27 +181,23 @@ class LabelReader:
     _is_read: Callable[[Any], bool]
     _outer: LabelReader | None
 
-    def __call__(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
-    ) -> list[dict[str, Any]]:
+    def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
         """Make the adapter's own call; with the output in the signature, ask for log-probabilities and read them."""
         make_call: Any = super().__call__  # type: ignore[misc]
         with self._asking(lm, lm_kwargs, signature) as asking:
             if asking is not None:
-                return self._read(lm, lm_kwargs, make_call(lm, asking, signature, demos, inputs))
-        values: list[dict[str, Any]] = make_call(lm, lm_kwargs, signature, demos, inputs)
-        return values
+                return self._read(lm, lm_kwargs, make_call(lm, asking, signature, *rest, **named))
+        return make_call(lm, lm_kwargs, signature, *rest, **named)
 
     async def acall(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any
+    ) -> Any:
         """Do what `__call__` does, with the LM's async call."""
         make_call: Any = super().acall  # type: ignore[misc]
         with self._asking(lm, lm_kwargs, signature) as asking:
             if asking is not None:
-                return self._read(lm, lm_kwargs, await make_call(lm, asking, signature, demos, inputs))
-        values: list[dict[str, Any]] = await make_call(lm, lm_kwargs, signature, demos, inputs)
-        return values
+                return self._read(lm, lm_kwargs, await make_call(lm, asking, signature, *rest, **named))
+        return await make_call(lm, lm_kwargs, signature, *rest, **named)
 
     @contextmanager
     def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
@@ -238,23 +205,20 @@ class LabelReader:
 
         A refusal ends the context without an error: the call is then to be made without asking.
         """
-        if not self._is_ours(signature):
-            yield None
-        elif self._output.decision is not None:
-            yield lm_kwargs
-        else:
-            with self._requests.turn() as wanted:
-                if not wanted:
-                    yield None
-                    return
-                memory = nullcontext() if _asks_itself(lm, lm_kwargs) else _light_memory()
-                try:
-                    # What is streamed might not be the answer, and parts of chat replies come without any.
-                    with memory, dspy.context(send_stream=None):
-                        yield asking_for_probabilities(lm, lm_kwargs)
-                except Exception as error:
-                    if not self._requests.note_error(lm, error):
-                        raise
+        ours, requests = self._is_ours(signature), self._requests
+        if ours and self._output.decision is None:
+            requests.check()
+            ours = requests.wanted
+        if not ours or self._output.decision is not None:
+            yield lm_kwargs if ours else None
+            return
+        try:
+            # What is streamed might not be the answer, and parts of chat replies come without any.
+            with _light_memory(), dspy.context(send_stream=None):
+                yield asking_for_probabilities(lm, lm_kwargs)
+        except Exception as error:
+            if not requests.note_error(lm, error):
+                raise
 
     def _is_ours(self, signature: Any) -> bool:
         """Tell whether a call with this signature is one that is read."""
@@ -267,26 +231,20 @@ class LabelReader:
             return bool(outputs[ours.name].annotation is evidence_type(ours.decision))
         return labels_of(without_none(outputs[ours.name].annotation)) == ours.labels
 
-    def _call_postprocess(
-        self, processed_signature: Any, original_signature: Any, outputs: list[Any], lm: Any, lm_kwargs: Any
-    ) -> list[dict[str, Any]]:
+    def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], *rest: Any) -> Any:
         """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""
-        postprocess: Any = super()._call_postprocess  # type: ignore[misc]
         try:
-            values: list[dict[str, Any]] = postprocess(
-                processed_signature, original_signature, outputs, lm, lm_kwargs
-            )
-            return values
+            return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
-            alone = len(original_signature.output_fields) == 1 and self._output.decision is None
-            if not (alone and self._requests.wanted and self._is_ours(original_signature)):
+            alone = len(original.output_fields) == 1 and self._output.decision is None
+            if not (alone and self._requests.wanted and self._is_ours(original)):
                 raise
             told = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Mapping) else {}
             found = _reading_of(positions_of(told.get("logprobs")), self._output, None)
             if found is None:
                 raise
             if self._decision is None:
-                self._requests.note_reply(lm, given=True)
+                self._requests.given = True
                 self.unread = self.unread or found
                 raise
             return [{self._output.name: _UNREAD, "logprobs": told["logprobs"]}]
@@ -295,27 +253,24 @@ class LabelReader:
         """Keep what the first of the returned values says; return the values as they are without asking."""
         output, states = self._output, self._output.decision is not None
         for i, value in enumerate(values or [{}]):
-            positions = positions_of(value.get("logprobs"))
-            said, given = value.get(output.name), any(len(place.alternatives) > 1 for place in positions)
-            found = None
+            positions, said = positions_of(value.get("logprobs")), value.get(output.name)
+            label, found = label_text(output.labels, said), None
+            given = bool(value) if states else any(len(place.alternatives) > 1 for place in positions)
             if states and value:
-                found, given = _stated_reading(output.stated(said), output), True
-            # None is an answer of its own where the type allows it.
-            elif (label := label_text(output.labels, said)) is not None or (
+                found = _stated_reading(output.stated(said), output)
+            elif label is not None or (
                 self._decision and said is not None
-            ):
+            ):  # None may be an answer of its own.
                 found = _reading_of(positions, output, label)
             if found is not None and self._decision is not None:
                 found = self._decision(found)
-                decided = output.labels[str(found.label)]
-                value[output.name] = (
-                    output.evidence(said, np.exp(found.log_probabilities)) if states else decided
-                )
+                stated = output.evidence(said, np.exp(found.log_probabilities)) if states else None
+                value[output.name] = stated or output.labels[str(found.label)]
             if i == 0:
                 self._keep(found, lm, given=given)
-        if not (states or _asks_itself(lm, lm_kwargs)):
-            for value in values:
-                value.pop("logprobs", None)
+        asks_itself = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs")
+        for value in values if not (states or asks_itself) else ():
+            value.pop("logprobs", None)
         return values
 
     def _keep(self, found: Reading | None, lm: Any, *, given: bool) -> None:
@@ -347,17 +302,13 @@ def labels_read(
     """Read what replies to a program's calls in this context say of labels; yield the `LabelReader`.
 
     It is a copy of the context's adapter, of a subclass of the adapter's type, and makes the calls that the adapter
-    makes, but for one that the endpoint refuses.
+    makes, but for one that the endpoint refuses. Where something cannot do without log-probabilities, and the LM gives
+    none, it raises `NoProbabilities`.
 
     Args:
         program: Its calls of the predictor are read, those of copies that it makes on the way (`dspy.BestOfN`) too.
-        output: The output that is read.
-        requests: Decides whether log-probabilities are asked for; where replies state probabilities, nothing is.
         decision: Gives the answer, whatever label the reply says, and where the adapter could not read the reply, too,
             if the output is the only one. None leaves the answer as it is.
-
-    Raises:
-        NoProbabilities: where something cannot do without log-probabilities, and the LM gives none.
     """
     predictors = dict(named_predictors(program))
     own = predictors.pop(output.predictor)

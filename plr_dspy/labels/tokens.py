@@ -29,23 +29,10 @@ class Position(NamedTuple):
 
 
 def positions_of(logprobs: Any) -> list[Position]:
-    """Return the positions of a reply from what DSPy gives as "logprobs", of chat or of plain completions."""
-
-    def part(name: str) -> Any:
-        return logprobs.get(name) if isinstance(logprobs, Mapping) else getattr(logprobs, name, None)
-
-    if (content := part("content")) is None:
-        tokens, values = part("tokens") or [], part("token_logprobs") or []
-        tops = part("top_logprobs") or [None] * len(tokens)
-        places = [(t, {t: value, **(top or {})}) for t, value, top in zip(tokens, values, tops, strict=False)]
-    else:
-        places = [
-            (place.token, {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))})
-            for place in content
-        ]
+    """Return the positions of a reply from what DSPy gives as "logprobs"."""
     return [
-        Position(token, {text: value for text, value in alternatives.items() if value is not None})
-        for token, alternatives in places
+        Position(place.token, {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))})
+        for place in getattr(logprobs, "content", None) or ()
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,21 +30,19 @@ LONGEST_CALL = 0.05
 class LabelWork(MetricWork):
     """Does what `MetricWork` does, and reads the label's log-probabilities from the program's own LM calls.
 
-    No further LM call is made, but for one that the endpoint refuses: then log-probabilities are no longer asked
-    for, nor are they where the first reply has none.
-
     Args:
         metric, examples: As in `MetricWork`. Without a metric, cells hold what replies say of labels, and no score.
         output: The program's output whose labels are read.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
         purpose: What cannot do without log-probabilities, as in `LogprobRequests`.
-        calibrating: Whether answers are to be calibrated: then the likeliest label is the answer, also of replies that
-            the adapter cannot read, as it is of a `CalibratedProgram`.
+        calibrating: Whether the likeliest label is the answer, as of a `CalibratedProgram`, also of replies that the
+            adapter cannot read.
         original: Where answers are to be calibrated, the demos of what the user has, by predictor: it answers as it
             does in use, failed replies included. None for nothing.
         own: The calibration that it has in use; None for none.
 
     Attributes:
+        requests: Decides whether log-probabilities are asked for; switched off, this is `MetricWork`.
         lacking: Why the last call that asked for log-probabilities brought none to learn from; empty where it did.
     """
 
@@ -63,27 +61,18 @@ class LabelWork(MetricWork):
         super().__init__(metric or (lambda example, prediction: 0.0), examples)
         self._likeliest = Calibration.none(output.labels).applied if calibrating else None
         self._original, self._own = original if calibrating else None, own
+        self.output, self.requests = output, LogprobRequests(purpose)
         self._why = self.lacking = ""
-        self.output, self._requests = output, LogprobRequests(purpose)
         self.scores = np.empty((0, 0)) if scores is None else scores
-
-    @property
-    def reading(self) -> bool:
-        """Whether log-probabilities are asked for; switched off, this is `MetricWork`."""
-        return self._requests.wanted
-
-    @reading.setter
-    def reading(self, wanted: bool) -> None:
-        self._requests.wanted = wanted
 
     @property
     def reason(self) -> str:
         """Why there are no log-probabilities to learn from; empty where there are."""
-        return self._requests.reason or self._why
+        return self.requests.reason or self._why
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
-        if not (self.reading or self._requests.purpose):
+        if not (self.requests.wanted or self.requests.purpose):
             return super().__call__(program, example, usage)
         is_original = self._original is not None and all(
             list(predictor.demos) == list(self._original.get(name, predictor.demos))
@@ -96,10 +85,9 @@ class LabelWork(MetricWork):
             raw.append(found)
             return found if decision is None else decision(found)
 
+        decides = None if decision is None else decide
         try:
-            with labels_read(
-                program, self.output, self._requests, decision=None if decision is None else decide
-            ) as reader:
+            with labels_read(program, self.output, self.requests, decision=decides) as reader:
                 shown, prediction = self._answered(program, example, usage)
         except WrongAnswer as wrong:
             if is_original or not self.scores.size:
@@ -144,88 +132,44 @@ class LabelWork(MetricWork):
 def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:
     """Ask a metric for the score of each label on each example, ``[E, L]``, or say why there are none.
 
-    The metric gets predictions that hold the label alone, and copies of the examples. Nothing else may be needed for a
-    score: a metric that looks at more, calls a language model, takes long, or fails is not asked any further.
+    The metric gets copies of the examples, and predictions that hold the label alone. One that needs more, calls a
+    language model, takes long, or fails is not asked any further.
     """
-    reasons: list[str] = []
-
-    def stop(reason: str) -> None:
-        reasons.append(reason)
-        raise _Stop(reason)
-
     values = list(output.labels.values())
-    if (
-        output.decision is not None and output.held
-    ):  # Without a confidence: a metric that looks at it is seen to.
+    if output.decision is not None and output.held:  # Without a confidence: a metric that looks at it fails.
         values = [output.decision.model_construct(value=value) for value in values]
-    scores = np.zeros((len(examples), len(values)))
-    durations: list[float] = []
+    scores, durations, calls = np.zeros((len(examples), len(values))), list[float](), _NoCalls()
     try:
         ask = metric_caller(metric)
-        with dspy.context(callbacks=[_NoCalls(stop)], trace=[]):
+        with dspy.context(callbacks=[calls], trace=[]):
             for cell in np.ndindex(*scores.shape):
-                prediction = _LabelAlone(stop, output.name, values[cell[1]])
                 began = time.perf_counter()
+                prediction = dspy.Prediction({output.name: values[cell[1]]})
                 scores[cell] = as_score(ask(own_copy(examples[cell[0]]), prediction))
                 durations.append(time.perf_counter() - began)
-                if reasons:  # The metric has caught the exception, and gone on.
-                    return reasons[0]
+                if calls.stopped:  # The metric has caught the exception, and gone on.
+                    break
                 if len(durations) == 2 and min(durations) > LONGEST_CALL:  # The first may load something.
                     return "the metric takes too long to be asked for every label"
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        name = type(error).__name__
-        return (
-            reasons[0]
-            if reasons
-            else f"the metric raises {name} for a prediction that holds {output.name!r} alone"
-        )
+        if not calls.stopped:
+            return (
+                f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
+            )
+    if calls.stopped:
+        return "the metric calls a language model"
     if (scores == scores[:, :1]).all():
         return "the metric gives every label the same score"
     return scores
 
 
-class _Stop(BaseException):
-    """Ends a metric; no metric means to catch it."""
-
-
 class _NoCalls(BaseCallback):  # type: ignore[misc]
-    """Stops a metric before it calls a language model: DSPy swallows but an `Exception` of a callback."""
+    """Stops a metric before it calls a language model, by what neither DSPy nor metrics mean to catch."""
 
-    def __init__(self, stop: Callable[[str], None]) -> None:
-        self._stop = stop
+    stopped = False
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        self._stop("the metric calls a language model")
-
-
-class _LabelAlone(dspy.Prediction):
-    """A prediction that holds one field, and stops a metric that looks at anything else: all methods use attributes."""
-
-    def __init__(self, stop: Callable[[str], None], name: str, value: Any) -> None:
-        def read(key: Any) -> Any:
-            if key != name:
-                stop(f"the metric looks at more of the prediction than {name!r}")
-            return value
-
-        object.__setattr__(self, "_read", read)
-
-    def __getattribute__(self, key: str) -> Any:
-        if key in ("__class__", "get"):
-            return object.__getattribute__(self, key)
-        # A field that is called like a method is not what an attribute of this name is.
-        return object.__getattribute__(self, "_read")("" if hasattr(dspy.Prediction, key) else key)
-
-    def __getitem__(self, key: Any) -> Any:
-        return object.__getattribute__(self, "_read")(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self[key]
-
-    def __contains__(self, key: Any) -> bool:
-        self.get(key)
-        return True
-
-    def __bool__(self) -> bool:
-        return True
+        self.stopped = True
+        raise SystemExit("the metric calls a language model")

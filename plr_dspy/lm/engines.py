@@ -86,16 +86,14 @@ class _CompletionSettings:
         """Return the arguments of litellm's call, without those of which DSPy has said nothing."""
         validate_request(request)
         config = request.config
-        for name in CHAT_ONLY:
-            if getattr(config, name) is not None:
-                raise _unsupported(f"config.{name}")
-        if request.tools:
-            raise _unsupported("tools")
         system = request.system or ()
         texts = [system] if isinstance(system, str) else [getattr(part, "text", None) for part in system]
         texts += [message.text for message in request.messages]
-        if None in texts:
-            raise _unsupported("a message part that is not text")
+        more = [f"config.{name}" for name in CHAT_ONLY if getattr(config, name) is not None]
+        more += ["tools"] * bool(request.tools) + ["a message part that is not text"] * (None in texts)
+        if more:
+            what = f"Plain completions carry text only, got {more[0]}."
+            raise lm15.UnsupportedFeatureError(what, feature=more[0])
         # `metadata` only tells requests apart in DSPy's cache, see `completion_lm`.
         extensions = {name: value for name, value in (config.extensions or {}).items() if name != "metadata"}
         top_k = {} if config.top_k is None else {"top_k": config.top_k}
@@ -151,7 +149,7 @@ class _CompletionSettings:
 class CompletionEngine(_CompletionSettings):
     """Sends a request's text as the prompt of a plain completion, for `dspy.LM(..., engine=...)`.
 
-    The texts of the system prompt and of all messages are joined with blank lines.
+    The texts of the system prompt and of all messages are joined with blank lines. Other parts are refused.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
@@ -161,17 +159,10 @@ class CompletionEngine(_CompletionSettings):
         timeout: Limit of one attempt, in seconds.
         provider: How litellm routes the call: "text-completion-openai" or "hosted_vllm".
         extra_body: More fields for the request, such as a grammar.
-
-    Raises:
-        ValueError: If `api_base`, `provider` or `timeout` is not of these.
     """
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt at a request, which holds text only.
-
-        Raises:
-            dspy.lm15.LM15Error: If the server refuses, fails, or cannot be reached.
-        """
+        """Make one attempt; an LM15Error says where the server refuses, fails, or cannot be reached."""
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
         with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
@@ -234,9 +225,6 @@ def completion_lm(
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
         temperature, max_tokens, cache, num_retries, lm_kwargs: As of `dspy.LM`; an answer has 16 tokens at most.
-
-    Raises:
-        ValueError: If `model`, `api_base`, `provider` or `timeout` is not of these.
     """
     prefix, _, rest = model.partition("/")
     if prefix in PROVIDERS:
@@ -248,24 +236,17 @@ def completion_lm(
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: dict[str, Any] = {"api_key": api_key, "api_key_env": api_key_env, "timeout": timeout}
     settings |= {"api_base": api_base, "model": model, "provider": provider, "extra_body": extra_body}
-    lm_kwargs |= {
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "cache": cache,
-        "num_retries": num_retries,
-    }
     return dspy.LM(
         # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
         f"{provider}/{model}",
         engine=CompletionEngine(**settings),
         async_engine=AsyncCompletionEngine(**settings),
+        temperature=temperature,
+        max_tokens=max_tokens,
+        cache=cache,
+        num_retries=num_retries,
         **lm_kwargs,
     )
-
-
-def _unsupported(feature: str) -> lm15.UnsupportedFeatureError:
-    """Return the error of a request that asks for more than text."""
-    return lm15.UnsupportedFeatureError(f"Plain completions carry text only, got {feature}.", feature=feature)
 
 
 def _chat_logprobs(logprobs: dict[str, Any]) -> dict[str, Any]:

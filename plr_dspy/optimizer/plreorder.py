@@ -216,9 +216,7 @@ class PLReorder(Reorderer):
         """Return a program in an order as it was scored; without offsets, with the calibration that it came with."""
         own = job.own
         if not offsets and own:
-            return CalibratedProgram(
-                program, own.calibration, predictor=own.predictor, allow_uncalibrated=own.allow_uncalibrated
-            )
+            return CalibratedProgram(program, own.calibration, predictor=own.predictor)
         if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
             return super().calibrated(job, work, program, offsets, shares)
         found = Calibration(

@@ -68,7 +68,7 @@ def build_report(
         cost=None if no_price else cost_of(ledger.tokens),
         errors=[
             *attempt_errors(job.attempts),
-            *error_counts(ledger.cells.items(), names, original=job.slots.fingerprint(original)),
+            *error_counts(ledger.cells.items(), names),
         ],
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from plr_dspy.report import text
 from plr_dspy.runtime.files import write_atomically
@@ -15,7 +15,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION: Literal[14] = 14
 """The version of the JSON format."""
 
 
@@ -28,12 +28,9 @@ class Part(BaseModel):
 class Iteration(Part):
     """One ask, score, tell round of a search.
 
-    Attributes:
-        index: 0 for the first.
-        num_samples, num_new: Orderings scored, and those of them that had not been scored before.
-        mean_score, best_score: Over this round's orderings.
-        best_score_so_far, best_ordering: Of all rounds, as the search estimates it; one permutation for each block.
-        program_calls: Distinct program calls made since the start.
+    Orderings were scored, `num_new` of them for the first time; `mean_score` and `best_score` are of this round, and
+    `best_score_so_far` and `best_ordering`, a permutation for each block, of all rounds, as the search estimates it.
+    `program_calls` are those since the start.
     """
 
     index: int
@@ -59,8 +56,7 @@ class Candidate(Part):
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         ordering: Demo indices by position, for each slot; empty for a student without demos.
-        score: Mean score on the selection split.
-        expected_gain, probability: Of its score on new examples above the original's.
+        score: Mean score on the selection split; gain and probability are of its score on new examples.
     """
 
     origin: str
@@ -74,7 +70,7 @@ class SlotReport(Part):
     """One slot: a predictor's demos and the order chosen for them.
 
     Attributes:
-        predictor, num_demos: Its name, and the number of its demos, those that no prompt shows included.
+        num_demos: Of the predictor, those that no prompt shows included.
         ordering: Demo indices by position; ``ordering[0]`` is shown first. Of a pool of demos, those chosen.
         blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
         distributions: The final distribution of each block: logits ``[n]``, or of a mixture weights ``[k]`` and logits
@@ -102,11 +98,8 @@ class SlotReport(Part):
 class BestOfNumber(Part):
     """The best arrangement found of a number of demos.
 
-    Attributes:
-        num_demos, tokens: Shown by all predictors together, and their tokens, as GPT-4o counts them.
-        ordering: Demo indices by position, for each slot.
-        score, interval: Mean score that is expected of it on new examples, and its 95 % interval.
-        num_examples: Examples that it was scored on.
+    Demos and tokens, as GPT-4o counts them, are those of all predictors together; `ordering` has demo indices by
+    position, for each slot; the score, with its 95 % interval, is the mean that is expected on new examples.
     """
 
     num_demos: int
@@ -157,8 +150,7 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and the mean of the paired differences.
-        interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
-        num_examples, num_candidates: Examples and orders that were compared, the original included.
+        interval, confidence: Of the gain, widened for the number of orders that were compared (Bonferroni).
         expected_gain, gain_interval: On new examples, shrunk for few examples and for being the best of many orders,
             with its 95 % interval by the model of scores.
         probability: That the chosen order is better there; 0 where the original one stayed.
@@ -181,12 +173,8 @@ class Comparison(Part):
 
 
 class Evidence(Part):
-    """What there was to tell orders apart by.
-
-    Attributes:
-        num_met, num_differing: Examples that two orders or more were scored on; those of them on which scores differed.
-        num_compared: Examples that both the original order and the most promising other one were scored on.
-    """
+    """What there was to tell orders apart by: examples that two orders or more were scored on (`num_met`), those of
+    them where scores differed, and those that both the original and the most promising other order were scored on."""
 
     num_met: int
     num_differing: int
@@ -201,7 +189,6 @@ class ErrorCount(Part):
         outcome: "counted as wrong" (the worst score seen, 0 unless the metric goes below); "not scored": the call
             failed; or "gave no demo": the teacher's reply could not be read, or the call failed.
         count, examples: Number of cells, and up to five of the examples, such as "trainset[12]".
-        of_original, calls_of_original: Cells of the original order among them, and in all.
     """
 
     type: str
@@ -209,17 +196,10 @@ class ErrorCount(Part):
     count: int
     message: str
     examples: list[str]
-    of_original: int = 0
-    calls_of_original: int = 0
 
 
 class Leaning(Part):
-    """How often orders answer each label, over the examples that were looked at.
-
-    Attributes:
-        right: Share of the examples on which a label scores best, ``[L]``; where several do, each has its part.
-        original, chosen: Share of the examples on which the order is expected to answer the label, ``[L]``.
-    """
+    """On which share of examples each label is `right`, ``[L]``, several sharing one, and each order answers it."""
 
     right: list[float]
     original: list[float]
@@ -230,9 +210,8 @@ class Signal(Part):
     """What the search learnt from a call.
 
     Attributes:
-        used: "score", or "logprobs" where it was the log-probabilities of labels as well.
+        used: "score", or "logprobs" where it was the log-probabilities of these labels as well.
         reason: Why it was scores alone; empty where that was asked for.
-        labels, leaning: Those of the log-probabilities, and how often both orders answer each of them, where known.
     """
 
     used: str
@@ -245,12 +224,10 @@ class CalibrationEffect(Part):
     """What calibration does, which needs no search: by the same calls, none of them made for this.
 
     Attributes:
-        num_examples: Examples that the scores are expected on.
         original, original_calibrated, chosen, chosen_calibrated: Scores of both orders as they are and calibrated, as
             log-probabilities let one expect them. Replies that say nothing of labels count as they were scored, but not
             in `original_calibrated` where answers are not calibrated.
         offsets: Of the labels, that calibrate the chosen order.
-        applied: Whether the returned program is calibrated.
         shares: Of the labels, that answers are calibrated to, ``[L]``; empty where no calibration scores better.
         always: Mean score of answering each label to all examples, ``[L]``.
     """
@@ -267,12 +244,8 @@ class CalibrationEffect(Part):
 
 
 class ProgramState(Part):
-    """What the prompts of a program show, and how the calls that scored it ended.
-
-    Attributes:
-        num_demos, demo_tokens: Of all predictors together; tokens as GPT-4o counts them, None where none were chosen.
-        num_calls, num_failed: Calls that scored the program; those that failed, or whose reply could not be read.
-    """
+    """What the prompts of a program show, its tokens as GPT-4o counts them (None where no demos were chosen), and the
+    calls that scored it, with those that failed, or whose reply could not be read."""
 
     num_demos: int
     demo_tokens: int | None
@@ -285,22 +258,18 @@ class Report(Part):
 
     Attributes:
         original, returned: Your program as it was, and the one that the compile returned.
-        slots: The predictors whose demos were ordered.
         distinct_prompts: Number of orderings that render to different prompts.
         comparison: Chosen against original order; None if there was nothing to order, or no time for it.
-        candidates: Orderings of the final comparison.
         evidence, signal: What there was to tell orders apart by, and what the search learnt from a call; None where the
             metric did not score them.
         calibration: What calibration does to the original order and to the chosen one; None where the calls brought no
             log-probabilities. With ``calibrate`` in the settings, all scores but those of the history are calibrated.
-        history: Rounds of the search.
         program_calls: Program calls by what they were made for: "bootstrap" (of demos), "search", "race" of the best
             orders, "final" comparison, the "original" order there, "unused" (of a `log_dir`: failed, lost, or made for
             another course), in "total", and "resumed": before, from `log_dir`.
         tokens, cost: Billed tokens by model, as the provider reports them, and US dollars for them by litellm's list
             prices; None where no price is known for a model.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
-        errors: Cells that raised, by type.
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
@@ -326,7 +295,7 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[14] = SCHEMA_VERSION
     best_by_number: list[BestOfNumber] = []
     retrieval: Retrieval | None = None
 
@@ -343,30 +312,9 @@ class Report(Part):
         chosen = {slot.predictor: slot.ordering for slot in self.slots}
         return next((best for best in self.best_by_number if best.ordering == chosen), None)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_version(cls, data: Any) -> Any:
-        """Refuse data of another schema version."""
-        version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else SCHEMA_VERSION
-        if version != SCHEMA_VERSION:
-            raise ValueError(
-                f"expected a report of schema version {SCHEMA_VERSION}; got {version!r}: "
-                "read it with the plr_dspy version that wrote it"
-            )
-        return data
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         return self.model_dump()
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Report:
-        """Make a report from what `to_dict` returned.
-
-        Raises:
-            ValueError: when the data are no report, or one of another schema version.
-        """
-        return cls.model_validate(data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON; the file appears whole or not at all."""
@@ -382,9 +330,10 @@ class Report(Part):
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except ValidationError as error:
-            said = error.errors()[0]["msg"]
+            found = error.errors()[0]
             raise ValueError(
-                f"{os.fspath(path)} holds no plr_dspy report that can be read: {said}"
+                f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION} "
+                f"({'.'.join(map(str, found['loc']))}: {found['msg']}): read it with the plr_dspy version that wrote it"
             ) from error
 
     def details(self) -> str:
@@ -394,11 +343,7 @@ class Report(Part):
     def plot(self) -> Figure:
         """Draw the scores by program calls and by number of demos, and where each predictor's demos should stand.
 
-        Returns:
-            A figure that no window knows; notebooks show it, `savefig` writes it.
-
-        Raises:
-            ImportError: without matplotlib, which is in the extra `plots`.
+        Notebooks show the figure, `savefig` writes it. It needs matplotlib, which is in the extra `plots`.
         """
         from plr_dspy.report.figure import figure
 
@@ -407,10 +352,7 @@ class Report(Part):
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page of the text, the figure and the demos; the file appears whole or not at all.
 
-        It needs nothing else: no script, and nothing from any other address.
-
-        Raises:
-            ImportError: without matplotlib, which is in the extra `plots`.
+        The page has no script, and nothing from any other address. It needs matplotlib, as `plot` does.
         """
         from plr_dspy.report.figure import page
 

@@ -10,7 +10,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.text import details, is_scored_by_metric, noun, scores_of_both
@@ -115,15 +114,14 @@ def page(report: Report) -> str:
 
 def _demos(slot: SlotReport) -> str:
     """List the demos that a predictor shows, in their order; each opens to its fields."""
-    items = []
+    items = ""
     for number in slot.ordering:
-        demo = slot.demos[number]
-        origin = f" ({slot.origins[number]})" if slot.origins else ""
+        demo, origin = slot.demos[number], f" ({slot.origins[number]})" if slot.origins else ""
         fields = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in demo.items())
         summary = f"demo {number}{origin}: {shorten(next(iter(demo.values()), ''), 120)}"
-        items.append(f"<li><details><summary>{escape(summary)}</summary><dl>{fields}</dl></details></li>\n")
+        items += f"<li><details><summary>{escape(summary)}</summary><dl>{fields}</dl></details></li>\n"
     shown = f"{len(slot.ordering)} of {slot.num_demos} demos, as the prompt shows them"
-    return f"<h2>{escape(slot.predictor)}: {shown}</h2>\n<ul>\n{''.join(items)}</ul>"
+    return f"<h2>{escape(slot.predictor)}: {shown}</h2>\n<ul>\n{items}</ul>"
 
 
 def shorten(text: str, width: int) -> str:
@@ -176,8 +174,14 @@ def _draw_numbers(axis: Axes, report: Report) -> None:
 
 
 def _draw_places(axis: Axes, slot: SlotReport) -> None:
-    """Draw how probable each demo is at each place, and where the chosen order has it."""
-    table, count = _places(slot), slot.num_demos
+    """Draw how probable each demo (row) is at each place (column) of the longest prompt, and where the chosen is."""
+    count = slot.num_demos
+    if slot.is_pool:
+        table = PlackettLuce.from_state(slot.distributions[0]).marginals().numpy()[:, ::-1]
+    else:
+        table = np.eye(count)
+        for block, state in zip(slot.blocks, slot.distributions, strict=True):
+            table[np.ix_(block, block)] = PlackettLuce.from_state(state).marginals().numpy()
     places = table.shape[1]
     shades = LinearSegmentedColormap.from_list("from nothing to blue", [f"{BLUE}00", BLUE])
     # Of many demos most probabilities are small beside the largest: the root tells them apart.
@@ -186,27 +190,13 @@ def _draw_places(axis: Axes, slot: SlotReport) -> None:
     axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02)
     columns = range(places - len(slot.ordering), places)
     axis.plot(columns, slot.ordering, "o", color=ORANGE, markersize=max(3.0, min(8.0, 90 / count)))
-    axis.set_yticks(range(count), _captions(slot), fontsize=8 if count <= 16 else 6.5, parse_math=False)
+    captions = [
+        shorten(f"{number}: {' → '.join(shorten(text, 18) for text in demo.values()) or 'in no prompt'}", 44)
+        for number, demo in enumerate(slot.demos)
+    ]
+    axis.set_yticks(range(count), captions, fontsize=8 if count <= 16 else 6.5, parse_math=False)
     names = ["last", *map(str, range(2, places + 1))][::-1]
     step = -(-places // 16)
     axis.set_xticks(range(places)[::-step], names[::-step])
     axis.set_xlabel("place, counted back from the question (dot: in the chosen order)")
     axis.set_title(f"{shorten(slot.predictor, 36)}: probability of each demo at each place", parse_math=False)
-
-
-def _places(slot: SlotReport) -> NDArray[np.float64]:
-    """The probability of each demo (row) at each place (column) of the longest prompt."""
-    if slot.is_pool:
-        return PlackettLuce.from_state(slot.distributions[0]).marginals().numpy()[:, ::-1]
-    table = np.eye(slot.num_demos)
-    for block, state in zip(slot.blocks, slot.distributions, strict=True):
-        table[np.ix_(block, block)] = PlackettLuce.from_state(state).marginals().numpy()
-    return table
-
-
-def _captions(slot: SlotReport) -> list[str]:
-    """Name each demo by its number and the beginnings of its fields."""
-    return [
-        shorten(f"{number}: {' → '.join(shorten(text, 18) for text in demo.values()) or 'in no prompt'}", 44)
-        for number, demo in enumerate(slot.demos)
-    ]

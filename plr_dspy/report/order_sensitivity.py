@@ -13,14 +13,14 @@ WORTHWHILE = 0.01
 """From this gain on, a search is said to be worth its calls."""
 
 ADVICE = {
-    "nothing": ("no search, which has nothing to find here.", "After that, a search has nothing to find."),
-    "unknown": ("no search yet.", "Whether a search pays after that is not known from these calls."),
-    "may pay": ("a search ({}), which may pay.", "After that, a search ({}) may pay."),
-    "worth": ("a search ({}), which is worth its calls.", "After that, a search ({}) is worth its calls."),
+    "nothing": "no search, which has nothing to find here.",
+    "unknown": "no search yet.",
+    "may pay": "a search ({}), which may pay.",
+    "worth": "a search ({}), which is worth its calls.",
 }
-"""What is recommended by what a search would come to: alone, and after calibration."""
+"""What is recommended by what a search would come to."""
 
-CALIBRATING = "PLReorder with calibrate=True"
+PROMISING = ("worth", "may pay")
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,18 @@ class OrderSensitivity:
                 "long for the model, and count as wrong: this says nothing about the order.\nRecommended: see what the "
                 "model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
             )
-        said = f"{said}\n{self._finding()}"
-        if (moved := self.calibrated) is not None:
-            own = f"the program's own {moved.scores[0]:.3f}"
+        said, advice, moved = f"{said}\n{self._finding()}", self._advice("PLReorder"), self.calibrated
+        if moved is not None:
+            own, after = (
+                f"the program's own {moved.scores[0]:.3f}",
+                moved._advice("PLReorder with calibrate=True"),
+            )
             said += f"\nCalibrated, they {moved._range()}, {own}, by the same calls. {moved._finding()}"
-        return f"{said}\nRecommended: {self._recommendation()}"
+            if moved.scores[0] > sum(self.scores) / len(self.scores):
+                advice = f"calibrate first (BatchCalibration), which takes 64 calls and no search; after that {after}"
+            elif self._outlook not in PROMISING and moved._outlook in PROMISING:
+                advice = after
+        return f"{said}\nRecommended: {advice}"
 
     __repr__ = __str__
 
@@ -102,52 +109,34 @@ class OrderSensitivity:
         """Say whether the order matters, and what the best one should gain."""
         every, (low, high) = self.num_searched == self.num_distinct, self.gain_interval
         best = f"the best of {'all ' if every else ''}{self.num_searched}{'' if every else ' random'} orders"
-        most = f"on new examples {best} may be up to {high:+.3f} better than the program's own"
         least, largest = self.deviation_interval
         if not self.noise and not self.deviation:
             return f"No answer changed with the order, on these {self.num_examples} examples."
         if not self.matters:
-            chance = f"Chance alone would put them as far apart (p = {self.p_value:.3f})"
-            known = (
-                f": it is not known whether the order matters. True scores of orders may have a standard deviation of "
-                f"up to {largest:.3f}"
+            return (
+                f"Chance alone would put them as far apart (p = {self.p_value:.3f}); true scores of orders may have a "
+                f"standard deviation of up to {largest:.3f}, and on new examples {best} may be up to {high:+.3f} "
+                "better than the program's own."
             )
-            return f"{chance}{known * (self._outlook == 'unknown')}; {most}."
-        own = {"nothing": "is", "unknown": "may be"}.get(self._outlook)
-        good = f", but the program's own {own} a good one already" if own else ""
         return (
             f"The order matters (p = {self.p_value:.4f}; true scores of orders have a standard deviation of "
-            f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}]){good}: {best} should be {self.expected_gain:+.3f} "
-            f"[{low:+.3f}, {high:+.3f}] better."
+            f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}]): {best} should be {self.expected_gain:+.3f} "
+            f"[{low:+.3f}, {high:+.3f}] better than the program's own."
         )
 
-    def _recommendation(self) -> str:
-        """Say the one thing to do: calibrate where that raises the score, and search where that may find something."""
-        moved = self.calibrated
-        if moved is not None and moved.scores[0] > sum(self.scores) / len(self.scores):
-            after = moved._advice(1, CALIBRATING)
-            return f"calibrate first (BatchCalibration), which takes 64 calls and no search. {after}"
-        promising = ("worth", "may pay")
-        if moved is not None and self._outlook not in promising and moved._outlook in promising:
-            return moved._advice(0, CALIBRATING)
-        return self._advice(0, "PLReorder")
-
-    def _advice(self, after: int, search: str) -> str:
-        """Say whether to search, alone (0) or after calibration (1), and what would tell where that is not sure."""
-        more = f" {self._more()}" * (self._outlook in ("unknown", "may pay"))
-        return ADVICE[self._outlook][after].format(search) + more
-
-    def _more(self) -> str:
-        """Say what would narrow the interval of the gain.
+    def _advice(self, search: str) -> str:
+        """Say whether to search, and what would narrow the interval of the gain where that is not sure.
 
         Its error is that of the program's own score, from too few examples, and about twice that of the mean of
         orders, from too few of them.
         """
+        advice = ADVICE[self._outlook].format(search)
+        if self._outlook in ("nothing", "worth"):
+            return advice
         count, more = len(self.scores), 4 * self.num_examples
+        what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
         few_orders = count < self.num_distinct and self.noise < 2 * self.deviation / math.sqrt(count - 1)
         if self.matters and few_orders:
             more = min(4 * count, self.num_distinct)
             what = f"orders: num_orders={more}, max_metric_calls={more * self.num_examples}."
-        else:
-            what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
-        return f"To be surer, run this again with more {what}"
+        return f"{advice} To be surer, run this again with more {what}"

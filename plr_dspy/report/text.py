@@ -52,7 +52,7 @@ def summary(report: Report) -> str:
 
 def details(report: Report) -> str:
     """Say all that a report holds, but for the rounds and most settings."""
-    settings, name, c = report.settings, original_name(report), report.comparison
+    settings, c = report.settings, report.comparison
     calls = {what: report.program_calls.get(phase, 0) for phase, what in PHASES.items()}
     where = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     lines = [
@@ -82,9 +82,8 @@ def details(report: Report) -> str:
     for model, counts in report.tokens.items():
         lines.append(f"tokens of {model}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
     for error in report.errors:
-        whose = f", {error.of_original} of the {error.calls_of_original} of the {name}"
         told = f"{error.type}: {error.message} ({', '.join(error.examples)})"
-        lines.append(f"{error.count} call(s) {error.outcome}{whose if error.of_original else ''}: {told}")
+        lines.append(f"{error.count} call(s) {error.outcome}: {told}")
     return "\n  ".join(lines)
 
 
@@ -160,8 +159,8 @@ def _comma(cost: float | None) -> str:
 def _claims(report: Report) -> list[str]:
     """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
     stays, effect = original_stays(report), report.calibration
-    failed = sum(error.count for error in report.errors if error.outcome != "gave no demo")
-    notes = {"of them before this part": report.program_calls.get("resumed", 0), "failed": failed}
+    lost = sum(error.count for error in report.errors if error.outcome != "gave no demo")
+    notes = {"of them before this part": report.program_calls.get("resumed", 0), "failed": lost}
     noted = ", ".join(f"{count:,} {what}" for what, count in notes.items() if count)
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_comma(report.cost)}"
     calibrated = effect is not None and effect.applied
@@ -177,7 +176,8 @@ def _claims(report: Report) -> list[str]:
         assumed = f"labels are as frequent as {_shares(report)}" if effect.shares else "no shares of labels"
         lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
     elif effect is not None and not report.settings.get("calibrate"):
-        alone = (1 - _share_failed(report)) * effect.original_calibrated
+        failed = report.original.num_failed / max(1, report.original.num_calls)
+        alone = (1 - failed) * effect.original_calibrated
         if alone > effect.original and alone >= effect.chosen:
             lines.append(
                 "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
@@ -218,37 +218,30 @@ def _verdict(report: Report) -> list[str]:
     if c is None and report.evidence is not None:
         return [*_advice(report), f"the {name} stays"]
     if c is None:
-        goes_on = not any(report.stopped.startswith(end) for end in (BUDGET, "all "))
-        later = ["with log_dir, the same compile goes on from here"] * goes_on
-        if not report.history:
-            return [f"nothing was compared with the {name}, which stays", *later]
-        best = f"{report.history[-1].best_score_so_far:.3f}"
-        return [
-            f"not compared with the {name}; the best {what} is estimated to score {best} on train examples",
-            *later,
-        ]
+        ended = report.stopped.startswith((BUDGET, "all "))
+        said = f"nothing was compared with the {name}, which stays"
+        if report.history:
+            best = f"the best {what} is estimated to score {report.history[-1].best_score_so_far:.3f}"
+            said = f"not compared with the {name}; {best} on train examples"
+        return [said, *([] if ended else ["with log_dir, the same compile goes on from here"])]
     if not original_stays(report):
         gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
         sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"
         claim = f"gain {gain} [{low}, {high}] {EXPECTED}, {p if sure else f'may be chance ({p})'}"
         return [claim, *([] if sure else _advice(report))]
     other = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
-    given = report.settings.get("min_probability")
-    least = MIN_PROBABILITY if given is None else given
-    if not report.settings.get("racing", True) and all(
-        each.score <= c.original for each in report.candidates[1:]
-    ):
-        claim = f"no {what} scored better on these examples: the {name} stays"
+    by_score = not report.settings.get("racing", True)
+    if by_score and all(each.score <= c.original for each in report.candidates[1:]):
+        claim = f"no {what} scored better on these examples"
     elif other is None or other.expected_gain <= 0:
-        claim = f"no {what} is expected to do better on new examples: the {name} stays"
-    elif other.probability >= least:
-        claim = f"the {name} stays: no two {what}s scored differently on the same example"
+        claim = f"no {what} is expected to do better on new examples"
     else:
+        gain, given = score(other.expected_gain, c, sign=True), report.settings.get("min_probability")
         claim = (
-            f"the {name} stays: the best other {what} is expected to gain {score(other.expected_gain, c, sign=True)} "
-            f"on new examples, but better with probability {other.probability:.2f}, below min_probability={least:g}"
+            f"the best other {what} is expected to gain {gain} on new examples, better with probability "
+            f"{other.probability:.2f} (min_probability={MIN_PROBABILITY if given is None else given:g})"
         )
-    return [claim, *_advice(report)]
+    return [f"the {name} stays: {claim}", *_advice(report)]
 
 
 def _advice(report: Report) -> list[str]:
@@ -259,17 +252,15 @@ def _advice(report: Report) -> list[str]:
     racing, met = bool(settings.get("racing")), evidence.num_met
     # A method without a race compares on the selection split alone.
     usable = settings.get("num_selection", 0) + racing * settings.get("num_train", 0)
-    enough = ENOUGH_COMPARED * usable
+    enough, calls = ENOUGH_COMPARED * usable, settings.get("max_metric_calls") or 0
     seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
-    if racing and not evidence.num_differing and met >= min(ENOUGH_TO_GIVE_UP, enough):
-        nothing = f"the demos may not reach the model, or their {what} decides nothing"
-        return [f"no score differed between {what}s on {met} examples: {nothing}"]
     if not evidence.num_differing:
-        where = f"only {met}" if racing else f"all {met} selection"
-        seen = f"{where} examples were scored under two {what}s or more, and no score differed"
-    calls, useful = settings.get("max_metric_calls") or 0, settings.get("most_useful_calls", math.inf)
+        seen = f"no score differed between {what}s on {met} of {usable} examples"
+        if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
+            return [f"{seen}: the demos may not reach the model, or their {what} decides nothing"]
     # So few examples have no use for a larger budget: it would be cut to the same number of calls.
-    if not racing or evidence.num_compared >= enough or (report.stopped == BUDGET and calls >= useful):
+    useless = report.stopped == BUDGET and calls >= settings.get("most_useful_calls", math.inf)
+    if not racing or evidence.num_compared >= enough or useless:
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if report.stopped != BUDGET:
         return [f"{seen}: the search was ended early ({report.stopped})"]
@@ -278,7 +269,7 @@ def _advice(report: Report) -> list[str]:
 
 
 def _learnt(report: Report) -> list[str]:
-    """Say what the search learnt from, if that was to be found out, and how far the orders lean to a label."""
+    """Say what the search learnt from, and how far the orders lean to a label."""
     signal = report.signal
     if signal is None or not report.history:  # What an endpoint gives is known after the first call.
         return []
@@ -300,28 +291,17 @@ def _calibration(report: Report) -> list[str]:
     """Say what calibration does to both programs."""
     if (effect := report.calibration) is None:
         return []
-    name, failed = original_name(report), _share_failed(report)
-    said = f"expected: {name} {effect.original:.2f} as it is, {effect.original_calibrated:.2f} calibrated"
+    was, calibrated = f"{effect.original:.2f}", f"{effect.original_calibrated:.2f}"
+    said = f"expected: {original_name(report)} {was} as it is, {calibrated} calibrated"
     if not original_stays(report):
         before = "" if effect.applied else f"{effect.chosen:.2f} as it is, "
         said += f"; the chosen {noun(report)} {before}{effect.chosen_calibrated:.2f} calibrated"
     if effect.always and report.signal is not None:
         best, label = max(zip(effect.always, report.signal.labels, strict=False), key=lambda each: each[0])
         said += f"; always answering {label!r} {best:.2f}"
-    lines = [said, "answers are not calibrated: the likeliest label as it is scores better"]
     if effect.shares:
-        lines[1] = f"calibrated to these shares of labels: {_shares(report)}"
-    if failed and not report.settings.get("calibrate"):
-        lines.append(
-            f"{100 * failed:.0f} % of the replies of the {name} failed: if calibration cannot read them either, it "
-            f"gives {(1 - failed) * effect.original_calibrated:.2f}"
-        )
-    return lines
-
-
-def _share_failed(report: Report) -> float:
-    """Tell which part of the calls of the user's own program failed."""
-    return report.original.num_failed / max(1, report.original.num_calls)
+        return [said, f"calibrated to these shares of labels: {_shares(report)}"]
+    return [said, "answers are not calibrated: the likeliest label as it is scores better"]
 
 
 def _shares(report: Report) -> str:

@@ -42,20 +42,13 @@ class Cell:
 
 
 def error_counts(
-    cells: Collection[tuple[CellKey, Cell]],
-    names: Sequence[str] | Mapping[int, str],
-    *,
-    original: str | None = None,
+    cells: Collection[tuple[CellKey, Cell]], names: Sequence[str] | Mapping[int, str]
 ) -> list[ErrorCount]:
-    """Count the cells that raised, by exception type and outcome, most frequent first.
-
-    Examples are called by these names; cells with the fingerprint of the original are counted by themselves, too.
-    """
+    """Count the cells that raised, by exception type and outcome, most frequent first; examples have these names."""
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (fingerprint, example), cell in cells:
         if cell.error:
             groups[cell.error, cell.outcome].append((example, fingerprint, cell.message))
-    calls_of_original = sum(fingerprint == original for (fingerprint, _), _ in cells)
     errors = [
         ErrorCount(
             type=name,
@@ -63,8 +56,6 @@ def error_counts(
             count=len(group),
             message=min(group)[2],
             examples=[names[example] for example in sorted({example for example, *_ in group})[:5]],
-            of_original=sum(fingerprint == original for _, fingerprint, _ in group),
-            calls_of_original=calls_of_original,
         )
         for (name, outcome), group in groups.items()
     ]

@@ -35,12 +35,10 @@ def batch_offsets(
         unseen: Where a label was not among the likeliest tokens, ``[N, L]``: its probability is only known to be
             small, and counts as none.
     """
-    known = np.asarray(log_probabilities, dtype=np.float64)
-    hidden = np.zeros(known.shape, dtype=bool) if unseen is None else np.asarray(unseen, dtype=bool)
+    known, hidden = np.asarray(log_probabilities), np.asarray(False if unseen is None else unseen)
     means = logsumexp(np.where(hidden, -np.inf, known), axis=0) - np.log(len(known))
-    size = known.shape[1]
-    shares = np.full(size, 1.0 / size) if prior is None else np.asarray(prior, dtype=np.float64)
-    return label_offsets(means, shares, held=np.asarray(hidden.all(axis=0)))
+    shares = np.full(known.shape[1], 1.0 / known.shape[1]) if prior is None else np.asarray(prior)
+    return label_offsets(means, shares, held=np.broadcast_to(hidden, known.shape).all(axis=0))
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
@@ -53,8 +51,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     if hidden.any():
         least = 0.0 if hidden.all() else offsets[..., ~hidden].min(axis=-1, keepdims=True)
         offsets = np.where(hidden, least, offsets)
-    centred: Array = offsets - offsets.mean(axis=-1, keepdims=True)
-    return centred
+    return np.asarray(offsets - offsets.mean(axis=-1, keepdims=True))
 
 
 def calibrated(
@@ -66,9 +63,8 @@ def calibrated(
 ) -> Array:
     """Calibrated log-probabilities ``[..., L]``, normalised, by offsets and scales of the labels, ``[L]``; a label that
     was unseen, not among the likeliest tokens, ``[..., L]``, cannot become the likeliest."""
-    known = np.asarray(log_probabilities, dtype=np.float64)
-    moved: Array = log_softmax(known * np.asarray(scales) + np.asarray(offsets), axis=-1)
-    if unseen is not None and (hidden := np.asarray(unseen, dtype=bool)).any():
+    moved: Array = log_softmax(np.asarray(log_probabilities) * scales + np.asarray(offsets), axis=-1)
+    if unseen is not None and (hidden := np.asarray(unseen)).any():
         # No calibration makes of "not among the likeliest" more than it was.
         seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True) - LESS
         moved = log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1)
@@ -99,10 +95,8 @@ def is_uneven(counts: ArrayLike, *, least: float = 0.0) -> bool:
 
 def right_counts(scores: ArrayLike) -> Array:
     """Examples that each label is right for, ``[L]``, by what labels score, ``[E, L]``; several of one share it."""
-    given = np.asarray(scores, dtype=np.float64)
-    best = given == given.max(axis=1, keepdims=True)
-    counts: Array = (best / best.sum(axis=1, keepdims=True)).sum(axis=0)
-    return counts
+    best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
+    return np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0))
 
 
 def shares_to_try(scores: ArrayLike) -> Array:
@@ -121,12 +115,10 @@ def cross_validated(
 
     Labels, of which these are the prior shares, have log-probabilities and scores ``[N, L]`` on at least 2 inputs.
     """
-    known, given = np.asarray(log_probabilities, dtype=np.float64), np.asarray(scores, dtype=np.float64)
-    hidden = np.zeros(known.shape, dtype=bool) if unseen is None else np.asarray(unseen, dtype=bool)
-    rows = np.arange(len(known))
+    known, hidden = np.asarray(log_probabilities), np.zeros_like(log_probabilities, dtype=bool)
+    hidden, rows = hidden | (False if unseen is None else np.asarray(unseen)), np.arange(len(known))
     answers = []
     for i in rows:
         offsets = batch_offsets(known[rows != i], prior=shares, unseen=hidden[rows != i])
         answers.append(calibrated(known[i], offsets, unseen=hidden[i]).argmax())
-    found: Array = given[rows, answers]
-    return found
+    return np.asarray(np.asarray(scores)[rows, answers])

@@ -12,20 +12,12 @@ from scipy import special  # scipy.stats takes half a second to import
 def paired_interval(
     differences: Sequence[float], confidence: float = 0.95, *, num_comparisons: int = 1
 ) -> tuple[float, float]:
-    """Confidence interval of a mean paired difference.
+    """Confidence interval of a mean paired difference; 0 to 0 where all differences are 0.
 
-    Student's t on the differences and two pseudo-examples: half of one each at the largest
-    difference seen and at its negative, and one at 0. For right-or-wrong scores this is the adjusted
-    Wald interval of Agresti and Min (Statistics in Medicine 24, 2005); it keeps a few examples that
-    happen to agree from looking certain.
-
-    Args:
-        differences: One difference for each example.
-        confidence: Level of the interval, in (0, 1).
-        num_comparisons: How many such intervals hold together at that level (Bonferroni).
-
-    Returns:
-        Lower and upper end. Where all differences are 0, both are.
+    Student's t on the differences and two pseudo-examples: half of one each at the largest difference seen and at its
+    negative, and one at 0. For right-or-wrong scores this is the adjusted Wald interval of Agresti and Min (Statistics
+    in Medicine 24, 2005); it keeps a few examples that happen to agree from looking certain. So many comparisons hold
+    together at the level `confidence` (Bonferroni).
     """
     values = np.asarray(differences, dtype=float)
     if values.size == 0:

@@ -59,13 +59,10 @@ def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0
     Args:
         scores: ``[R, E]``, of at least 3 orders (2 where there are no more) on at least 2 examples; the program's own
             order comes first, the others are a random sample of the rest, or all of it.
-        num_distinct: Orders that there are.
-        num_searched: Orders of which `gain` takes the best, those scored among them.
+        num_distinct, num_searched: Orders that there are, and those of which `gain` takes the best.
         seed: Of everything random.
     """
-    num_orders, num_examples = scores.shape
-    if num_orders < min(3, num_distinct) or num_examples < 2:
-        raise ValueError(f"scores must be of at least 3 orders and 2 examples; got shape {scores.shape}")
+    num_orders = len(scores)
     scores = scores[:, np.lexsort(scores)]  # so that the order of the examples does not change what is drawn
     rng = np.random.default_rng(seed)
     lowest, highest = min(0.0, float(scores.min())), max(1.0, float(scores.max()))

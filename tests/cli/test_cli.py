@@ -47,7 +47,7 @@ def accuracy(example, prediction, trace=None):
 
 
 def picky(example, prediction, trace=None):
-    return accuracy(example, prediction) and len(prediction.keys()) == 1
+    return accuracy(example, prediction) and len(prediction.completions) == 1
 
 
 number = 3
@@ -144,11 +144,11 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--demos", "none.json"), "no file none.json"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
         (compile_arguments("--out", "program"), "--out must end in .json or .pkl; got program"),
-        (compile_arguments("--max-calls", "-3"), "--max-calls must be at least 1; got -3"),
+        (compile_arguments("--max-calls", "-3"), "--max-calls must be greater than or equal to 1; got -3"),
         (compile_arguments("--max-calls", "3"), "--max-calls must be at least 24 for a search"),
         (compile_arguments("--max-cost", "-3"), "--max-cost must be greater than 0"),
         (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
-        (compile_arguments("--select", "--max-demo-tokens", "0"), "--max-demo-tokens must be at least 1; got 0"),
+        (compile_arguments("--select", "--max-demo-tokens", "0"), "--max-demo-tokens must be greater than"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' is not possible"),

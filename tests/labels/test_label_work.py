@@ -87,10 +87,10 @@ class TestCellsWithout:
 
     def test_where_it_is_switched_off(self):
         work, engine = work_of(student()), Engine()
-        work.reading = False
+        work.requests.wanted = False
         assert [cell.label_logprobs for cell in paid(engine, work=work)] == [None] * 24
         assert not any(engine.asked)
-        assert (work.reading, work.reason) == (False, "")
+        assert work.reason == ""
 
     @pytest.mark.parametrize(
         "answer",

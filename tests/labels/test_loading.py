@@ -57,7 +57,7 @@ def examples(count=30):
 
 
 def calibrated(program=None, **options):
-    options = {"prior": None if "method" in options else dict.fromkeys(LABELS, 0.5), **options}
+    options = {"prior": dict.fromkeys(LABELS, 0.5), **options}
     return BatchCalibration(display_progress=False, **options).compile(
         program or student(), trainset=examples()
     )
@@ -139,18 +139,6 @@ class TestFiles:
         loaded = load_program(dspy.Predict(student().signature), path)
         assert loaded.calibration == FOUND
         assert loaded.program.demos == student().dump_state()["demos"]
-
-    def test_keep_what_the_optimizer_was_asked_for(self, lm, tmp_path):
-        calibrated(allow_uncalibrated=True).save(tmp_path / "program.json")
-        assert load_program(student(), tmp_path / "program.json").allow_uncalibrated
-
-    def test_the_student_is_not_changed(self, lm, tmp_path):
-        calibrated().save(tmp_path / "program.json")
-        for_plain = dspy.Predict(student().signature)
-        student().save(tmp_path / "plain.json")
-        for name in ("program.json", "plain.json"):
-            assert load_program(for_plain, tmp_path / name).predictors()[0].demos
-        assert not for_plain.demos
 
     @pytest.mark.parametrize(
         ("saved", "into", "match"),

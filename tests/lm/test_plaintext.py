@@ -140,16 +140,6 @@ class TestPrompt:
         with pytest.raises(ValueError, match=r"'evidence'.*use another adapter"):
             PlainTextAdapter().format(signature, [], {"evidence": None})
 
-    @given(st.lists(st.tuples(st.text(), st.sampled_from(["negative", "positive"])), max_size=5), st.text())
-    def test_every_demo_is_in_it_in_order(self, pairs, text):
-        demos = [{"review": review, "sentiment": label} for review, label in pairs]
-        shown = blocks(SENTIMENT, demos)
-        *before, last = prompt(SENTIMENT, demos, {"review": text}).split("\n\n")
-        assert before == shown
-        assert last.endswith("Sentiment:")
-        for (_, label), block in zip(pairs, shown, strict=True):
-            assert parse(SENTIMENT, block.rpartition("Sentiment:")[2]) == {"sentiment": label}
-
 
 LABELS = Literal["negative", "positive"]
 

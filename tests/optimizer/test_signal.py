@@ -41,7 +41,11 @@ class TestScoresWhereThereIsNothingElse:
             (SILENCE, {"logprobs": False}, {"trainset": EXAMPLES[:10], "max_metric_calls": 60}),
             ("fake/x refuses requests for log-probabilities", {"refusal": REFUSAL}, {}),
             ("auto='paper' scores orders as the paper does", {}, PAPER),
-            ("the metric looks at more of the prediction than 'label'", {}, {"metric": whole_prediction}),
+            (
+                "the metric raises TypeError for a prediction that holds 'label' alone",
+                {},
+                {"metric": whole_prediction},
+            ),
             ("the metric calls a language model", {}, {"metric": judged}),
             ("no output is a Literal, an enum or a bool", {}, {"program": student(str)}),
             ("the first calls failed", {}, {"failing": (0, 1), "max_errors": 5}),
@@ -71,7 +75,7 @@ class TestScoresWhereThereIsNothingElse:
     def test_signals_that_are_not_possible_are_refused_before_any_call(self):
         for options, reason in [
             ({"program": student(str)}, "no output is a Literal, an enum or a bool"),
-            ({"metric": whole_prediction}, "looks at more of the prediction"),
+            ({"metric": whole_prediction}, "the metric raises TypeError for a prediction"),
             ({"metric": judged}, "calls a language model"),
         ]:
             engine = Engine()

@@ -4,11 +4,9 @@ import contextlib
 import html
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
-from unittest import mock
 
 import dspy
 import numpy as np
@@ -134,13 +132,21 @@ class TestData:
         for found in (report, chosen):
             found.save(tmp_path / "report.json")
             assert Report.load(tmp_path / "report.json") == found
-            assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+            assert Report.model_validate(json.loads(json.dumps(found.to_dict()))) == found
         path = tmp_path / "odd.json"
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 13}', '{"schema_version": 12}'):
+        for text in (
+            "[1]",
+            "{}",
+            "not JSON",
+            '{"schema_version": 14}',
+            chosen.model_dump_json().replace('"schema_version":14', '"schema_version":13'),
+        ):
             path.write_text(text)
-            with pytest.raises(ValueError, match=r"odd.json holds no plr_dspy report that can") as caught:
+            with pytest.raises(
+                ValueError, match=r"odd.json holds no plr_dspy report of schema version 14"
+            ) as caught:
                 Report.load(path)
-        assert "expected a report of schema version 13; got 12: read it with" in str(caught.value)
+        assert "schema_version: Input should be 14): read it with" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -242,7 +248,6 @@ class TestText:
         assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
         unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the replies failed.
         assert "assumed" not in str(unassumed)
-        assert "if calibration cannot read them either, it gives 0.52" in unassumed.details()
         assert "always answering 'b' 0.60" in unassumed.details()
         assert "calibration alone" not in str(unassumed)
         worse = effect.model_copy(update={"chosen": 0.52})
@@ -286,10 +291,9 @@ class TestText:
             (
                 0.012,
                 0.9,
-                "+0.012 on new examples, but better with probability 0.60, below min_probability=0.9",
+                "+0.012 on new examples, better with probability 0.60 (min_probability=0.9)",
             ),
-            (0.012, 0.0, "no two orders scored differently on the same example"),
-            (0.0, 0.9, "no order is expected to do better on new examples: the original order stays"),
+            (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
         ],
     )
     def test_why_the_original_order_stays(self, gain, least, said):
@@ -302,10 +306,10 @@ class TestText:
     @pytest.mark.parametrize(
         ("num_usable", "found", "options", "said"),
         [
-            (20, (15, 0, 15), {}, "only 15 examples were scored under two orders or more"),
-            (20, (16, 0, 16), {}, "no score differed between orders on 16 examples"),
-            (100, (19, 0, 19), {}, "no score differed: a larger budget"),
-            (100, (20, 0, 20), {}, "no score differed between orders on 20 examples"),
+            (20, (15, 0, 15), {}, "no score differed between orders on 15 of 20 examples: a larger budget"),
+            (20, (16, 0, 16), {}, "no score differed between orders on 16 of 20 examples: the demos may not"),
+            (100, (19, 0, 19), {}, "no score differed between orders on 19 of 100 examples: a larger budget"),
+            (100, (20, 0, 20), {}, "no score differed between orders on 20 of 100 examples: the demos may"),
             (40, (40, 1, 31), {}, "scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
             (
@@ -316,6 +320,7 @@ class TestText:
             ),
             (40, (40, 9, 4), {"stopped": "patience=1"}, "the search was ended early (patience=1)"),
             (40, (40, 9, 4), {"settings": {"racing": False}}, "on 4 of 8 examples: only further examples"),
+            (40, (8, 0, 8), {"settings": {"racing": False}}, "on 8 of 8 examples: only further examples"),
             (40, (40, 9, 4), {"settings": {"max_metric_calls": 302}}, "on 4 of 40 examples: only further"),
             (40, (40, 9, 4), {"settings": {"max_metric_calls": 301}}, "on 4 of 40 examples: a larger budget"),
         ],
@@ -325,19 +330,6 @@ class TestText:
         met = dict(zip(("num_met", "num_differing", "num_compared"), found, strict=True))
         options = {**options, "settings": settings, "evidence": Evidence(**met)}
         assert said in str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
-
-    def test_few_examples_are_never_told_to_take_a_larger_budget(self, caplog):
-        """As many calls as so few examples can use were made."""
-        found = compiled(max_metric_calls=1_000, examples=EXAMPLES[:14])
-        assert found.stopped == "budget"
-        changes = {
-            "comparison": found.comparison.model_copy(update={"probability": 0.7}),
-            "evidence": Evidence(num_met=8, num_differing=4, num_compared=2),
-            "candidates": found.candidates[::-1],
-        }
-        assert "examples: only further examples" in str(found.model_copy(update=changes))
-        (said,) = [r.getMessage() for r in caplog.records if "can score orders" in r.getMessage()]
-        assert said.startswith("only 14 examples can score orders of the demos. On so few")
 
     def test_few_examples_of_the_final_comparison_say_nothing_by_themselves(self):
         enough = by_hand()
@@ -458,14 +450,6 @@ class TestPage:
         assert '0 $x$ id="a" 中文 <!-- --> \\1' in text
         assert "ZeroDivisionError: <b>bold</b>" in text
 
-    def test_appears_whole_or_not_at_all(self, report, tmp_path, monkeypatch):
-        (tmp_path / "report.html").write_text("before")
-        monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError("no space left")))
-        with pytest.raises(OSError, match="no space"):
-            report.to_html(tmp_path / "report.html")
-        assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-        assert (tmp_path / "report.html").read_text() == "before"
-
     def test_pictures_alone_need_matplotlib(self, report, tmp_path):
         report.save(tmp_path / "report.json")
         code = (
@@ -497,17 +481,3 @@ def test_what_was_not_compared_is_not_called_more_than_it_is(stopped):
     assert ("best so far: 2 demos" in text) == interrupted
     assert "nothing was compared with the original order" in text
     assert ("with log_dir, the same compile goes on from here" in text) == interrupted
-
-
-def test_without_a_race_only_the_selection_examples_are_spoken_of():
-    evidence = {"num_met": 30, "num_differing": 0, "num_compared": 30}
-    racing, paper = (
-        str(
-            by_hand(
-                (0, 1), evidence=evidence, settings={"racing": racing, "num_selection": 30, "num_train": 0}
-            )
-        )
-        for racing in (True, False)
-    )
-    assert "the demos may not reach the model" in racing and "the demos may not reach the model" not in paper
-    assert "all 30 selection examples were scored under two orders or more, and no score differed" in paper
