@@ -41,19 +41,14 @@ LOCAL_MODEL = (
     "test_quickstart",
 )
 """Files whose tests need it run one after another in one process: two servers would share the cores."""
-LONGEST = (
-    "test_paper_failures",
-    "test_resume",
-    "test_every_optimizer",
-    "test_release",
-    "test_docs",
-    "test_imports",
-)
-"""Files that begin first, so that none is left over at the end."""
+CHILDREN = ("test_paper_failures", "test_resume")
+"""They share a server that forks processes, which takes seconds to start."""
+LONGEST = ("test_every_optimizer", "test_docs", "test_release", "test_imports")
+"""Others that begin early, so that none is left over at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = [*LOCAL_MODEL, *LONGEST]
+    order = [*LOCAL_MODEL, *CHILDREN, *LONGEST]
     items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
 
 
@@ -96,7 +91,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0]).stem
-            return "local model" if file in LOCAL_MODEL else file
+            return {**dict.fromkeys(LOCAL_MODEL, "local model"), **dict.fromkeys(CHILDREN, "children")}.get(
+                file, file
+            )
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

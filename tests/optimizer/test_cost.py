@@ -95,20 +95,11 @@ class TestPrices:
 
     @pytest.mark.parametrize(
         "counts",
-        [
-            {"cached_tokens": 600},
-            {"cached_tokens": 600, "cache_read_input_tokens": 600},
-            {"cache_read_input_tokens": 600},
-        ],
+        [{"cached_tokens": 600, "cache_read_input_tokens": 600}, {"cache_read_input_tokens": 600}],
     )
     def test_cached_tokens_are_among_those_of_the_prompt_and_count_once(self, counts):
         tokens = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, **counts}
         assert cost_of({MODEL: tokens}) == pytest.approx(400 * PROMPT + 60 * PROMPT + 10 * COMPLETION)
-
-    @pytest.mark.parametrize("missing", ["input_cost_per_token", "output_cost_per_token"])
-    def test_need_both(self, missing, monkeypatch):
-        monkeypatch.delitem(litellm.model_cost[MODEL], missing)
-        assert price_of(MODEL) is None
 
     def test_what_a_cache_takes_in_is_never_free(self, monkeypatch):
         tokens = {MODEL: {"prompt_tokens": 1000, "cache_creation_tokens": 400}}
@@ -254,7 +245,7 @@ def chosen(chooser, engine):
 
 class TestMaxCost:
     @pytest.mark.parametrize(("spread", "failing"), [(0.0, 0.0), (0.5, 0.1), (1.2, 0.05)])
-    @pytest.mark.parametrize(("share", "num_threads"), [(0.25, 16), (0.8, 16), (0.25, 1)])
+    @pytest.mark.parametrize(("share", "num_threads"), [(0.8, 16), (0.25, 1)])
     def test_is_not_passed_and_leaves_a_comparison(self, num_threads, spread, failing, share):
         for seed in range(2):
             engine = UnevenEngine(spread=spread, failing=failing, seed=seed)

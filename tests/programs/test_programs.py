@@ -137,21 +137,6 @@ class TestOwned:
         assert found(duplicate.held) is duplicate
         assert found(program.held) is program
 
-    def test_a_tool_of_the_program_s_answers_with_the_demos_of_the_copy(self, engine):
-        class Agent(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.look_up = dspy.Predict("question -> answer")
-                self.look_up.demos = EXAMPLES[:3]
-                self.react = dspy.ReAct("question -> answer", tools=[self.tool])
-
-            def tool(self, question: str) -> str:
-                self.look_up(question=question)
-                return str([demo.question for demo in self.look_up.demos])
-
-        duplicate = ProgramFactory(Agent()).build({"look_up": EXAMPLES[2::-1]})
-        assert duplicate.react.tools["tool"](question="question 9").startswith("['question 2'")
-
 
 def test_models_are_found():
     lms = [dspy.LM(f"openai/{name}") for name in "abc"]
