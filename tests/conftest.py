@@ -23,7 +23,7 @@ os.environ["TQDM_DISABLE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("plr_dspy", deadline=None)
+settings.register_profile("plr_dspy", deadline=None, max_examples=50)
 settings.load_profile("plr_dspy")
 
 # Other processes of the tests share the cores: threads that wait for it by spinning make both slower.
