@@ -188,11 +188,3 @@ class TestStudentWithoutDemos:
         name = f"original {noun}" if demos else "student without demos"
         assert f"the {name} stays (interrupted)" in repr(optimizer.report)
         assert len(optimizer.best_program.demos) == demos
-
-    def test_stays_as_it_is_where_there_is_nothing_to_order(self):
-        """Of three examples one is a demo and two score."""
-        optimizer = PLReorder(exact_match, num_threads=1, display_progress=False)
-        with using(engine()) as model:
-            compiled = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES[:3])
-        assert compiled.demos == []
-        assert model.num_calls == 0

@@ -92,12 +92,3 @@ def test_the_smallest_budget_is_named_and_is_enough(auto):
     first = plan.num_first_examples * plan.num_initial or plan.num_samples * plan.num_train_examples
     assert plan.program_calls <= needed
     assert needed - plan.final_calls - plan.race_calls >= first > 0
-
-
-@pytest.mark.parametrize(("num_distinct", "exhaustive"), [(6, True), (24, False)])
-def test_the_number_of_orders_in_a_round_is_what_was_asked_for(num_distinct, exhaustive):
-    """Where the budget pays for all orders, all are scored all the same."""
-    plan = make_plan("light", num_samples=3, num_train=80, num_selection=20, num_distinct=num_distinct)
-    assert plan.exhaustive == exhaustive
-    assert (plan.num_samples, plan.num_initial) == (3, 3)
-    assert plan.num_first_examples < 80

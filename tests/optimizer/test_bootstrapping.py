@@ -44,10 +44,6 @@ class Renaming(dspy.Module):
         return dspy.Prediction(answer=self.inner(asked=question).said)
 
 
-def exact_match_of_text(example, prediction, trace=None):
-    return str(example.answer) == str(prediction.answer)
-
-
 def predict(kind=dspy.Predict, demos=()):
     program = kind("question -> answer")
     program.predictors()[0].demos = list(demos)
@@ -233,24 +229,6 @@ def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, ac
         assert report.program_calls["bootstrap"] == attempts
         assert [asked for asked, _ in first + second[:3]] == [asked for asked, _ in whole[:attempts]]
         assert report.program_calls["total"] == len(first) + len(second)
-
-
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
-        ({"metric": exact_match_of_text}, "the code of the metric"),
-        ({"trainset": EXAMPLES[:50]}, "the examples"),
-    ],
-)
-def test_what_changed_since_demos_were_made_is_said_and_can_be_accepted(engine, tmp_path, change, difference):
-    noted(tmp_path, EXAMPLES, last=14)
-    options, trainset = {"log_dir": tmp_path, **change}, change.get("trainset", EXAMPLES)
-    options.pop("trainset", None)
-    with pytest.raises(ValueError, match=rf"another compile: {difference} .*pass accept_changes=True"):
-        chooser(**options).compile(predict(), trainset=trainset)
-    assert engine.num_calls == 0
-    for accepted in (True, False):  # What was accepted is no change any more.
-        chooser(accept_changes=accepted, **options).compile(predict(), trainset=trainset)
 
 
 class Swallowing(dspy.Module):

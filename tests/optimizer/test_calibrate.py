@@ -5,7 +5,7 @@ import json
 import dspy
 import numpy as np
 import pytest
-from fakes import digest, failure, interrupt, using
+from fakes import digest, interrupt, using
 from label_engines import normal
 from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, Twice, exact, go, number, student, two
 
@@ -248,16 +248,6 @@ class TestBadInput:
         with pytest.raises(ValueError, match="calibrate was False, is True"):
             go(engine, log_dir=tmp_path, calibrate=True)
         assert len(engine.prompts) == before
-
-    def test_first_calls_that_fail_are_told_and_made_again(self, tmp_path):
-        engine = engine_of()
-        engine.at = dict.fromkeys(range(8), failure)
-        options = {"calibrate": True, "log_dir": tmp_path, "max_errors": 100}
-        with pytest.raises(RuntimeError, match=r"no call ended with an answer.*ConnectionError|down"):
-            go(engine, **options)
-        program, report = go(engine, **options)
-        assert isinstance(program, CalibratedProgram)
-        assert report.comparison is not None
 
 
 class TestWithoutIt:

@@ -55,18 +55,6 @@ def engine():
         yield engine
 
 
-class Two(dspy.Module):
-    """Its second predictor has no demos."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = student(), dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        self.second(question=question)
-        return self.first(question=question)
-
-
 def optimizer(metric=exact_match, **options):
     return PLReorder(metric, **{"num_threads": 4, "display_progress": False, **options})
 
@@ -162,15 +150,6 @@ class TestEstimate:
         assert found.cost == pytest.approx(expected, rel=0.02)
         assert f"about {dollars(found.cost)} (answers as long as the demos')" in str(found)
         assert engine.num_calls == 0
-
-    def test_is_unknown_where_demos_show_no_answer(self, engine):
-        found = optimizer(max_cost=1.0).estimate(Two(), trainset=EXAMPLES)
-        assert found.prompt_tokens is not None
-        assert found.cost is None
-        assert found.affordable_calls is None
-        assert "; max_cost=$1 may end it earlier\n" in str(found)
-        found = optimizer(max_seconds=60).estimate(student(), trainset=EXAMPLES)
-        assert str(found).splitlines()[0].endswith("; max_seconds=60 may end it earlier")
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
     def test_says_when_max_cost_ends_it(self, engine, kind, demos):

@@ -15,7 +15,6 @@ from plr_dspy import PLReorder
 from plr_dspy.scoring.ledger import Ledger
 
 EXAMPLES = questions(24, classes=2)
-FAILURES = {"program": ConnectionError, "metric": ZeroDivisionError}
 
 complete = st.builds(
     lambda i: dspy.Example(question=f"demo {i}", answer=f"answer {i % 2}"), st.integers(0, 4)

@@ -489,18 +489,6 @@ class TestSignals:
 
 
 class TestFailed:
-    def test_calls_of_the_round_that_failed_are_made_again(self, tmp_path, engine):
-        reorder, engine.at = optimizer(tmp_path, max_errors=5), dict.fromkeys(range(70, 10_000), failure)
-        with pytest.raises(Exception, match="down"):
-            reorder.compile(student(), trainset=EXAMPLES)
-        failed, engine.at = reorder.report.errors[0].count, {}
-        assert 5 <= failed <= 5 + NUM_THREADS
-        reorder.compile(student(), trainset=EXAMPLES)
-        assert reorder.report.errors == []
-        assert reorder.report.program_calls["total"] == engine.num_calls
-        assert Counter(engine.requests.values())[2] == failed
-        assert set(engine.requests.values()) == {1, 2}
-
     @pytest.mark.parametrize("rounds", [0, 2])
     def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, rounds):
         """From the first call on, and from the end of the second round."""

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from result_records import result, right, runs
 from scipy import stats
 
-from paper.protocol import METHODS
 from paper.tables import (
-    ablation_table,
     accuracy_table,
     all_tables,
     calls_table,
@@ -113,10 +111,6 @@ class TestAccuracy:
         assert (cell["mean"], cell["low"], cell["high"], cell["seeds"]) == ("50.0", "", "", "1")
         assert line_of(table, "Static") == ["50.0"]
 
-    def test_blocks_by_number_of_demos_and_lines_in_the_grids_order(self):
-        records = [runs(name, [10], num_demos=k) for k in (16, 4) for name in reversed(METHODS)]
-        assert names(accuracy(*records)) == {"4 demos": list(METHODS), "16 demos": list(METHODS)}
-
     def test_best_three_are_marked_and_ties_share_a_mark(self):
         methods = ["Static", "Top-K", "PLR-1", "Ours"]
         table = accuracy(*(runs(name, [count]) for name, count in zip(methods, [5, 14, 9, 12], strict=True)))
@@ -161,15 +155,6 @@ class TestPaired:
         low, high = paired_interval([0, -100, 100, 100, 0, 100, 100, 0])
         assert [float(cell[n]) for n in ("mean", "low", "high")] == pytest.approx([37.5, low, high])
         assert (cell["seeds"], float(cell["examples"])) == ("2.0", 8)
-
-    def test_over_all_runs_by_hand(self):
-        # Each run by itself in its group: +10, +20 and +30 points.
-        cell = row(paired(runs("Static", [10, 10, 10]), runs("Ours", [12, 14, 16])), task="all")
-        assert [float(cell[n]) for n in ("mean", "low", "high")] == pytest.approx(
-            [20, *mean_interval([10, 20, 30])]
-        )
-        assert (float(cell["runs"]), float(cell["groups"])) == (3, 3)
-        assert float(cell["p"]) == float(cell["p_holm"]) == 0.25  # 2 of 8 sign flips are as far from 0
 
     def test_runs_that_share_examples_are_not_counted_as_evidence_twice(self):
         once = [*runs("Static", [10, 10, 10, 10]), *runs("Ours", [12, 14, 9, 15])]
@@ -240,13 +225,6 @@ class TestCallsAndAblations:
             "",
         )
         assert line_of(table, "Static") == ["134", "2,005", "", "17", "3"]
-
-    def test_ablations(self):
-        parts = {"PLR-1": 8, "PLR-4": 10, "PLR-16": 12, "PLR-4 weighted": 14, "Ours": 20}
-        table = ablation_table(frame_of([r for name, n in parts.items() for r in runs(name, [n, n])]))
-        assert names(table) == {"components": ["1", "4", "16"], "weighted": ["unweighted", "weighted"]}
-        assert line_of(table, "16") == ["60.0 ± 0.0"]
-        assert ablation_table(frame_of([*runs("PLR-1", [10]), *runs("Ours", [10])])) is None
 
 
 class TestPublished:

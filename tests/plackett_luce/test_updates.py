@@ -112,15 +112,6 @@ class TestMixtureEM:
         assert mixture.weights.max().item() == pytest.approx(0.75, abs=0.05)
         assert torch.corrcoef(torch.stack([logits, strong]))[0, 1] > 0.9
 
-    @pytest.mark.parametrize("weights", [None, [5.0, 1.0]])
-    def test_one_component_is_maximum_likelihood(self, weights):
-        elites = torch.tensor([[0, 2, 1, 3], [2, 0, 3, 1]])
-        one, single = (
-            rule.update(rule.initial(4), elites, float64(weights))
-            for rule in (MixtureEM(num_components=1), MaximumLikelihood())
-        )
-        assert torch.equal(one.logits, single.logits)
-
     @pytest.mark.parametrize("num_items", [3, 4])
     def test_more_components_come_nearer_to_any_distribution_and_as_many_as_orderings_fit(self, num_items):
         """The theorem of the paper on expressivity; one component has n - 1 free numbers for n! - 1 probabilities."""

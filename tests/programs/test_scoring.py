@@ -80,12 +80,6 @@ class TestCells:
             scored(cells, [IDENTITY], range(8))
         assert engine.num_calls == 13
 
-    def test_cells_run_ordering_by_ordering(self, engine):
-        scored(scorer(num_threads=1), [IDENTITY, REVERSED], range(6))
-        seen = [texts[:-1] for texts in engine.requests]
-        assert seen == [seen[0]] * 6 + [seen[6]] * 6
-        assert seen[0] != seen[6]
-
     def test_the_program_is_not_touched_and_the_caller_s_settings_reach_the_workers(self, engine):
         seen = []
 
@@ -170,15 +164,6 @@ class TestErrors:
         assert examples == [0, 1, 3, 4, 6, 7, 8, 9]
         assert [len(row) for row in rows] == [8] * 4
         assert errors_of(cells)[0].count == 8
-
-    def test_an_example_that_runs_now_and_then_counts_each_time(self, engine):
-        def metric(example, prediction):
-            if prediction.answer == "wrong":
-                raise ValueError("unreadable")
-            return 1.0
-
-        with pytest.raises(ValueError, match="unreadable"):
-            scored(scorer(metric=metric, max_errors=9), [IDENTITY, REVERSED, ((1, 0, 2),)], range(30))
 
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
     def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):

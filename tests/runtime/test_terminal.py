@@ -145,17 +145,6 @@ def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
     assert handler.stream is sys.stderr
 
 
-def test_a_handler_of_the_users_own_shows_lines_alone(terminal, monkeypatch):
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    package = logging.getLogger("plr_dspy")
-    monkeypatch.setattr(package, "handlers", [*package.handlers, handler])
-    compiled()
-    assert re.search(r"\d+ calls$", lines[-1])
-    assert all("call/s" in line for line in rendered(terminal()))
-
-
 @pytest.mark.parametrize(
     ("options", "ending"),
     [

@@ -95,20 +95,6 @@ class TestOtherSearches:
         shares = 0.95 * (0.3 / 4 + 0.7 * np.array([1, 0, 1, 1]) / 3) + 0.05 / 4
         assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
 
-    def test_an_update_without_smoothing_is_refused(self):
-        class Own:
-            name, weighted = "own", False
-
-            def initial(self, num_items):
-                return MaximumLikelihood().initial(num_items)
-
-            def update(self, distribution, elites, weights=None):
-                return distribution
-
-        CrossEntropySearch(OrderingSpace.of_sizes(3), update=Own())
-        with pytest.raises(TypeError, match="update must have a smoothing"):
-            CrossEntropySearch(SPACE, update=Own())
-
 
 class TestWorlds:
     def test_better_than_the_best_of_random_arrangements_at_as_many_calls(self):

@@ -107,12 +107,6 @@ class TestPreferences:
         tables = [preferring(shares, seed=seed, known=known) for seed in range(5 if num_known == 60 else 20)]
         np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
 
-    def test_are_the_prior_s_where_nothing_is_known_and_none_where_nothing_differs(self):
-        alone = np.eye(NUM, dtype=bool)  # each ordering on an example of its own
-        np.testing.assert_allclose(preference_shares(kernels(), alone * 1.0, alone), 0.1, atol=1e-9)
-        np.testing.assert_array_equal(preference_shares(kernels(), alone * 0.0, alone), 0.0)
-        assert len(preference_shares([], alone * 1.0, alone)) == 0
-
 
 class LeaningWorld:
     """80 orderings, and 60 to predict, that lean to and fro between classes of examples by where their items stand.

@@ -11,7 +11,6 @@ from scipy.linalg import helmert
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.effects import EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import Gains
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
 
@@ -137,14 +136,6 @@ class TestModel:
         assert np.mean(found) > 0.6
         assert np.mean(found) > np.mean(counted) + 0.1
 
-    def test_tells_scores_of_orderings_not_looked_at(self):
-        world = World(num_orderings=120, looks=4)
-        features, model = [family[60:] for family in world.features], world.model(chosen=slice(60))
-        means, doubts = model.predict(features)
-        assert correlation(means, world.truth[60:]) > 0.6
-        assert (doubts > 0).all()
-        np.testing.assert_allclose(model.predict_means(features), means, atol=0.08)
-
 
 class TestGains:
     def test_are_not_claimed_where_there_are_none(self):
@@ -167,33 +158,6 @@ class TestGains:
             missed.append(gains[best] - (world.truth[best] - world.truth[worst]))
         assert claims >= 9
         assert abs(np.mean(missed)) < 0.1
-
-    @settings(deadline=None, max_examples=20)
-    @given(st.integers(0, 999))
-    def test_of_two_sources_add_up(self, seed):
-        rng = np.random.default_rng(seed)
-
-        def some(scales):
-            shares = rng.dirichlet(np.ones(scales))
-            means, variances = rng.normal(size=(scales, 3)), rng.uniform(0.1, 1.0, size=(scales, 3))
-            return Gains(shares, means, variances, np.ones((scales, 3), dtype=bool))
-
-        first, second = some(3), some(4)
-        both = first.plus(second)
-        expected = sum(
-            first.shares[i] * second.shares[j] * (first.means[i] + second.means[j])
-            for i in range(3)
-            for j in range(4)
-        )
-        np.testing.assert_allclose(both.summary()[0], expected)
-        np.testing.assert_allclose(both.shares.sum(), 1.0)
-        draws = 20_000
-        one = rng.choice(3, size=draws, p=first.shares)
-        two = rng.choice(4, size=draws, p=second.shares)
-        sums = first.means[one] + second.means[two]
-        sums = sums + np.sqrt(first.variances[one] + second.variances[two]) * rng.normal(size=(draws, 3))
-        np.testing.assert_allclose((sums > 0).mean(axis=0), both.summary()[1], atol=0.02)
-        np.testing.assert_allclose(sums.std(axis=0), both.summary()[2], rtol=0.03)
 
 
 class TestOrderingModel:
