@@ -19,12 +19,15 @@ READY  := $(VENV)/.ready
 DEMO   ?=
 COMPARE ?=
 
-.PHONY: demo test test-vllm test-lowest lint compare bench docs notebooks dist clean
+.PHONY: demo test pytest test-vllm test-lowest lint compare bench docs notebooks dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py --max-calls 200 --random-orders 3 --test 80 $(DEMO)
 
-test: $(READY) lint
+test: $(READY)
+	$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: $(READY)
 	$(BIN)/python -m pytest
 
 test-vllm: $(READY) $(VLLM)/.ready

@@ -23,7 +23,7 @@ os.environ["TQDM_DISABLE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("plr_dspy", deadline=None)
+settings.register_profile("plr_dspy", deadline=None, max_examples=50)
 settings.load_profile("plr_dspy")
 
 # Other processes of the tests share the cores: threads that wait for it by spinning make both slower.
@@ -31,22 +31,38 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["CI"] = "true"  # one thread for local models
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-LOCAL_MODEL = {
+LOCAL_MODEL = (
     "test_cli",
+    "test_completion",
     "test_end_to_end",
-    "test_paper_run",
     "test_label_local",
     "test_local",
-    "test_notebooks",
+    "test_paper_run",
     "test_quickstart",
-}
-"""Their tests run one after another in one process: two servers would share the cores."""
-WITHOUT_MODEL = ("test_runs[02_",)
-"""Those of them that call no model."""
+)
+"""Files whose tests need it run one after another in one process: two servers would share the cores."""
+CHILDREN = ("test_paper_failures", "test_resume")
+"""They share a server that forks processes, which takes seconds to start."""
+LONGEST = ("test_every_optimizer", "test_docs", "test_release", "test_imports")
+"""Others that begin early, so that none is left over at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = [*LOCAL_MODEL, *CHILDREN, *LONGEST]
+    items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage what has been imported by now."""
+    """Spare the collector of garbage what has been imported by now.
+
+    And pydantic the schema of a text: DSPy has a new one made for each field of each demo of each prompt,
+    which was a seventh of all the time.
+    """
+    import pydantic
+    from dspy.adapters import utils
+
+    text = pydantic.TypeAdapter(str)
+    utils.TypeAdapter = lambda kind: text if kind is str else pydantic.TypeAdapter(kind)
     gc.collect()
     gc.freeze()
 
@@ -66,15 +82,18 @@ def server() -> Iterator["LocalServer"]:  # noqa: F821
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of the local model together; the others go wherever a process is free.
+    """Keep the tests of the local model together, and those of a file, which share what they made.
 
     Marks of a group would do the same, but pytest 9.2 and xdist 3.8 overlook them together.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    class LocalModelTogether(LoadScopeScheduling):
+    class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            local = Path(nodeid.partition("::")[0]).stem in LOCAL_MODEL
-            return "local model" if local and not any(name in nodeid for name in WITHOUT_MODEL) else nodeid
+            file = Path(nodeid.partition("::")[0]).stem
+            return {**dict.fromkeys(LOCAL_MODEL, "local model"), **dict.fromkeys(CHILDREN, "children")}.get(
+                file, file
+            )
 
-    return LocalModelTogether(config, log)
+    config.option.loadscopereorder = False
+    return ByFile(config, log)

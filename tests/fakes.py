@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import multiprocessing
 import os
 import re
 import subprocess
@@ -25,6 +26,10 @@ from dspy import lm15
 from dspy.clients.provider import Provider
 
 FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]\n(.*?)(?=\n\n\[\[ ## |\n\nRespond with|\Z)", re.S)
+CHILDREN = multiprocessing.get_context("forkserver")
+"""Child processes that need not import what takes seconds."""
+CHILDREN.set_forkserver_preload(["dspy", "litellm", "torch", "plr_dspy.optimizer.fewshot"])
+
 WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 
 

@@ -31,7 +31,7 @@ def optimizer(**options):
 
 
 class TestAllOrders:
-    @pytest.mark.parametrize("num_samples", [None, 6, 50])
+    @pytest.mark.parametrize("num_samples", [6, 50])
     def test_are_scored_where_the_budget_pays_for_them_however_many_make_a_round(self, engine, num_samples):
         reorder = optimizer(num_samples=num_samples)
         reorder.compile(student(4), trainset=EXAMPLES[:34])
@@ -77,20 +77,21 @@ class TestTime:
 
     def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
         """A time limit for each night, and the same log_dir: nothing is lost."""
-        whole = optimizer()
+        whole = optimizer(max_metric_calls=400)
         whole.compile(student(), trainset=EXAMPLES)
-        reorder, parts = optimizer(max_seconds=300, num_threads=1, log_dir=tmp_path), []
+        options = {"max_metric_calls": 400, "max_seconds": 120}
+        reorder, parts = optimizer(**options, num_threads=1, log_dir=tmp_path), []
         while not parts or parts[-1].stopped.startswith("time limit"):
             before = clock.num_calls
             reorder.compile(student(), trainset=EXAMPLES)
             parts.append(reorder.report)
             calls = parts[-1].program_calls
-            assert clock.num_calls - before == calls["total"] - calls["resumed"] <= 300
+            assert clock.num_calls - before == calls["total"] - calls["resumed"] <= 120
         assert len(parts) > 2
         last = parts[-1]
         assert last.comparison.num_candidates == len(last.candidates) == 3
         assert last.comparison.chosen >= whole.report.comparison.original
-        assert last.program_calls["total"] <= 1000
+        assert last.program_calls["total"] <= 400
         assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
 
 
@@ -98,8 +99,8 @@ class TestScores:
     @pytest.mark.parametrize(
         ("options", "stopped"),
         [
-            ({"stop_at_score": 0.3}, "stop_at_score=0.3 reached"),
-            ({"patience": 1, "max_metric_calls": 1500}, "patience=1: no better order"),
+            ({"stop_at_score": 0.3, "max_metric_calls": 400}, "stop_at_score=0.3 reached"),
+            ({"patience": 1, "max_metric_calls": 600}, "patience=1: no better order"),
         ],
     )
     def test_ends_the_search_but_not_the_comparison(self, engine, options, stopped):

@@ -18,7 +18,7 @@ from landscapes import (
 )
 from methods import Pool, claimed, compiled
 
-BUDGETS = {"light": 1_000, "logprobs": 250, "paper": None, "top-k": 1_000}
+BUDGETS = {"light": 400, "logprobs": 150, "paper": None, "top-k": 1_000}
 """Program calls by mode; with log-probabilities rounds are more, and take longer."""
 
 
@@ -27,10 +27,8 @@ class TestNothingToFind:
         ("world", "num_demos", "num_pool", "mode"),
         [
             (OwnEffectsLandscape, 8, 20, "light"),
-            (OwnEffectsLandscape, 3, 20, "light"),
             (CoinLandscape, 8, 20, "top-k"),
             (OwnEffectsLandscape, 4, 20, "paper"),
-            (CoinLandscape, 8, 40, "logprobs"),
             (LeaningLandscape, 8, 40, "logprobs"),
             (NoisyLogitsLandscape, 8, 100, "logprobs"),
         ],
@@ -58,7 +56,7 @@ class TestNothingToFind:
 class TestSomethingToFind:
     @pytest.mark.parametrize("mode", ["light", "logprobs"])
     def test_a_gain_is_claimed_and_is_there(self, mode):
-        """With log-probabilities in half of the compiles, by half of the calls."""
+        """With log-probabilities in half of the compiles, by fewer calls."""
         outcomes, gains = [], []
         for seed in range(6):
             pool = Pool.of(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)

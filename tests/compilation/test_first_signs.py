@@ -111,23 +111,21 @@ class TestNothingToFind:
         assert "no score differed between two prompts" in caplog.text
         assert optimizer.report.evidence.num_differing == 0
 
-    def test_the_end_is_kept_in_a_log_dir(self, tmp_path):
-        for _ in range(2):
-            model = engine()
-            optimizer, _ = compile_with(model, lambda example, prediction: 0.0, log_dir=tmp_path)
-            assert optimizer.report.stopped.startswith("every score was 0")
-        assert model.num_calls == 0
+
+@pytest.fixture(scope="module")
+def whole():
+    """The report of a compile that went to its end."""
+    return compile_with(engine(), max_metric_calls=500)[0].report
 
 
 class TestEndedEarly:
     @pytest.mark.parametrize(
         "options", [{"patience": 1}, {"stop_at_score": 0.0}, {"num_iterations": 1}], ids=str
     )
-    def test_the_race_and_the_comparison_shrink_with_the_search(self, options):
-        whole, _ = compile_with(engine())
-        ended, _ = compile_with(engine(), **options)
-        before, after = whole.report.program_calls, ended.report.program_calls
-        assert before["total"] > 950
+    def test_the_race_and_the_comparison_shrink_with_the_search(self, whole, options):
+        ended, _ = compile_with(engine(), max_metric_calls=500, **options)
+        before, after = whole.program_calls, ended.report.program_calls
+        assert before["total"] > 475
         assert after["total"] < 0.75 * before["total"]
         share = after["search"] / before["search"]
         for phase in ("race", "final"):
@@ -161,7 +159,7 @@ class TestStudentWithoutDemos:
         model = Opinionated(engine().answers)
         model.without = without
         program = dspy.Predict("question -> answer")
-        optimizer, compiled = compile_with(model, program=program, max_metric_calls=400)
+        optimizer, compiled = compile_with(model, program=program, max_metric_calls=200)
         report = optimizer.report
         assert len(compiled.demos) == (0 if without else 8)
         assert (report.comparison.original == 1.0) == without
@@ -190,11 +188,3 @@ class TestStudentWithoutDemos:
         name = f"original {noun}" if demos else "student without demos"
         assert f"the {name} stays (interrupted)" in repr(optimizer.report)
         assert len(optimizer.best_program.demos) == demos
-
-    def test_stays_as_it_is_where_there_is_nothing_to_order(self):
-        """Of three examples one is a demo and two score."""
-        optimizer = PLReorder(exact_match, num_threads=1, display_progress=False)
-        with using(engine()) as model:
-            compiled = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES[:3])
-        assert compiled.demos == []
-        assert model.num_calls == 0

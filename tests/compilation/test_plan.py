@@ -55,13 +55,6 @@ def test_a_plan_keeps_its_budget(
         assert plan.num_final_draws == num_final_draws
 
 
-@pytest.mark.parametrize("auto", sorted(BUDGETS))
-def test_most_of_the_budget_is_used_on_an_ordinary_problem(auto):
-    plan = make_plan(auto, num_train=800, num_selection=200, num_distinct=MANY)
-    assert plan.planned_calls > 0.98 * BUDGETS[auto]
-    assert plan.search_calls > 0.7 * BUDGETS[auto]
-
-
 def test_paper_values():
     plan = make_plan("paper", num_train=800, num_selection=200, num_distinct=24)
     shape = (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws)
@@ -99,19 +92,3 @@ def test_the_smallest_budget_is_named_and_is_enough(auto):
     first = plan.num_first_examples * plan.num_initial or plan.num_samples * plan.num_train_examples
     assert plan.program_calls <= needed
     assert needed - plan.final_calls - plan.race_calls >= first > 0
-
-
-def test_what_was_asked_for_is_paid_for_where_few_examples_would_not_need_it():
-    """22 calls are all that three examples can make use of; 20 orders on both train examples take more."""
-    plan = make_plan("light", num_samples=20, num_train=2, num_selection=1, num_distinct=MANY)
-    assert (plan.num_samples, plan.num_initial) == (20, 20)
-    assert most_calls(3) < plan.program_calls <= BUDGETS["light"]
-
-
-@pytest.mark.parametrize(("num_distinct", "exhaustive"), [(6, True), (24, False)])
-def test_the_number_of_orders_in_a_round_is_what_was_asked_for(num_distinct, exhaustive):
-    """Where the budget pays for all orders, all are scored all the same."""
-    plan = make_plan("light", num_samples=3, num_train=80, num_selection=20, num_distinct=num_distinct)
-    assert plan.exhaustive == exhaustive
-    assert (plan.num_samples, plan.num_initial) == (3, 3)
-    assert plan.num_first_examples < 80

@@ -103,13 +103,6 @@ class TestRace:
         assert all(count >= 4 for count in counts[: 5 + joining])
         assert counts[5 + joining :] == [0] * (10 - joining)
 
-    def test_ever_fewer_orderings_on_ever_more_examples(self):
-        raced = Raced(TablePayer(table()), ORDERINGS[:20])
-        raced.run(ORDERINGS[:20])
-        most = [max(heat.values()) for heat in raced.heats]
-        assert [list(h.values()).count(m) for h, m in zip(raced.heats, most, strict=True)] == [20, 8, 4]
-        assert most[0] < most[1] < most[2]
-
     def test_goes_by_the_estimates(self):
         """The worst of the orderings, by those who have a say in it; the best has no estimate and is out."""
         told = []

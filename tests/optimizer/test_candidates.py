@@ -35,7 +35,7 @@ def student():
 
 def reorder(kind=PLReorder, **options):
     return kind(
-        exact_match, **{"max_metric_calls": 200, "num_threads": 4, "display_progress": False, **options}
+        exact_match, **{"max_metric_calls": 100, "num_threads": 4, "display_progress": False, **options}
     )
 
 
@@ -58,7 +58,7 @@ class Mine(TwoSteps):
 
 @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
 def test_they_are_the_orders_of_the_final_comparison_the_chosen_one_first(kind):
-    optimizer = reorder(kind)
+    optimizer = reorder(kind, max_metric_calls=200)
     program = optimizer.compile(student(), trainset=EXAMPLES)
     found = program.candidate_programs
     assert len(found) == len(optimizer.report.candidates) > 1
@@ -106,7 +106,7 @@ def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):
     assert len(first.candidate_programs) > 1, "the student keeps what it has"
 
 
-@pytest.mark.parametrize("kept", [[], {}, [1], "text"])
+@pytest.mark.parametrize("kept", [[], "text"])
 def test_attributes_of_the_users_own_stay(kept):
     optimizer = reorder()
     program = optimizer.compile(Mine(kept), trainset=EXAMPLES)

@@ -68,9 +68,9 @@ def test_all_examples_are_run(chains):
     assert list(chains.CHAINS) == NAMES
 
 
-@pytest.mark.parametrize("strategy", ["few -> reorder", "few -> reorder -> reorder"])
-def test_inside_better_together(strategy, lm):
+def test_inside_better_together(lm):
     """Which passes arguments on; demos stay what they were."""
+    strategy = "few -> reorder -> reorder"
     student = dspy.Predict("question -> answer")
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(metric=exact_match, few=dspy.LabeledFewShot(k=5), reorder=reorder())

@@ -86,7 +86,7 @@ def check(shape, make, student, lm, folder):
     """The student is not changed, one and eight threads find the same, and the program is saved and loaded."""
     before, runs = state(student), []
     for num_threads in (1, 8):
-        optimizer = make(num_threads=num_threads, max_metric_calls=100, seed=1, display_progress=False)
+        optimizer = make(num_threads=num_threads, max_metric_calls=70, seed=1, display_progress=False)
         runs.append((optimizer.compile(student, trainset=EXAMPLES), optimizer.report))
     (compiled, report), (again, report_again) = runs
     assert state(student) == before, "the student was changed"
@@ -94,7 +94,7 @@ def check(shape, make, student, lm, folder):
     assert [id(predictor.lm) for predictor in compiled.predictors()] == [number for *_, number in before]
     assert prompts(again) == prompts(compiled)
     assert report_again.candidates == report.candidates
-    assert report.program_calls["total"] <= 100
+    assert report.program_calls["total"] <= 70
     compiled.set_lm(None)  # the fake has no saved form
     compiled.save(folder / "program.json")
     loaded = PROGRAMS[shape]()
@@ -103,8 +103,16 @@ def check(shape, make, student, lm, folder):
     return compiled, report
 
 
-@pytest.mark.parametrize("choose_demos", [labeled_few_shot, bootstrap])
-@pytest.mark.parametrize("shape", sorted(PROGRAMS))
+@pytest.mark.parametrize(
+    ("shape", "choose_demos"),
+    [
+        ("predict", labeled_few_shot),
+        ("chain_of_thought", bootstrap),
+        ("two_predictors", bootstrap),
+        ("react", bootstrap),
+        ("frozen_part", labeled_few_shot),
+    ],
+)
 def test_what_others_chose_is_ordered(shape, choose_demos, lm, tmp_path):
     student = choose_demos(PROGRAMS[shape]())
     student.set_lm(lm)

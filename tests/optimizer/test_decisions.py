@@ -1,6 +1,5 @@
 """DSPy's decision outputs, whose demos are a JSON list in the system message, and whose probabilities replies state."""
 
-import math
 from typing import Annotated, Literal
 
 import dspy
@@ -105,26 +104,14 @@ def shown(program):
     return [number(demo["text"]) for demo in predictor.demos]
 
 
-def accuracy(program, kind):
-    return np.mean([exact(each, program(**each.inputs())) for each in examples(kind, 60, first=1000)])
-
-
-class TestPrompts:
-    """What is ordered, counted and warned of is what the prompts really show."""
-
-    def test_incomplete_demos_are_ordered_among_the_others(self, engine, caplog):
-        program = student(module=dspy.ChainOfThought, numbers=range(5))
-        for i, demo in enumerate(program.predict.demos[:2]):
-            program.predict.demos[i] = dspy.Example(demo, reasoning="because")
-        program.predict.demos.append(dspy.Example(text="demo 5"))
-        estimate = reorder().estimate(program, trainset=examples("choice"))
-        assert estimate.distinct_prompts == math.factorial(6)
-        assert "in no prompt" not in caplog.text
+def accuracy(program, kind, count=40):
+    return np.mean([exact(each, program(**each.inputs())) for each in examples(kind, count, first=1000)])
 
 
 class TestOrders:
     @pytest.mark.parametrize(
-        ("kind", "signal"), [*((kind, "logprobs") for kind in KINDS), ("choice", "score"), ("noul", "score")]
+        ("kind", "signal"),
+        [("choice", "logprobs"), ("bool in fields", "logprobs"), ("noul", "logprobs"), ("choice", "score")],
     )
     def test_the_order_is_found_saved_and_loaded(self, engine, kind, signal, tmp_path):
         optimizer = reorder(signal=signal)
@@ -141,7 +128,7 @@ class TestOrders:
         optimizer = PLFewShot(exact, candidates=candidates, **options)
         compiled = optimizer.compile(student(numbers=()), trainset=examples("choice", 100))
         assert len(shown(compiled)) > 1
-        assert accuracy(compiled, "choice") > accuracy(student(numbers=()), "choice") + 0.05
+        assert accuracy(compiled, "choice", 60) > accuracy(student(numbers=()), "choice", 60) + 0.05
         check_saved(engine, compiled, "choice", tmp_path)
 
 
@@ -150,7 +137,6 @@ class TestCalibration:
         ("kind", "adapter"),
         [
             *((kind, dspy.ChatAdapter()) for kind in KINDS),
-            ("choice", dspy.JSONAdapter()),
             ("noul", dspy.JSONAdapter()),
         ],
     )

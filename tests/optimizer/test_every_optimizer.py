@@ -38,16 +38,23 @@ def compiled(kind, engine, *, metric=exact, program=None, trainset=EXAMPLES, **o
 
 
 @pytest.fixture(scope="module")
-def whole():
-    """The reports of compiles that nothing stopped."""
-    reports = {}
+def finished():
+    """Of compiles that nothing stopped: the student, the program and the optimizer."""
+    made = {}
 
     def of(kind):
-        if kind not in reports:
-            reports[kind] = compiled(kind, Engine())[1].report
-        return reports[kind]
+        if kind not in made:
+            program = student()
+            made[kind] = program, *compiled(kind, Engine(), program=program)
+        return made[kind]
 
     return of
+
+
+@pytest.fixture
+def whole(finished):
+    """Their reports."""
+    return lambda kind: finished(kind)[2].report
 
 
 @pytest.fixture(params=KINDS)
@@ -69,6 +76,7 @@ class TestLimits:
         planned = optimizer.report.settings["num_selection_examples"]
         assert optimizer.report.comparison.num_examples == planned == estimate.num_selection_examples
 
+    @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
     def test_calls_of_another_course_in_the_folder_count(self, kind, tmp_path, caplog):
         """With another seed nothing may be left to compare; that is said, and no call passes the limit."""
         engine, budget = Engine(), BUDGET.get(kind, 100)
@@ -81,7 +89,10 @@ class TestLimits:
                 assert optimizer.report.comparison is None
                 assert "raise it, or pass another log_dir" in caplog.text
 
-    @pytest.mark.parametrize("limit", ["max_seconds", "max_cost"])
+    @pytest.mark.parametrize(
+        ("kind", "limit"),
+        [*((kind, "max_seconds") for kind in KINDS), ("calibrated", "max_cost"), ("TopKOrder", "max_cost")],
+    )
     def test_time_and_money_are_not_passed_and_leave_a_comparison(self, kind, limit, monkeypatch):
         """Each call takes a second of a clock that stands still between calls, and as many dollars as any other."""
         engine, most = Engine(), 1.5 * BUDGET.get(kind, 100)
@@ -100,7 +111,13 @@ class TestLimits:
 
 
 class TestGoingOn:
-    @pytest.mark.parametrize(("how", "num_threads"), [(interrupt, 4), (failure, 1)])
+    @pytest.mark.parametrize(
+        ("kind", "how", "num_threads"),
+        [
+            *((kind, interrupt, 4) for kind in KINDS),
+            *((kind, failure, 1) for kind in ("PLReorder", "paper", "TopKOrder")),
+        ],
+    )
     def test_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
         """Again and again: only calls that were under way are made again, and the report is that of one go."""
         engine, stops = Engine(), (0, 2, 30, 15)
@@ -123,6 +140,11 @@ class TestGoingOn:
     def test_a_finished_compile_costs_nothing_and_a_larger_budget_only_what_is_new(
         self, kind, whole, tmp_path
     ):
+        """Another metric is refused unless it is accepted."""
+
+        def other(example, prediction):
+            return 1.0 * exact(example, prediction)
+
         engine = Engine()
         for _ in range(2):
             _, optimizer = compiled(kind, engine, log_dir=tmp_path)
@@ -130,34 +152,23 @@ class TestGoingOn:
             assert found(optimizer.report) == found(whole(kind))
         paid, budget = len(engine.prompts), 1.5 * BUDGET.get(kind, 100)
         assert optimizer.report.program_calls["resumed"] == paid
-        _, optimizer = compiled(kind, engine, max_metric_calls=int(budget), log_dir=tmp_path)
-        assert paid < len(engine.prompts) == optimizer.report.program_calls["total"] <= budget
-        assert optimizer.report.program_calls["resumed"] == paid
-        assert set(Counter(engine.prompts).values()) == {1}
-
-    def test_another_metric_is_refused_unless_it_is_accepted(self, kind, tmp_path):
-        def other(example, prediction):
-            return 1.0 * exact(example, prediction)
-
-        engine = Engine()
-        compiled(kind, engine, log_dir=tmp_path)
-        paid = len(engine.prompts)
         with pytest.raises(ValueError, match=r"metric changed.*another log_dir.*accept_changes=True"):
             compiled(kind, engine, metric=other, log_dir=tmp_path)
         assert len(engine.prompts) == paid
         for options in ({"accept_changes": True}, {}):  # What was accepted is no change any more.
             compiled(kind, engine, metric=other, log_dir=tmp_path, **options)
-        assert len(engine.prompts) <= BUDGET.get(kind, 100)
+        paid = len(engine.prompts)
+        assert paid <= BUDGET.get(kind, 100)
+        _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=int(budget), log_dir=tmp_path)
+        assert paid < len(engine.prompts) == optimizer.report.program_calls["total"] <= budget
+        assert optimizer.report.program_calls["resumed"] == paid
         assert set(Counter(engine.prompts).values()) == {1}
 
 
 class TestResult:
-    def test_is_a_copy_with_a_report_that_can_be_kept(self, kind, tmp_path):
-        program = student()
-        before, demos = program.dump_state(), list(program.demos)
-        engine = Engine()
-        result, optimizer = compiled(kind, engine, program=program)
-        assert (program.dump_state(), program.demos) == (before, demos)
+    def test_is_a_copy_with_a_report_that_can_be_kept(self, kind, finished, tmp_path):
+        engine, (program, result, optimizer) = Engine(), finished(kind)
+        assert (program.dump_state(), program.demos) == (student().dump_state(), student().demos)
         assert not getattr(program, "_compiled", False)
         inner = getattr(result, "program", result)
         assert result.reorder_report == optimizer.report.to_dict()
@@ -172,6 +183,7 @@ class TestResult:
             assert inner(text="text 7").label == loaded(text="text 7").label
         assert engine.prompts[-1] == engine.prompts[-2]
 
+    @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
     def test_the_seed_decides_and_that_of_compile_wins(self, kind, whole):
         optimizer = KINDS[kind](exact, max_metric_calls=BUDGET.get(kind, 100), display_progress=False, seed=5)
         with using(Engine(), "fake/x"):

@@ -16,7 +16,7 @@ from fakes import (
 from plr_dspy.optimizer.fewshot import PLFewShot
 
 LABELS = ["yes", "no"]
-CALLS = 150
+CALLS = 120
 
 
 class MumblingEngine(LabelEngine):

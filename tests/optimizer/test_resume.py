@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -15,15 +14,13 @@ from pathlib import Path
 import dspy
 import orjson
 import pytest
-from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, fake_lm, lm_of, questions
+from fakes import CHILDREN, OrderSensitiveEngine, engine_for, exact_match, failure, fake_lm, lm_of, questions
 from fakes import student as showing
 
 from plr_dspy import PLFewShot, PLReorder
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
-SPAWN = multiprocessing.get_context("forkserver")
-SPAWN.set_forkserver_preload(["dspy", "litellm", "torch", "plr_dspy.optimizer.fewshot"])
 
 
 class RecordingEngine(OrderSensitiveEngine):
@@ -75,7 +72,7 @@ def compile_in_child(work, log_dir, calls, result, seconds):
 
 def start(tmp_path, log_dir, seconds=0.005, work=ordered):
     files = (str(log_dir), str(tmp_path / "calls"), str(tmp_path / "result.json"))
-    child = SPAWN.Process(target=compile_in_child, args=(work, *files, seconds))
+    child = CHILDREN.Process(target=compile_in_child, args=(work, *files, seconds))
     child.start()
     return child
 
@@ -243,7 +240,7 @@ class TestIdentity:
     def test_another_compile_is_refused(self, tmp_path, engine, change, difference):
         def go(model="fake/order-sensitive", temperature=0.0, adapter=None, **options):
             with dspy.context(lm=lm_of(engine, model, temperature=temperature), adapter=adapter):
-                compiled(tmp_path, max_metric_calls=100, **options)
+                compiled(tmp_path, max_metric_calls=60, **options)
 
         go()
         before = engine.num_calls
@@ -286,11 +283,11 @@ class TestIdentity:
         """Counters, caches: in the same process, and in one where they begin anew."""
         metric = metric_of(SOURCE)
         for each in (metric, metric, metric_of(SOURCE)):
-            compiled(tmp_path, metric=each)
+            compiled(tmp_path, metric=each, max_metric_calls=60)
         before = engine.num_calls
         assert before == len(metric.__globals__["SEEN"]) == metric.__globals__["STRAY"]
         with pytest.raises(ValueError, match=difference):
-            compiled(tmp_path, metric=metric_of(SOURCE.replace(*change)))
+            compiled(tmp_path, metric=metric_of(SOURCE.replace(*change)), max_metric_calls=60)
         assert engine.num_calls == before
 
 
@@ -347,14 +344,6 @@ class TestFolders:
 class TestOtherArguments:
     """What was paid for is paid for, and the search goes on, or begins anew over it."""
 
-    def test_the_search_gets_the_new_calls(self, tmp_path, engine):
-        small, large = (compiled(tmp_path, max_metric_calls=calls) for calls in (120, 300))
-        rounds = len(small.history)
-        assert large.history[:rounds] == small.history
-        assert len(large.history) > rounds
-        new = large.program_calls["total"] - small.program_calls["total"]
-        assert large.program_calls["search"] - small.program_calls["search"] > new / 2
-
     @pytest.mark.parametrize(
         "change",
         [
@@ -363,7 +352,6 @@ class TestOtherArguments:
             {"update": "ema", "patience": 2},
             {"trainset": EXAMPLES[::-1]},
             {"trainset": EXAMPLES[:50], "accept_changes": True},
-            {"auto": "medium", "max_metric_calls": None, "max_seconds": 60},
         ],
     )
     def test_no_call_is_made_again(self, tmp_path, engine, change):
@@ -372,19 +360,8 @@ class TestOtherArguments:
         report = compiled(tmp_path, student(4), **{"max_metric_calls": 400, **change})
         assert set(engine.requests.values()) == {1}
         assert engine.num_calls == report.program_calls["total"]
-        assert engine.num_calls <= 400 or change.get("auto")
+        assert engine.num_calls <= 400
         assert report.comparison is not None
-
-    @pytest.mark.parametrize("stop_at", [125, 170])
-    def test_stopped_and_gone_on_with(self, tmp_path, engine, stop_at):
-        """Whether before or after the larger search has ended a round."""
-        compiled(tmp_path, max_metric_calls=120)
-        engine.at = {stop_at: ring}
-        with pytest.raises(KeyboardInterrupt):
-            compiled(tmp_path, max_metric_calls=300, num_threads=1)
-        report = compiled(tmp_path, max_metric_calls=300)
-        assert 240 < report.program_calls["total"] <= 300
-        assert engine.num_calls <= 300 + NUM_THREADS
 
     @pytest.mark.parametrize(
         ("options", "first", "second"),
@@ -412,8 +389,8 @@ class TestOtherArguments:
 class TestNothingToMixUp:
     """A folder without any score, where another compile starts."""
 
-    @pytest.mark.parametrize("change", [{}, {"seed": 1, "max_metric_calls": 200}])
-    def test_after_failures_alone(self, tmp_path, engine, change):
+    def test_after_failures_alone(self, tmp_path, engine):
+        change = {"seed": 1, "max_metric_calls": 150}
         with pytest.raises(TypeError, match="metric must return a number"):
             compiled(tmp_path, metric=lambda example, prediction: None)
         spent = engine.num_calls
@@ -444,14 +421,6 @@ class TestNothingToMixUp:
         assert spent == (15 if broken == "threshold" else 3)
         total = chosen(candidates=candidates, max_bootstrapped=4).program_calls["total"]
         assert total == engine.num_calls - spent * (broken == "metric") <= 150
-
-    def test_a_single_score_is_something_to_mix_up(self, tmp_path, engine):
-        engine.at = {1: failure}
-        with pytest.raises(Exception, match="down"):
-            compiled(tmp_path, num_threads=1, max_errors=1)
-        with pytest.raises(ValueError, match="belongs to another compile: the code of the metric changed"):
-            compiled(tmp_path, metric=lambda example, prediction: 1.0)
-        assert engine.num_calls == 2
 
 
 class TestSignals:
@@ -520,18 +489,6 @@ class TestSignals:
 
 
 class TestFailed:
-    def test_calls_of_the_round_that_failed_are_made_again(self, tmp_path, engine):
-        reorder, engine.at = optimizer(tmp_path, max_errors=5), dict.fromkeys(range(70, 10_000), failure)
-        with pytest.raises(Exception, match="down"):
-            reorder.compile(student(), trainset=EXAMPLES)
-        failed, engine.at = reorder.report.errors[0].count, {}
-        assert 5 <= failed <= 5 + NUM_THREADS
-        reorder.compile(student(), trainset=EXAMPLES)
-        assert reorder.report.errors == []
-        assert reorder.report.program_calls["total"] == engine.num_calls
-        assert Counter(engine.requests.values())[2] == failed
-        assert set(engine.requests.values()) == {1, 2}
-
     @pytest.mark.parametrize("rounds", [0, 2])
     def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, rounds):
         """From the first call on, and from the end of the second round."""

@@ -7,7 +7,7 @@ import dspy
 import litellm
 import pytest
 import torch
-from fakes import digest, exact_match, fake_lm, interrupt, questions, student
+from fakes import digest, exact_match, fake_lm, questions, student
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
 
@@ -31,7 +31,7 @@ def optimizer(**options):
 
 class TestCompile:
     def test_finds_a_better_order(self, engine):
-        program, reorder = student(), optimizer(auto="medium")
+        program, reorder = student(), optimizer(max_metric_calls=800)
         compiled = reorder.compile(program, trainset=EXAMPLES[:40], valset=EXAMPLES[40:90])
         comparison = reorder.report.comparison
         assert comparison.gain > 0.2
@@ -70,7 +70,7 @@ class TestCompile:
         assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
         assert settings == {"name": "prior", "weighted": True}
 
-    @pytest.mark.parametrize("update", ["ema", "mle", "mixture", MixtureEM(num_components=2)])
+    @pytest.mark.parametrize("update", ["ema", MixtureEM(num_components=2)])
     def test_every_update(self, engine, update):
         """In the paper's search, and the shape that it has there."""
         reorder = optimizer(auto="paper", update=update)
@@ -147,20 +147,13 @@ class TestCompile:
         assert "nothing to compare" in caplog.text
         assert "same prompt" in reorder.report.stopped
 
-    def test_a_predictor_without_demos_gets_labelled_ones(self, engine, caplog):
-        reorder = optimizer(num_demos=5)
-        compiled = reorder.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-        assert len(compiled.demos) == 5
-        assert "no demos" in caplog.text
-        assert reorder.report.settings["num_train"] + reorder.report.settings["num_selection"] == 115
-
     def test_few_prompts_are_all_scored_and_none_paid_twice(self, engine):
         """3 complete, 3 labelled and 1 dropped demo of a ChainOfThought: 5,040 permutations, 36 prompts."""
         program = dspy.ChainOfThought("question -> answer")
         complete = [dspy.Example(reasoning="because", **e) for e in EXAMPLES[:3]]
         program.predict.demos = [*complete, *EXAMPLES[3:6], dspy.Example(note="dropped")]
         reorder = optimizer(auto="light")
-        compiled = reorder.compile(program, trainset=EXAMPLES)
+        compiled = reorder.compile(program, trainset=EXAMPLES[:26])
         assert reorder.report.distinct_prompts == 36
         assert set(engine.requests.values()) == {1}
         assert engine.num_calls == reorder.report.program_calls["total"] <= 1000
@@ -169,28 +162,13 @@ class TestCompile:
         assert len(compiled.predict.demos) == 7
 
 
-class TestInterrupts:
-    @pytest.mark.parametrize("num_threads", [1, 4])
-    @pytest.mark.parametrize(("calls", "stopped"), [(5, "interrupted"), (380, "interrupted in the final")])
-    def test_what_was_found_is_kept(self, engine, num_threads, calls, stopped):
-        reorder, engine.at = optimizer(num_threads=num_threads, max_metric_calls=400), {calls: interrupt}
-        with pytest.raises(KeyboardInterrupt):
-            reorder.compile(student(), trainset=EXAMPLES)
-        report = reorder.report
-        assert report.stopped.startswith(stopped)
-        assert report.comparison is None
-        # The fake model answers thousands of calls a second: some end before the signal is heard.
-        assert calls - num_threads <= report.program_calls["total"] < calls + 100
-        assert len(reorder.best_program.demos) == 6
-        if calls > 300:
-            assert report.history[-1].best_score_so_far > report.history[0].mean_score
-            assert [d.question for d in reorder.best_program.demos] != [d.question for d in student().demos]
-
-
 class TestEstimate:
-    @pytest.mark.parametrize(("auto", "num_demos"), [("light", 2), ("light", 6), ("medium", 4), ("paper", 4)])
-    def test_is_never_exceeded_and_costs_nothing(self, engine, auto, num_demos):
-        reorder = optimizer(auto=auto, **({"num_iterations": 4} if auto == "paper" else {}))
+    @pytest.mark.parametrize(
+        ("options", "num_demos"),
+        [({"auto": "light"}, 2), ({}, 6), ({"auto": "paper", "num_iterations": 4}, 4)],
+    )
+    def test_is_never_exceeded_and_costs_nothing(self, engine, options, num_demos):
+        reorder = optimizer(**options)
         program, trainset = student(num_demos), EXAMPLES[:30]
         before = reorder.estimate(program, trainset=trainset)
         assert engine.num_calls == 0

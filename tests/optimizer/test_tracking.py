@@ -72,8 +72,7 @@ def test_autolog_records_a_compile(store):
     assert saved == [demo.question for demo in program.demos]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("error", "own"), [(KeyboardInterrupt, True), (OSError, False)])
 def test_a_compile_that_ends_early_is_logged_and_leaves_no_run_open(store, error, own):
     calls = []
 

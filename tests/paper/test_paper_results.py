@@ -63,13 +63,6 @@ class TestGrid:
         with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
             run_grid(experiment(tmp_path, pool=40), RUNS, engine=making([]))
 
-    def test_one_process_at_a_time(self, tmp_path):
-        refused = pytest.raises(RuntimeError, match="another process")
-        with opened(tmp_path, SETTINGS), refused, opened(tmp_path, SETTINGS):
-            pass
-        with opened(tmp_path, SETTINGS):
-            pass
-
 
 class TestRecords:
     @pytest.mark.parametrize("name", sorted(record()))

@@ -1,12 +1,15 @@
-"""A small grid on the real local model, its tables, and what its commands refuse."""
+"""A small grid, in part on the real local model, its tables, and what its commands refuse."""
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from brief import write_rows
+from fakes import PlainLabels, lm_of
 
 from paper.commands import FAILED, USER_ERROR, main
+from paper.model import ServedModel
 from paper.protocol import Experiment, Run
 from paper.results import RESULTS, read_results
 from paper.runner import count_calls
@@ -30,11 +33,15 @@ def run(data, out, *more):
 
 @pytest.fixture(scope="module")
 def made(data, tmp_path_factory):
-    """Grids with all that the outputs need. The second has the same folder: DEmO takes its time, so it has one seed."""
+    """Grids in one folder with all that the outputs need. Of the first, the model is a fake."""
     out = tmp_path_factory.mktemp("made")
+    engine = PlainLabels(lean=0.5)
     grid = ["--seeds", "1", "2", "--ablations", "weighted", "--methods", "Static", "Ours"]
-    for options in (grid, ["--seeds", "1", "--methods", "DEmO"]):
-        assert run(data, out, "--num-demos", "2", "--cache", *options) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServedModel, "open", lambda self, **_: nullcontext(lambda max_tokens: lm_of(engine)))
+        assert run(data, out, "--num-demos", "2", *grid) == 0
+    assert engine.requests > 0
+    assert run(data, out, "--num-demos", "2", "--cache", "--seeds", "1", "--methods", "DEmO") == 0
     return out
 
 

@@ -8,19 +8,11 @@ from collections import deque
 import dspy
 import numpy as np
 import pytest
-from fakes import exact_match, fake_lm, questions
+from fakes import questions
 
-from plr_dspy import PLReorder
 from plr_dspy.programs.copies import ProgramFactory, language_models
 
 EXAMPLES = questions(60)
-
-
-@pytest.fixture
-def engine():
-    lm, engine = fake_lm(EXAMPLES)
-    with dspy.context(lm=lm):
-        yield engine
 
 
 class Holder(dspy.Module):
@@ -42,12 +34,6 @@ def embed(texts):
 
 def retriever():
     return dspy.retrievers.Embeddings([f"passage {i}" for i in range(20)], dspy.Embedder(embed), k=2)
-
-
-def compiled(program, **options):
-    options = {"max_metric_calls": 100, "num_threads": 4, "display_progress": False, **options}
-    reorder = PLReorder(exact_match, **options)
-    return reorder.compile(program, trainset=EXAMPLES), reorder.report
 
 
 DATA = {
@@ -79,19 +65,6 @@ class TestShared:
         duplicate = ProgramFactory(program).build({})
         assert duplicate.steps[0] is duplicate.steps[1]["last"][0] is not inner
         assert duplicate.steps[2] is duplicate.steps[1]["last"][1] is data
-
-    def test_a_list_that_forward_appends_to_is_the_student_s_and_a_bound_attribute_is_not(self, engine):
-        class Writing(Holder):
-            def forward(self, question):
-                self.seen.append(question)
-                self.last = question
-                return super().forward(question)
-
-        program = Writing(seen=[], last=None)
-        result, report = compiled(program)
-        assert len(program.seen) == report.program_calls["total"]
-        assert result.seen is program.seen
-        assert program.last is result.last is None
 
 
 class Colleague:
@@ -136,21 +109,6 @@ class TestOwned:
         duplicate = ProgramFactory(program).build({})
         assert found(duplicate.held) is duplicate
         assert found(program.held) is program
-
-    def test_a_tool_of_the_program_s_answers_with_the_demos_of_the_copy(self, engine):
-        class Agent(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.look_up = dspy.Predict("question -> answer")
-                self.look_up.demos = EXAMPLES[:3]
-                self.react = dspy.ReAct("question -> answer", tools=[self.tool])
-
-            def tool(self, question: str) -> str:
-                self.look_up(question=question)
-                return str([demo.question for demo in self.look_up.demos])
-
-        duplicate = ProgramFactory(Agent()).build({"look_up": EXAMPLES[2::-1]})
-        assert duplicate.react.tools["tool"](question="question 9").startswith("['question 2'")
 
 
 def test_models_are_found():

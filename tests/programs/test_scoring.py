@@ -80,12 +80,6 @@ class TestCells:
             scored(cells, [IDENTITY], range(8))
         assert engine.num_calls == 13
 
-    def test_cells_run_ordering_by_ordering(self, engine):
-        scored(scorer(num_threads=1), [IDENTITY, REVERSED], range(6))
-        seen = [texts[:-1] for texts in engine.requests]
-        assert seen == [seen[0]] * 6 + [seen[6]] * 6
-        assert seen[0] != seen[6]
-
     def test_the_program_is_not_touched_and_the_caller_s_settings_reach_the_workers(self, engine):
         seen = []
 
@@ -112,15 +106,6 @@ class TestCells:
         assert scored(scorer(metric=metric, num_threads=4), [IDENTITY], range(8)) == [1.0]
         metric = lambda example, prediction: threading.current_thread() is threading.main_thread()  # noqa: E731
         assert scored(scorer(metric=metric, num_threads=1), [IDENTITY], range(3)) == [1.0]
-
-    def test_metrics_may_ask_for_usage_and_write_to_examples(self, engine):
-        def metric(example, prediction):
-            example.answer = "changed"
-            return prediction.get_lm_usage()["fake/order-sensitive"]["completion_tokens"] == 5
-
-        with dspy.context(track_usage=True):
-            assert scored(scorer(metric=metric), [IDENTITY], range(3)) == [1.0]
-        assert "changed" not in {example.answer for example in EXAMPLES}
 
 
 def failing_on(*numbers):
@@ -180,15 +165,6 @@ class TestErrors:
         assert [len(row) for row in rows] == [8] * 4
         assert errors_of(cells)[0].count == 8
 
-    def test_an_example_that_runs_now_and_then_counts_each_time(self, engine):
-        def metric(example, prediction):
-            if prediction.answer == "wrong":
-                raise ValueError("unreadable")
-            return 1.0
-
-        with pytest.raises(ValueError, match="unreadable"):
-            scored(scorer(metric=metric, max_errors=9), [IDENTITY, REVERSED, ((1, 0, 2),)], range(30))
-
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
     def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):
         def metric(example, prediction):
@@ -226,19 +202,6 @@ class TestErrors:
         with answering(Locked()), pytest.raises(LMAuthError, match="bad key"):
             scored(scorer(num_threads=4, max_errors=1000), [IDENTITY], range(30))
         assert len(calls) <= 5
-
-    def test_a_metric_without_a_number_now_and_then_is_a_failure_that_counts(self, engine, tmp_path):
-        """Also where it is the first of a compile that goes on."""
-
-        def metric(example, prediction):
-            return None if example.question == "question 12" else 1.0
-
-        for examples in ([0, 1, 2, 3], [2, 4, 5]):
-            ledger = Ledger(tmp_path / "cells.jsonl")
-            cells = scorer(metric=metric, ledger=ledger, max_errors=2, num_threads=1)
-            ran, rows = cells.table([REVERSED if 4 in examples else IDENTITY], examples)
-            assert (ran, rows) == ([e for e in examples if e != 2], [[1.0] * (len(examples) - 1)])
-            ledger.close()
 
     def test_messages_that_cannot_be_written(self, engine, tmp_path):
         class Mute(Exception):

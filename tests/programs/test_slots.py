@@ -2,7 +2,6 @@ import itertools
 import random
 
 import dspy
-import pytest
 from fakes import fake_lm, questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,13 +23,6 @@ def chain_of_thought(demos):
 
 
 class TestBlocks:
-    def test_predict_is_one_block(self):
-        program = dspy.Predict("question -> answer")
-        program.demos = [demo(i) for i in range(4)]
-        slots = ProgramSlots(program)
-        assert [slot.blocks for slot in slots.slots] == [((0, 1, 2, 3),)]
-        assert slots.space.num_distinct == 24
-
     def test_complete_labelled_and_dropped_demos(self):
         demos = [demo(0), demo(1, reasoning=False), demo(2), dspy.Example(note="no field of the signature")]
         demos += [demo(4, reasoning=False), demo(5), demo(6, reasoning=False)]
@@ -94,17 +86,6 @@ class Pipeline(dspy.Module):
         return self.second(question=question, hint=hint)
 
 
-class TestPrograms:
-    def test_several_shared_and_frozen_predictors(self):
-        program = Pipeline()
-        program.first.demos = [dspy.Example(question=str(i), hint=str(i)) for i in range(3)]
-        program.second.predict.demos = [demo(i, hint="h") for i in range(2)]
-        program.frozen.predict.demos = [demo(i) for i in range(5)]
-        slots = ProgramSlots(program)
-        assert [slot.predictor for slot in slots.slots] == ["first", "second.predict"]
-        assert slots.space.num_distinct == 12
-
-
 class TestFactory:
     def test_copies_share_lms_and_demo_objects_but_no_lists_or_predictors(self):
         lm, _ = fake_lm([])
@@ -122,27 +103,6 @@ class TestFactory:
         assert copy.again is copy.first is not program.first
         assert copy.second.predict.demos is not program.second.predict.demos
         assert [name for name, _ in copy.named_predictors()] == [n for n, _ in program.named_predictors()]
-
-    def test_lists_shared_between_predictors_are_not_shared_with_the_copy(self):
-        program = Pipeline()
-        shared = [dspy.Example(question="q", hint="h")] * 2
-        program.first.demos = program.second.predict.demos = shared
-        copy = ProgramFactory(program).build({})
-        copy.first.demos.append("x")
-        assert len(shared) == len(copy.second.predict.demos) == 2
-
-    def test_refuses_to_share_predictors(self):
-        class Uncopyable(list):
-            def __deepcopy__(self, memo):
-                raise RuntimeError("no")
-
-        class Holder(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.parts = Uncopyable([dspy.Predict("a -> b")])
-
-        with pytest.raises(TypeError, match=r"parts\[0\]"):
-            ProgramFactory(Holder()).build({})
 
 
 class TestLabelledDemos:

@@ -9,7 +9,7 @@ from fakes import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.programs.splits import answer_classes, label_keys, make_splits, mixed, shown_by
+from plr_dspy.programs.splits import label_keys, make_splits, mixed, shown_by
 
 
 def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
@@ -109,10 +109,3 @@ class TestClasses:
         answers = [example.answer for example in (*parts.train, *parts.selection)]
         assert parts.classes is not None
         assert len(set(zip(answers, parts.classes, strict=True))) == len(set(parts.classes)) == 2
-
-    def test_a_field_that_no_two_share_does_not_count(self):
-        rows = [{"reasoning": f"because {i}", "answer": i % 3} for i in range(30)]
-        assert answer_classes(rows, ["reasoning", "answer"]) == [0, 1, 2] * 10
-        assert answer_classes(rows, ["reasoning"]) == [0] * 30
-        assert answer_classes([{"answer": each} for each in "aab"], ["answer"]) == [0, 0, 1]
-        assert answer_classes([], ["answer"]) == []

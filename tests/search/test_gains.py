@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -79,19 +78,3 @@ class TestConditioning:
         gains, chances = found(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))
         np.testing.assert_allclose(gains, 0.0, atol=1e-9)
         np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
-
-
-class TestClaims:
-    def test_one_of_its_own_kind_is_not_taken_for_one_of_the_others(self):
-        """The others are alike, and what is far from them is: its own scores decide, once they do."""
-        rng, size = np.random.default_rng(2), 20
-        means = rng.normal(size=size) * 0.1**0.5
-        covariance, apart = 0.02 * np.eye(size), np.diag(np.eye(size)[0])
-        covariance[0, 0] = 0.0
-        for distance in (3.0, -3.0):
-            means[0] = means[1:].mean() - distance
-            alike, _ = found(means, covariance, 0.1 * np.eye(size))
-            gains, chances = found(means, covariance, 0.1 * np.eye(size), apart=apart)
-            assert abs(alike[1:].mean()) < 1.5
-            assert gains[1:].mean() == pytest.approx(distance, abs=0.5)
-            assert ((chances[1:] > 0.95) == (distance > 0)).all()

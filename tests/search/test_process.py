@@ -1,20 +1,16 @@
 """The additive process: crossed effects, preferences of examples, the leaning, the posterior, and what they learn."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.components import inverted
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.process import (
     MAX_SHARE,
     AdditiveProcess,
     Leaning,
-    covariance_of_means,
     preference_shares,
 )
 from plr_dspy.search.model.table import ScoreTable
@@ -78,19 +74,6 @@ class TestCrossedEffects:
     def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
         assert ScoreTable(np.array(scores)).shrinkage == pytest.approx(expected)
 
-    def test_table_of_scores_by_example(self):
-        table = ScoreTable.of_rows([{4: 0.5, 9: 1.0}, {2: 0.25}])
-        np.testing.assert_array_equal(table.scores, [[np.nan, 0.5, 1.0], [0.25, np.nan, np.nan]])
-        assert (table.counts.tolist(), table.seen.tolist()) == ([2, 1], [True] * 3)
-
-    def test_inverse_and_its_determinant(self):
-        factor = np.random.default_rng(0).normal(size=(5, 9))
-        inverse, log_determinant = inverted(factor @ factor.T)
-        np.testing.assert_allclose(inverse @ factor @ factor.T, np.eye(5), atol=1e-9)
-        assert log_determinant == pytest.approx(np.linalg.slogdet(inverse)[1])
-        with pytest.raises(np.linalg.LinAlgError):
-            inverted(-np.eye(2))
-
 
 def kernels(seed=0):
     """Two of random features, with diagonals of about 1."""
@@ -123,33 +106,6 @@ class TestPreferences:
         known = np.random.default_rng(1).random((NUM, 60)).argsort(axis=1) < num_known
         tables = [preferring(shares, seed=seed, known=known) for seed in range(5 if num_known == 60 else 20)]
         np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
-
-    def test_are_the_prior_s_where_nothing_is_known_and_none_where_nothing_differs(self):
-        alone = np.eye(NUM, dtype=bool)  # each ordering on an example of its own
-        np.testing.assert_allclose(preference_shares(kernels(), alone * 1.0, alone), 0.1, atol=1e-9)
-        np.testing.assert_array_equal(preference_shares(kernels(), alone * 0.0, alone), 0.0)
-        assert len(preference_shares([], alone * 1.0, alone)) == 0
-
-    def test_leave_something_to_the_noise_of_single_calls(self):
-        """Scores that are nothing but what examples prefer."""
-        values, vectors = np.linalg.eigh(kernels()[0])
-        factor = vectors * np.sqrt(np.maximum(values, 0.0))
-        scores = factor @ np.random.default_rng(5).normal(size=(NUM, 60))
-        assert shares_of(scores).sum() == pytest.approx(0.95)
-
-    def test_covariance_is_that_of_simulated_means(self):
-        """Scores of orderings that are all alike on new examples: their means go together where they share examples."""
-        rng = np.random.default_rng(3)
-        known = rng.random((NUM, 24)).argsort(axis=1) < 12
-        effects = 0.6 * kernels()[0] + 0.4 * np.diag(1.0 / np.diag(kernels()[0]))
-        factor = np.linalg.cholesky(effects)
-        tables = [np.where(known, factor @ rng.normal(size=(NUM, 24)), np.nan) for _ in range(4_000)]
-        simulated = np.cov(np.nanmean(tables, axis=2).T)
-        estimated = np.mean([covariance_of_means(kernels(), ScoreTable(t)) for t in tables[:40]], axis=0)
-        off = ~np.eye(NUM, dtype=bool)
-        assert correlation(simulated[off], estimated[off]) > 0.95
-        assert np.polyfit(simulated[off], estimated[off], 1)[0] == pytest.approx(1.0, abs=0.25)
-        assert np.linalg.eigvalsh(estimated).min() > 0.0
 
 
 class LeaningWorld:
@@ -203,16 +159,6 @@ class TestLeaning:
         assert correlation(leaning.explained, world.explained) > 0.95
         slope = np.polyfit(world.explained.ravel(), leaning.explained.ravel(), 1)[0]
         assert slope == pytest.approx(1.0, abs=0.15)
-
-    def test_learns_that_upright_is_best(self):
-        """Nothing in the features themselves says so: accuracy rises and falls along the line."""
-        gains = []
-        for seed in range(5):
-            world = LeaningWorld(gain=0.5, seed=seed)
-            blind, seeing = (world.fit(classes=on).predict(world.new) for on in (False, True))
-            gains.append(correlation(seeing, world.new_truth))
-            assert gains[-1] > correlation(blind, world.new_truth) + 0.1
-        assert np.mean(gains) > 0.6
 
 
 class World:
@@ -299,16 +245,6 @@ class TestPosterior:
 
 
 class TestLearning:
-    def test_the_next_fit_goes_on_from_the_variances(self):
-        """As they come back from JSON, if they are those of the same components."""
-        world, steps = World(), []
-        process = world.fit()
-        for _ in range(12):
-            before, process = process, world.fit(earlier=json.loads(json.dumps(process.state)))
-            steps.append(np.abs(variances_of(process) - variances_of(before)).max())
-        assert steps[-1] < 0.3 * steps[0]
-        np.testing.assert_array_equal(world.fit(earlier={"variances": [0.1]}).mean, world.fit().mean)
-
     @pytest.mark.parametrize("family", FEATURES.names)
     def test_finds_the_family_that_matters_and_predicts_new_orders(self, family):
         world = World(family, known=120, missing=0.3)

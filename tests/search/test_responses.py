@@ -11,7 +11,6 @@ from scipy.linalg import helmert
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.effects import EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
 
@@ -97,40 +96,6 @@ class TestEffects:
         world = World(seed=seed, num_labels=num_labels, num_orderings=60)
         assert correlation(world.effects().leaning.means, world.leanings) > 0.9
 
-    def test_slopes_are_found_where_there_are_many_cells(self):
-        world = World(looks=30, slope=0.4, num_examples=60)
-        assert correlation(world.effects().slope.means, world.slopes) > 0.8
-
-    def test_variances_say_how_far_off_leanings_are(self):
-        standardised = []
-        for seed in range(30):
-            world = World(seed=seed, looks=3)
-            effects = world.effects()
-            missed = effects.leaning.means[:, 0] - world.leanings[:, 0]
-            missed -= missed.mean()
-            standardised.append(missed**2 / effects.leaning.variances)
-        assert 0.6 < np.mean(standardised) < 2.3
-
-    def test_examples_that_nobody_met_change_nothing(self):
-        """With them there are more examples than orderings, which takes the other way to the joint posterior."""
-        world = World(num_orderings=50, slope=0.3, looks=4)
-        few = world.effects()
-        world.seen = np.pad(world.seen, ((0, 0), (0, 30), (0, 0)), constant_values=np.nan)
-        world.directions = np.pad(world.directions, ((0, 30), (0, 0)), constant_values=1.0)
-        many = world.effects()
-        for one, other in zip((*many.leaning, *many.slope[:2]), (*few.leaning, *few.slope[:2]), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9)
-        np.testing.assert_allclose(many.leverage[:, :30], few.leverage, rtol=1e-9)
-        np.testing.assert_allclose(many.examples[:30], few.examples, atol=1e-12)
-
-    def test_without_any_cell_an_ordering_is_a_usual_one(self):
-        world = World()
-        world.seen[3] = np.nan
-        effects = world.effects()
-        means, variances, prior_mean, prior_variances = effects.leaning
-        np.testing.assert_allclose(means[3], prior_mean, atol=0.05)
-        assert variances[3] == pytest.approx(prior_variances[3], rel=0.1)
-
 
 class TestProcess:
     @settings(deadline=None, max_examples=20)
@@ -171,19 +136,6 @@ class TestModel:
         assert np.mean(found) > 0.6
         assert np.mean(found) > np.mean(counted) + 0.1
 
-    def test_tells_scores_of_orderings_not_looked_at(self):
-        world = World(num_orderings=120, looks=4)
-        features, model = [family[60:] for family in world.features], world.model(chosen=slice(60))
-        means, doubts = model.predict(features)
-        assert correlation(means, world.truth[60:]) > 0.6
-        assert (doubts > 0).all()
-        np.testing.assert_allclose(model.predict_means(features), means, atol=0.08)
-
-    def test_labels_that_score_alike_on_every_example_make_no_difference(self):
-        world = World()
-        world.scores[:] = 0.5
-        np.testing.assert_allclose(world.model().means, 0.5)
-
 
 class TestGains:
     def test_are_not_claimed_where_there_are_none(self):
@@ -206,42 +158,6 @@ class TestGains:
             missed.append(gains[best] - (world.truth[best] - world.truth[worst]))
         assert claims >= 9
         assert abs(np.mean(missed)) < 0.1
-
-    @settings(deadline=None, max_examples=20)
-    @given(st.integers(0, 999))
-    def test_of_two_sources_add_up(self, seed):
-        rng = np.random.default_rng(seed)
-
-        def some(scales):
-            shares = rng.dirichlet(np.ones(scales))
-            means, variances = rng.normal(size=(scales, 3)), rng.uniform(0.1, 1.0, size=(scales, 3))
-            return Gains(shares, means, variances, np.ones((scales, 3), dtype=bool))
-
-        first, second = some(3), some(4)
-        both = first.plus(second)
-        expected = sum(
-            first.shares[i] * second.shares[j] * (first.means[i] + second.means[j])
-            for i in range(3)
-            for j in range(4)
-        )
-        np.testing.assert_allclose(both.summary()[0], expected)
-        np.testing.assert_allclose(both.shares.sum(), 1.0)
-        draws = 20_000
-        one = rng.choice(3, size=draws, p=first.shares)
-        two = rng.choice(4, size=draws, p=second.shares)
-        sums = first.means[one] + second.means[two]
-        sums = sums + np.sqrt(first.variances[one] + second.variances[two]) * rng.normal(size=(draws, 3))
-        np.testing.assert_allclose((sums > 0).mean(axis=0), both.summary()[1], atol=0.02)
-        np.testing.assert_allclose(sums.std(axis=0), both.summary()[2], rtol=0.03)
-
-    def test_many_orderings_are_not_more_evidence_than_their_errors_have_dimensions(self):
-        """The same spread, of two orderings and of a hundred whose errors are all one."""
-        error = np.linspace(-1.0, 1.0, 100)
-        noise, ends = 0.01 * np.outer(error, error), [0, 99]
-        many = independent_gains(0.1 * error, noise, apart=np.zeros(100), reference=0)
-        few = independent_gains(0.1 * error[ends], noise[np.ix_(ends, ends)], apart=np.zeros(2), reference=0)
-        assert many.summary()[1][99] == pytest.approx(few.summary()[1][1], abs=0.15)
-        assert many.summary()[1][99] < 0.9
 
 
 class TestOrderingModel:

@@ -6,7 +6,7 @@ from worlds import World, play, random_orderings
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.ordering_model import MAX_MODELLED
-from plr_dspy.search.thompson import NUM_CLIMBERS, ThompsonSearch, climb
+from plr_dspy.search.thompson import ThompsonSearch
 
 
 def search_in(world, **options):
@@ -185,18 +185,3 @@ class TestWhatIsShown:
                 assert scores == sorted(scores, reverse=True)
             beyond |= search.model.fit(world.known).estimates()[0].score > right
         assert beyond, "else nothing is tested"
-
-
-class TestClimb:
-    def height(self, orderings):
-        """How many pairs of neighbours are in order."""
-        return np.array([float(sum(a < b for a, b in itertools.pairwise(o[0]))) for o in orderings])
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_gets_higher_and_returns_what_it_met(self, seed):
-        space, rng = OrderingSpace.of_sizes(10), np.random.default_rng(seed)
-        begin = space.draw(3, rng)
-        met = climb(space, begin, self.height, rng)
-        assert max(self.height(met)) >= max(self.height(begin)) + 2
-        assert len(met) == len(set(met))
-        assert self.height(met[-NUM_CLIMBERS:]).mean() > self.height(met[:NUM_CLIMBERS]).mean()

@@ -26,11 +26,6 @@ class TestBatchOffsets:
         expected = np.log(prior) - np.log([0.8, 0.2])
         assert batch_offsets(table, prior=prior) == pytest.approx(expected - expected.mean())
 
-    def test_the_prior_is_what_the_mean_comes_to_where_inputs_say_nothing(self):
-        table = np.log(np.tile([0.5, 0.3, 0.2], (7, 1)))
-        told = calibrated(table, batch_offsets(table, prior=[0.1, 0.2, 0.7]))
-        np.testing.assert_allclose(np.exp(told), np.tile([0.1, 0.2, 0.7], (7, 1)))
-
     @given(TABLES)
     def test_probabilities_over_their_means_are_one_on_the_mean(self, table):
         """Before they are normalised anew."""
