@@ -131,7 +131,7 @@ def alive(pid):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGTERM, 2), (signal.SIGKILL, 1)])
 def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_path, number, jobs):
-    server.seconds = 0.05 * jobs
+    server.seconds = 0.1 * jobs
     more = {"methods": ["Static", "Top-K"]}
     options = arguments(server, data, out := tmp_path / "out", "--seeds", "1", "2", **more)
     if jobs > 1:
