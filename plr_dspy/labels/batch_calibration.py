@@ -228,12 +228,9 @@ class LabelReplies:
         """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
         to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else np.asarray(shares)
         offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen)
+        shares, count = tuple(np.round(to, 6).tolist()), len(self.inputs)
         return Calibration(
-            "batch",
-            tuple(self.labels),
-            tuple(offsets.tolist()),
-            num_inputs=len(self.inputs),
-            shares=tuple(np.round(to, 6).tolist()),
+            "batch", tuple(self.labels), tuple(offsets.tolist()), num_inputs=count, shares=shares
         )
 
     def warn_of_answers(self, calibration: Calibration) -> None:
@@ -278,9 +275,8 @@ def read_replies(
         scorer = CellScorer(
             ProgramEvaluator(program, slots, work, names=names, num_threads=num_threads, **options)
         )
-        scorer.cells(
-            {slots.space.identity: range(1)}
-        )  # Where log-probabilities are refused, no other call is made.
+        # The first one alone: where log-probabilities are refused, no other call is made.
+        scorer.cells({slots.space.identity: range(1)})
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
     if failed := [cell for cell in cells.values() if cell.outcome == FAILED]:
         if len(failed) == len(cells):

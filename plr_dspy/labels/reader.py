@@ -363,7 +363,7 @@ def _reading_of(positions: Sequence[Position], output: LabelOutput, label: str |
     positions = positions[label_position(positions, labels, label, name=output.name) :]
     generated = accumulate((position.token for position in positions), initial="")
     after = {text: position.alternatives for text, position in zip(generated, positions, strict=False)}
-    masses = from_alternatives(after[""], labels, after=after)
+    masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
     return _normalised(label, masses, min(after[""].values()))

@@ -7,7 +7,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,30 +35,20 @@ def positions_of(logprobs: Any) -> list[Position]:
     ]
 
 
-def from_alternatives(
-    alternatives: Alternatives,
-    labels: Sequence[str],
-    *,
-    after: Mapping[str, Alternatives] = MappingProxyType({}),
-) -> Array:
+def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) -> Array:
     """Return probabilities ``[L]`` of labels by their tokens: their sum is at most 1, as other answers have the rest.
 
     A token that only one label begins with counts for this label. One that several begin with is followed by the tokens
-    after it, where these are known, and shared evenly among them elsewhere.
-    Case matters only where labels differ in nothing else.
-
-    Args:
-        alternatives: The likeliest tokens at the position where the label begins.
-        labels: Distinct labels, ``[L]``.
-        after: The likeliest tokens further on, by the text that comes before them from there.
+    after it, where these are known, and shared evenly among them elsewhere. Case matters only where labels differ in
+    nothing else. Likely tokens are given by the text before them, which is empty where the label begins.
     """
     fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
     before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
     masses = np.zeros(len(labels))
 
-    def share(alternatives: Alternatives, rests: Mapping[int, str], before: str, probability: float) -> None:
+    def share(rests: Mapping[int, str], before: str, probability: float) -> None:
         """Share out what the tokens after `before` say among labels, of which these rests are missing."""
-        left = probability
+        alternatives, left = after[before], probability
         for token, log_probability in alternatives.items():
             text = fold(token if before else token.lstrip(before_label))
             # It is the beginning of what is missing of a label, or that and the end of the word.
@@ -74,9 +63,8 @@ def from_alternatives(
                 continue
             mass = probability * math.exp(min(0.0, log_probability))
             left -= mass
-            following = after.get(before + token) if len(fitting) > 1 else None
-            if following is not None:
-                share(following, {i: rests[i][len(text) :] for i in fitting}, before + token, mass)
+            if len(fitting) > 1 and before + token in after:
+                share({i: rests[i][len(text) :] for i in fitting}, before + token, mass)
                 continue
             spelled = {fold(other) for other in alternatives if other != token}
             sharing = [i for i in fitting if rests[i] not in spelled] or fitting
@@ -84,7 +72,7 @@ def from_alternatives(
         # A label that is complete ends with whatever does not make another one of it.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, left)
 
-    share(alternatives, {i: fold(label) for i, label in enumerate(labels)}, "", 1.0)
+    share({i: fold(label) for i, label in enumerate(labels)}, "", 1.0)
     return masses
 
 

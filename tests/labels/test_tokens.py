@@ -40,7 +40,7 @@ class TestFromAlternatives:
         ],
     )
     def test_without_later_tokens(self, labels, told, expected):
-        np.testing.assert_allclose(from_alternatives(tokens(told), labels), expected)
+        np.testing.assert_allclose(from_alternatives({"": tokens(told)}, labels), expected)
 
     @pytest.mark.parametrize(
         ("labels", "told", "after", "expected"),
@@ -67,8 +67,8 @@ class TestFromAlternatives:
         ],
     )
     def test_with_later_tokens(self, labels, told, after, expected):
-        after = {text: tokens(each) for text, each in after.items()}
-        np.testing.assert_allclose(from_alternatives(tokens(told), labels, after=after), expected)
+        after = {text: tokens(each) for text, each in {"": told, **after}.items()}
+        np.testing.assert_allclose(from_alternatives(after, labels), expected)
 
     @given(st.data())
     def test_is_exact_where_every_token_is_known(self, data):
@@ -84,7 +84,7 @@ class TestFromAlternatives:
             math.prod(math.exp(after[label[:i]][letter]) for i, letter in enumerate(label + "\n"))
             for label in labels
         ]
-        found = from_alternatives(after[""], labels, after=after)
+        found = from_alternatives(after, labels)
         # Once a label is the only one left, its remaining letters are taken for granted.
         assert np.all(found >= np.array(exact) - 1e-9)
         assert found.sum() <= 1 + 1e-9
