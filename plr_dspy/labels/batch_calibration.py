@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
-from plr_dspy.labels.outputs import LabelOutput, prior_shares
+from plr_dspy.labels.outputs import LabelOutput, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
@@ -127,6 +127,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         chosen = random.Random(seed).sample(range(len(usable)), min(self.num_inputs, len(usable)))
         examples, answers = [usable[i] for i in chosen], answers[chosen]
         deciding = prior is None and bool((answers >= 0).all())
+        if deciding:
+            warn_of_labels(student, output, counts)
         self.accuracies = {}
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)

@@ -132,8 +132,6 @@ class CalibratedProgram(dspy.Module):
         ValueError: for a program without such an output, or a calibration of other labels.
     """
 
-    calibration: Calibration | None
-
     def __init__(
         self,
         program: dspy.Module,
@@ -221,7 +219,7 @@ class CalibratedProgram(dspy.Module):
         """The predictor whose output is calibrated."""
         return dict(named_predictors(self.program))[self.predictor]
 
-    def _now(self) -> dict[str, Any]:
+    def _now(self) -> dict[str, str | None]:
         """Return the adapter, the model and a digest of the prompt that a call would be made with."""
         predictor = self._predictor
         fields = list(predictor.signature.fields)

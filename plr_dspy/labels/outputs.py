@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ from pydantic import BaseModel
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.prompts import decision_adapter
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.calibration import FAR_FROM_EVEN, Array, is_uneven
+
+logger = logging.getLogger(__name__)
 
 LABEL_TYPES = "a Literal, an enum or a bool"
 """What outputs with few possible values are, as messages say it; a Choice or a Noul is one, too."""
@@ -26,6 +29,9 @@ REANCHOR = "dspy.experimental.ReAnchor"
 
 CONTENT_FREE = ("[N/A]", "", "[MASK]")
 """Inputs without content, which show how far a prompt leans by itself."""
+
+ONE_SIDED = 3
+"""Demos that are all of one label, from which on that is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,26 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
     if abs(shares.sum() - 1.0) > 1e-3:
         raise ValueError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
     return np.asarray(shares / shares.sum())
+
+
+def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> None:
+    """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
+    texts, most = list(output.labels), int(counts.argmax())
+    demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
+    if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
+        logger.warning(
+            "all %d demos have the label %r, so the model may answer it too often: give demos of several labels, as "
+            "PLFewShot chooses them",
+            len(demos),
+            texts[demos[0]],
+        )
+    if is_uneven(counts, least=FAR_FROM_EVEN):
+        logger.warning(
+            "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
+            "compare with it",
+            100.0 * counts[most] / counts.sum(),
+            texts[most],
+        )
 
 
 def check_text_inputs(purpose: str, inputs: Mapping[str, Any], *, cure: str) -> None:

@@ -23,12 +23,12 @@ def without_none(annotation: Any) -> Any:
 
 def labels_of(annotation: Any) -> dict[str, Any] | None:
     """Return the values of a type that has few, by what demos call them; None for other types."""
+    if annotation is bool:
+        return {"True": True, "False": False}
     if get_origin(annotation) is Literal:
-        values = get_args(annotation)
+        values = list(get_args(annotation))
     elif isinstance(annotation, enum.EnumMeta):
-        values = tuple(annotation.__members__.values())
-    elif annotation is bool:
-        values = (True, False)
+        values = list(annotation.__members__.values())
     else:
         return None
     return {one_block(str(getattr(value, "value", value))): value for value in values}

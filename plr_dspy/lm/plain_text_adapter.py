@@ -44,13 +44,19 @@ class PlainTextAdapter(dspy.Adapter):
         # Otherwise DSPy takes `dspy.Reasoning` out of the signature, and so out of the demos, for some LMs.
         self.native_response_types: list[Any] = []
 
-    def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: list[Any], inputs: Any) -> Any:
+    def __call__(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
         """Format, call and parse, stopping where the answer ends unless the caller set `stop`."""
-        return super().__call__(lm, _with_stop(lm, lm_kwargs, signature), signature, demos, inputs)
+        lm_kwargs = _with_stop(lm, lm_kwargs, signature)
+        return super().__call__(lm, lm_kwargs, signature, demos, inputs)  # type: ignore[no-any-return]
 
-    async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: list[Any], inputs: Any) -> Any:
+    async def acall(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
         """Do what `__call__` does, with the LM's async call."""
-        return await super().acall(lm, _with_stop(lm, lm_kwargs, signature), signature, demos, inputs)
+        lm_kwargs = _with_stop(lm, lm_kwargs, signature)
+        return await super().acall(lm, lm_kwargs, signature, demos, inputs)  # type: ignore[no-any-return]
 
     def format(self, signature: Any, demos: list[Any], inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """Render the prompt as one user message; a ValueError names a field whose type is not text-like."""
@@ -64,9 +70,10 @@ class PlainTextAdapter(dspy.Adapter):
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Any, demos: list[Any]) -> list[dict[str, Any]]:
-        """Render each demo as `format` shows it, in the order given, as one user message, with the lines that it has.
+        """Render each demo as `format` shows it, in the order given, as one user message.
 
-        A demo without any input or without any output field is left out.
+        A demo without any input or without any output field is left out. A demo that lacks some fields shows
+        the lines it has.
         """
         for name, field in signature.fields.items():
             kinds = dspy.Type.extract_custom_type_from_annotation(field.annotation)
@@ -92,7 +99,10 @@ class PlainTextAdapter(dspy.Adapter):
         One output field is the completion's first line (labels and numbers) or the text up to the blank line
         that ends the block (anything else). Several output fields are split at their titles at line starts.
         An answer may repeat the title that the prompt ended in. A label must be the whole value: exactly, or
-        in another case if only one label then matches. An `AdapterParseError` names what is missing or wrong.
+        in another case if only one label then matches.
+
+        Raises:
+            AdapterParseError: If a field is missing or empty, given twice, or not a value of its type.
         """
         try:
             values: dict[str, Any] = {
@@ -103,7 +113,8 @@ class PlainTextAdapter(dspy.Adapter):
         except ValueError as error:
             raise AdapterParseError(type(self).__name__, signature, completion, str(error)) from error
         values = dict(apply_output_field_defaults(signature, values))
-        if missing := [name for name in signature.output_fields if name not in values]:
+        missing = [name for name in signature.output_fields if name not in values]
+        if missing:
             message = f"No value for {', '.join(missing)}."
             raise AdapterParseError(type(self).__name__, signature, completion, message, values)
         return values
@@ -173,9 +184,10 @@ def _read(name: str, annotation: Any, text: str) -> Any:
     labels = labels_of(annotation)
     if labels is not None:
         alike = [label for label in labels if label.casefold() == text.casefold()]
-        if text not in labels and len(alike) != 1:
+        matches = [text] if text in labels else alike
+        if len(matches) != 1:
             raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
-        return labels[text if text in labels else alike[0]]
+        return labels[matches[0]]
     if annotation is str:
         return text
     if annotation is dspy.Reasoning:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plr_dspy.compilation.plan import MIN_FIRST
-from plr_dspy.labels.outputs import label_output, prior_shares
+from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork, label_scores
 from plr_dspy.optimizer.job import Job
@@ -22,7 +22,7 @@ from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.calibration import Array, shares_to_try
+from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
 
 MOST_TRIES = 8
 """Calls that may bring no log-probabilities: replies may be no label, and a program may answer some examples without an
@@ -42,6 +42,7 @@ def label_work(job: Job) -> LabelWork | str:
     scores = label_scores(optimizer.metric, examples, output)
     if isinstance(scores, str):
         return scores
+    warn_of_labels(job.program, output, right_counts(scores))
     return LabelWork(
         optimizer.metric,
         examples,

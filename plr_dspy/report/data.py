@@ -56,7 +56,8 @@ class Candidate(Part):
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         ordering: Demo indices by position, for each slot; empty for a student without demos.
-        score: Mean score on the selection split; gain and probability are of its score on new examples.
+        score: Mean score on the selection split.
+        expected_gain, probability: Of its score on new examples above the original's.
     """
 
     origin: str
@@ -150,7 +151,8 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and the mean of the paired differences.
-        interval, confidence: Of the gain, widened for the number of orders that were compared (Bonferroni).
+        interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
+        num_examples, num_candidates: Examples and orders that were compared, the original included.
         expected_gain, gain_interval: On new examples, shrunk for few examples and for being the best of many orders,
             with its 95 % interval by the model of scores.
         probability: That the chosen order is better there; 0 where the original one stayed.
@@ -224,10 +226,12 @@ class CalibrationEffect(Part):
     """What calibration does, which needs no search: by the same calls, none of them made for this.
 
     Attributes:
+        num_examples: Examples that the scores are expected on.
         original, original_calibrated, chosen, chosen_calibrated: Scores of both orders as they are and calibrated, as
             log-probabilities let one expect them. Replies that say nothing of labels count as they were scored, but not
             in `original_calibrated` where answers are not calibrated.
         offsets: Of the labels, that calibrate the chosen order.
+        applied: Whether the returned program is calibrated.
         shares: Of the labels, that answers are calibrated to, ``[L]``; empty where no calibration scores better.
         always: Mean score of answering each label to all examples, ``[L]``.
     """

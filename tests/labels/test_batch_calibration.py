@@ -222,6 +222,14 @@ class TestLabelsDecide:
         calibrate(Classifier(leaning(LABELS, 2.0)))
         assert "equally frequent" not in caplog.text
 
+    def test_demos_of_one_label_and_uneven_examples_are_told(self, caplog):
+        trainset, probabilities, _ = world(0, 0.1, 0.0)
+        program = student()
+        program.demos = [each for each in trainset if each.label == "positive"][:8]
+        calibrate(Classifier(probabilities), program, trainset=trainset)
+        assert "all 8 demos have the label 'positive'" in caplog.text
+        assert "% of the examples have the label 'positive'" in caplog.text
+
 
 class TestRequests:
     @pytest.mark.parametrize("kind", ["readable", "unreadable"])
