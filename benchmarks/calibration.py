@@ -20,6 +20,7 @@ from dspy.experimental import Choice
 from dspy.teleprompt.reanchor import calibrate as reanchor
 from scipy.special import log_softmax, logsumexp
 
+from plr_dspy.labels.batch_calibration import fit_linear
 from plr_dspy.statistics.calibration import (
     batch_offsets,
     calibrated,
@@ -121,6 +122,7 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
     table, right = leaning_world(num_labels, share, lean, num_inputs, seed)
     known, answers, held = table[:num_inputs], right[:num_inputs], table[num_inputs:]
     counts = np.bincount(answers, minlength=num_labels) + 1.0
+    scales, offsets = fit_linear(known, answers, seed=seed) or (np.ones(num_labels), np.zeros(num_labels))
     right_is, rows = np.eye(num_labels)[answers], np.arange(num_inputs)
     ways = [(right_is[rows, known.argmax(axis=1)].mean(), np.zeros(num_labels))]
     for shares in likely_shares(counts - 1.0):
@@ -130,6 +132,7 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
         "labels decide": held + max(ways, key=lambda way: way[0])[1],
         "batch": held + batch_offsets(known),
         "batch, shares of the examples": held + batch_offsets(known, prior=counts / counts.sum()),
+        "linear": held * scales + offsets,
         "ReAnchor": held + reanchored(known, answers),
     }
     return {name: float((rows.argmax(axis=1) == right[num_inputs:]).mean()) for name, rows in told.items()}

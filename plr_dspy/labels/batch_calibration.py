@@ -6,16 +6,24 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import dspy
 import numpy as np
 from dspy.teleprompt.teleprompt import Teleprompter
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
+from scipy.optimize import minimize
+from scipy.special import log_softmax
 
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
-from plr_dspy.labels.outputs import LabelOutput, prior_shares, warn_of_labels
+from plr_dspy.labels.outputs import (
+    CONTENT_FREE,
+    LabelOutput,
+    check_text_inputs,
+    prior_shares,
+    warn_of_labels,
+)
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
@@ -43,25 +51,36 @@ logger = logging.getLogger(__name__)
 INPUTS_PER_LABEL = 5
 """With fewer, the labels that the inputs happen to have cost a point or more where there is nothing to correct."""
 
+PENALTY = 2.0
+"""On squared distances of scales from 1 and of offsets from 0, beside the log losses of all examples: as if distances
+of .5 were expected before any example is seen. Weaker ones lose more on 10 and 20 examples than they gain on 100."""
+
+MAX_FOLDS = 10
+"""Parts of the examples for the cross-validation of a linear calibration."""
+
 
 @arguments
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """Calibrates the probabilities of a classifier's labels, and lets these decide.
 
     Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
-    any labelled example, and taken away: by the mean probabilities over a batch of inputs (H. Zhou et al., "Batch
-    calibration", arXiv:2309.17249); see docs/calibration.md. If examples have labels, these decide to which shares
+    any labelled example, and taken away: see docs/calibration.md. If examples have labels, these decide to which shares
     of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
     bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp); or an output whose
     probabilities replies state (`dspy.experimental.Choice`, `Noul`).
 
     Args:
+        method: "batch" takes away the mean over inputs of the trainset (H. Zhou et al., "Batch calibration",
+            arXiv:2309.17249); "contextual" the mean over inputs without content, which costs three calls and needs text
+            inputs (T. Z. Zhao et al., "Calibrate before use", ICML 2021). "linear" fits a scale and an offset for each
+            label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
+            AISTATS 2024).
         num_inputs: Examples of the trainset that are used, at most: one program call each.
         prior: Share of inputs that each label is right for, by label, which answers are calibrated to whatever comes
-            of it. With None, the labels of the trainset decide: answers are calibrated to their shares, if
+            of it. With None, "batch" looks at the labels of the trainset: answers are calibrated to their shares, if
             these are clearly uneven, or to the same share each, whichever scores best by cross-validation, and stay as
-            they are where neither scores better; examples without a label are left out. Where none has one, None is the
-            same share each.
+            they are where neither scores better; examples without a label are left out. Where none has one, and for
+            "contextual", None is the same share each. "linear" learns shares from its examples, and takes none.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
@@ -78,6 +97,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         TypeError, ValueError: for arguments out of range; the message says what to pass.
     """
 
+    method: Literal["batch", "contextual", "linear"] = Field("batch", kw_only=False)
     num_inputs: Annotated[Count, Field(ge=2)] = 64
     prior: Mapping[Any, Number] | None = None
     predictor: str | None = None
@@ -88,6 +108,12 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.accuracies: dict[str, float] = {}
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Raise a ValueError where arguments do not go together."""
+        if self.prior is not None and self.method == "linear":
+            raise ValueError("prior must be None with method='linear', which learns it: leave it out")
 
     def compile(
         self,
@@ -102,7 +128,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
         Args:
             student: A program; it is not changed. One that is calibrated already is calibrated anew.
-            trainset: Examples. Those that the demos show are left out.
+            trainset: Examples. Those that the demos show are left out. "contextual" does not look at their labels.
             teacher, valset: Ignored; other optimizers pass them.
             seed: Instead of the constructor's.
 
@@ -116,33 +142,40 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             Exception: of the program, see `max_errors`.
         """
         seed = self._seed(seed)
+        self.check_together()
         predictor = self.predictor
         if isinstance(student, CalibratedProgram):
             student, predictor = student.program, predictor or student.predictor
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
-        usable, answers = self._usable(student, trainset, output)
-        counts = np.bincount(answers[answers >= 0], minlength=len(output.labels)).astype(np.float64)
-        chosen = random.Random(seed).sample(range(len(usable)), min(self.num_inputs, len(usable)))
-        examples, answers = [usable[i] for i in chosen], answers[chosen]
-        deciding = prior is None and bool((answers >= 0).all())
+        examples, counts = self._examples(student, trainset, output, seed=seed)
+        answers = output.numbers(examples)
+        deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if deciding:
             warn_of_labels(student, output, counts)
         self.accuracies = {}
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
-        calibration = (
-            self._best(replies, answers, counts=counts) if deciding else replies.calibrated_to(prior)
-        )
-        if calibration is not None and not deciding and prior is None:
-            replies.warn_of_answers(calibration)
-        to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
+        calibration: Calibration | None
+        labels = replies.labels
+        if self.method == "linear":
+            calibration, fit = None, fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed)
+            if fit is not None:
+                scales, offsets = (tuple(each.tolist()) for each in fit)
+                calibration = Calibration("linear", tuple(labels), offsets, scales, len(replies.inputs))
+        elif deciding:
+            calibration = self._best(replies, answers, counts=counts)
+        else:
+            calibration = replies.calibrated_to(prior, method=self.method)
+            if prior is None:
+                replies.warn_of_answers(calibration)
+        to = f" to {_named(labels, calibration.shares)}" if calibration and calibration.shares else ""
         logger.info(
             "%s, by %d inputs; mean probabilities before: %s%s",
             "answers stay as they are" if calibration is None else f"calibrated{to}",
             len(replies.inputs),
-            _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0)),
+            _named(labels, np.exp(replies.log_probabilities).mean(axis=0)),
             "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
         )
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
@@ -170,46 +203,47 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.accuracies[f"always {labels[most]!r}"] = float((answers == most).mean())
         return ways[best][1]
 
-    def _usable(
-        self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput
-    ) -> tuple[list[dspy.Example], NDArray[np.int64]]:
-        """The examples that can be used, inputs that differ and that no demo shows, and the numbers of their labels."""
+    def _examples(
+        self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
+    ) -> tuple[list[dspy.Example], Array]:
+        """The examples that are used, inputs that differ and that no demo shows, and how often all have each label."""
+        num_labels = len(output.labels)
+        if self.method == "contextual":
+            if not trainset:
+                raise ValueError("trainset must hold an example, whose inputs are filled without content")
+            inputs = dict(trainset[0].inputs().items())
+            check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
+            free = [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
+            return free, np.zeros(num_labels)
         shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
         unshown = [example for i, example in enumerate(trainset) if i not in shown]
         usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
         if len(usable) < 2:
             raise ValueError(
                 f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
-                f"{len(usable)} are left: pass more"
+                f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
             )
-        answers = output.numbers(usable)
-        labelled, enough = answers >= 0, (answers >= 0).sum() > 1
-        values = [each.get(output.name) for each, has in zip(usable, labelled, strict=True) if not has]
-        if self.prior is None and values:
-            strange = next((value for value in values if value), None)
-            if strange is not None or labelled.any():
-                logger.warning(
-                    "%d of %d examples have none of the labels %s at %r (one has %r): %s",
-                    len(values),
-                    len(usable),
-                    list(output.labels),
-                    output.name,
-                    strange,
-                    "they are left out" if enough else "all are taken to be equally frequent",
-                )
-            if enough:
-                usable = [each for each, has in zip(usable, labelled, strict=True) if has]
-                answers = answers[labelled]
-        wanted = INPUTS_PER_LABEL * len(output.labels)
-        if (count := min(self.num_inputs, len(usable))) < wanted:
+        known = output.numbers(usable)
+        if self.method == "batch" and self.prior is None and (known < 0).any():
+            _warn_of_missing(usable, known, output)
+            if (known >= 0).sum() > 1:
+                usable = [each for each, number in zip(usable, known, strict=True) if number >= 0]
+                known = known[known >= 0]
+        count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * num_labels
+        if self.method == "batch" and count < wanted:
             logger.warning(
                 "only %d inputs to calibrate %d labels on: which labels they happen to have moves the result; pass %d "
-                "or more, and num_inputs of as many",
+                "or more%s",
                 count,
-                len(output.labels),
+                num_labels,
                 wanted,
+                " and a larger num_inputs" if self.num_inputs < wanted else "",
             )
-        return usable, answers
+        counts = np.bincount(known[known >= 0], minlength=num_labels).astype(np.float64)
+        examples = random.Random(seed).sample(usable, count)
+        if self.method == "linear":
+            _check_labels(examples, output)
+        return examples, counts
 
 
 @dataclass(frozen=True)
@@ -226,13 +260,13 @@ class LabelReplies:
     unseen: NDArray[np.bool_]
     answered: NDArray[np.int64]
 
-    def calibrated_to(self, shares: ArrayLike | None = None) -> Calibration:
+    def calibrated_to(self, shares: ArrayLike | None = None, *, method: str = "batch") -> Calibration:
         """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
         to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else np.asarray(shares)
         offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen)
         shares, count = tuple(np.round(to, 6).tolist()), len(self.inputs)
         return Calibration(
-            "batch", tuple(self.labels), tuple(offsets.tolist()), num_inputs=count, shares=shares
+            method, tuple(self.labels), tuple(offsets.tolist()), num_inputs=count, shares=shares
         )
 
     def warn_of_answers(self, calibration: Calibration) -> None:
@@ -261,11 +295,12 @@ def read_replies(
     """Run a program on the inputs of examples, for what its replies say of the labels of an output.
 
     Unless it is to answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no
-    second call, as in use. Other arguments, and errors of the program, are those of `BatchCalibration`.
+    second call, as in use. Other arguments are those of `BatchCalibration`.
 
     Raises:
         NoProbabilities: when the LM gives no log-probabilities, or fewer than two replies say anything of labels.
         RuntimeError: when no call ended with an answer.
+        Exception: of the program, see `max_errors`.
     """
     slots, names = ProgramSlots(program), [f"calibration input {i}" for i in range(len(examples))]
     work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
@@ -304,6 +339,95 @@ def read_replies(
     )
 
 
+def fit_linear(
+    log_probabilities: Array, answers: NDArray[np.int64], *, seed: int = 0
+) -> tuple[Array, Array] | None:
+    """Fit scales and offsets of the labels, each ``[L]``, by penalised logistic regression.
+
+    Source: M. Abbas et al., "Enhancing in-context learning via linear probe calibration", AISTATS 2024.
+
+    Deviation: The paper multiplies probabilities by a full matrix; log-probabilities with one scale for each label need
+    fewer examples, and batch calibration is a special case of them.
+
+    Args:
+        log_probabilities: Of labels, ``[N, L]``, N at least 2.
+        answers: Number of the right label of each example, ``[N]``.
+        seed: Of the division into folds.
+
+    Returns:
+        None where cross-validation finds no gain in log loss beyond its error.
+    """
+    num = len(answers)
+    shuffled = np.random.default_rng(seed).permutation(num)
+    by_label = shuffled[
+        np.argsort(answers[shuffled], kind="stable")
+    ]  # Each fold has its share of each label.
+    fold_of = np.empty(num, dtype=np.int64)
+    fold_of[by_label] = np.arange(num) % min(MAX_FOLDS, num)
+    gains = np.zeros(num)
+    for fold in range(fold_of.max() + 1):
+        held = fold_of == fold
+        scales, offsets = _fit(log_probabilities[~held], answers[~held])
+        told = log_softmax(log_probabilities[held] * scales + offsets, axis=1)
+        without = log_softmax(log_probabilities[held], axis=1)
+        gains[held] = (told - without)[np.arange(held.sum()), answers[held]]
+    if gains.mean() <= gains.std(ddof=1) / np.sqrt(num):
+        return None
+    return _fit(log_probabilities, answers)
+
+
+def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return the scales and offsets with the least penalised loss."""
+    (num, num_labels), rows = known.shape, np.arange(len(known))
+    start = np.repeat([1.0, 0.0], num_labels)
+
+    def loss(parameters: Array) -> tuple[float, Array]:
+        """Return the penalised loss of scales and offsets, one after the other, and its gradient."""
+        told = log_softmax(known * parameters[:num_labels] + parameters[num_labels:], axis=1)
+        slopes = np.exp(told)
+        slopes[rows, answers] -= 1.0
+        away = parameters - start
+        gradient = np.concatenate([(slopes * known).mean(axis=0), slopes.mean(axis=0)])
+        value = -told[rows, answers].mean() + PENALTY / num * (away**2).sum()
+        return float(value), gradient + 2.0 * PENALTY / num * away
+
+    found = minimize(loss, start, jac=True, method="L-BFGS-B").x
+    return found[:num_labels], found[num_labels:]
+
+
 def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
     """Shares by label, for people."""
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
+
+
+def _warn_of_missing(examples: Sequence[dspy.Example], known: NDArray[np.int64], output: LabelOutput) -> None:
+    """Warn where some examples have no label of the output, unless none has any value there."""
+    values = [each.get(output.name) for each, number in zip(examples, known, strict=True) if number < 0]
+    strange = next((value for value in values if value), None)
+    if strange is not None or (known >= 0).any():
+        logger.warning(
+            "%d of %d examples have none of the labels %s at %r%s: %s",
+            len(values),
+            len(known),
+            list(output.labels),
+            output.name,
+            "" if strange is None else f" (one has {strange!r})",
+            "they are left out" if (known >= 0).sum() > 1 else "all are taken to be equally frequent",
+        )
+
+
+def _check_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> None:
+    """Raise a ValueError unless all examples have one of the labels, and not all the same."""
+    answers = output.numbers(examples)
+    texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
+    for answer, example in zip(answers, examples, strict=True):
+        if answer < 0:
+            raise ValueError(
+                f"method='linear' needs examples whose {output.name!r} is one of {texts}; got "
+                f"{example.get(output.name)!r}: give all examples one, {cure}"
+            )
+    if len(set(answers)) == 1:
+        raise ValueError(
+            f"method='linear' needs examples with different labels; all {len(answers)} have {texts[answers[0]]!r}: "
+            f"pass some with another, {cure}"
+        )

@@ -38,11 +38,11 @@ def inputs(count, *, first=0):
     return [dspy.Example(text=f"text {i}").with_inputs("text") for i in range(first, first + count)]
 
 
-def calibrate(engine, program=None, *, trainset=None, adapter=None, lm=None, **options):
+def calibrate(engine, program=None, *, trainset=None, adapter=None, method="batch", lm=None, **options):
     options = {"num_threads": 2, "display_progress": False, **options}
     with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
         trainset = inputs(30) if trainset is None else trainset
-        return BatchCalibration(**options).compile(program or student(), trainset=trainset)
+        return BatchCalibration(method, **options).compile(program or student(), trainset=trainset)
 
 
 def ask(engine, program, adapter=None, **inputs):
@@ -101,12 +101,37 @@ class TestWhatItFinds:
         calibrate(engine, program, trainset=trainset)
         assert sorted(engine.inputs) == sorted(each.text for each in trainset[4:])
 
-    def test_labels_are_not_read_where_shares_are_given(self):
+    def test_inputs_without_content(self):
+        engine = Classifier(leaning(LABELS, 1.5))
+        found = calibrate(engine, method="contextual").calibration
+        assert sorted(engine.inputs) == ["", "[MASK]", "[N/A]"]
+        assert found.offsets == pytest.approx(
+            offsets_of(engine.probabilities, engine.inputs).tolist(), abs=1e-3
+        )
+
+    def test_labelled_examples_unless_there_is_nothing_to_fit(self):
+        engine = Classifier(leaning(LABELS, 2.0))
+        program = calibrate(engine, method="linear", trainset=examples(200), num_inputs=200)
+        assert program.calibration.offsets[1] < program.calibration.offsets[0] - 1
+        held = examples(150, first=1_000)
+        raw, told = (
+            np.mean([ask(engine, each, text=e.text).label == e.label for e in held])
+            for each in (student(), program)
+        )
+        assert told > raw + 0.05
+
+        assert (
+            calibrate(Classifier(leaning(LABELS, 0.0)), method="linear", trainset=examples(64)).calibration
+            is None
+        )
+
+    @pytest.mark.parametrize("options", [{"method": "contextual"}, {"prior": dict.fromkeys(LABELS, 0.5)}])
+    def test_labels_are_not_read(self, options):
         engine, right = Classifier(leaning(LABELS, 1.0)), examples(20)
         wrong = [each.copy(label=LABELS[each.label == "negative"]).with_inputs("text") for each in right]
         nonsense = [each.copy(label=["no label"]).with_inputs("text") for each in right]
         states = [
-            calibrate(engine, trainset=trainset, prior=dict.fromkeys(LABELS, 0.5)).dump_state()
+            calibrate(engine, trainset=trainset, **options).dump_state()
             for trainset in (right, wrong, nonsense, inputs(20))
         ]
         assert states[0] == states[1] == states[2] == states[3]
@@ -265,6 +290,23 @@ class TestRequests:
         with pytest.raises(NoProbabilities, match="0 of 30 have any"):
             calibrate(Classifier(lambda text: {"neither": 1.0}), adapter=adapter)
 
+    def test_labelled_examples_stay_with_their_replies_where_others_fail(self):
+        """The first half of the replies has no label; answers must not slip."""
+        trainset = examples(100)
+
+        def probabilities(text):
+            if int(text.split()[-1]) < 50:
+                return {"neither": 1.0}
+            other = LABELS[gold(LABELS, text) == "negative"]
+            return {other: 0.9, gold(LABELS, text): 0.1}  # always wrong
+
+        adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+        program = calibrate(
+            Classifier(probabilities), adapter=adapter, method="linear", trainset=trainset, num_inputs=100
+        )
+        assert program.calibration.num_inputs == 50
+        assert all(scale < 0.5 for scale in program.calibration.scales)
+
 
 class Mood(Enum):
     GOOD = "fine"
@@ -337,10 +379,13 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "error", "match"),
         [
+            ({"method": "linear", "prior": dict.fromkeys(LABELS, 0.5)}, ValueError, "prior must be None"),
+            ({"method": "platt"}, ValueError, "^method must be 'batch', 'contextual' or 'linear'"),
             ({"num_inputs": 1}, ValueError, "num_inputs must be .* equal to 2"),
             ({"predictor": "other"}, ValueError, r"predictor must be one of \['self'\]; got 'other'"),
             ({"trainset": []}, ValueError, "trainset must hold at least 2 different inputs"),
             ({"trainset": examples(1) * 20}, ValueError, "2 different inputs.*of its 20 examples 1"),
+            ({"trainset": [], "method": "contextual"}, ValueError, "trainset must hold an example"),
             ({"trainset": "text"}, TypeError, "trainset must be a list"),
             ({"trainset": [dspy.Example(text="a")] * 3}, ValueError, r"trainset\[0\] has no inputs"),
             (
@@ -362,10 +407,31 @@ class TestBadInput:
                 ValueError,
                 r"2 predictors.*pass predictor= with one of \['first', 'second'\]",
             ),
+            (
+                {
+                    "trainset": [dspy.Example(text=i).with_inputs("text") for i in range(12)],
+                    "method": "contextual",
+                },
+                ValueError,
+                "input 'text' is a int: pass method='batch'",
+            ),
         ],
     )
     def test_arguments(self, options, error, match):
         self.refused(error, match, **options)
+
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            (lambda each: dspy.Example(text=each.text), "whose 'label' is one of .*; got None"),
+            (lambda each: each.copy(label="mixed"), "got 'mixed'.*or pass method='batch'"),
+            (lambda each: each.copy(label=["positive"]), r"got \['positive'\]"),
+            (lambda each: each.copy(label="positive"), "different labels; all 30 have 'positive'"),
+        ],
+    )
+    def test_labels_that_are_needed(self, change, match):
+        trainset = [change(each).with_inputs("text") for each in examples(30)]
+        self.refused(ValueError, match, trainset=trainset, method="linear")
 
     def test_what_enums_are_called_in_data_will_do(self):
         engine = Classifier(leaning(["fine", "awful"], 1.0))
@@ -373,10 +439,8 @@ class TestBadInput:
             dspy.Example(text=f"text {i}", label=(Mood.GOOD, "awful")[i % 2]).with_inputs("text")
             for i in range(12)
         ]
-        optimizer = BatchCalibration(display_progress=False)
-        with dspy.context(lm=engine.lm()):
-            optimizer.compile(student(Mood), trainset=trainset)
-        assert optimizer.accuracies["always 'fine'"] == 0.5
+        program = calibrate(engine, student(Mood), trainset=trainset, method="linear")
+        assert program.calibration.num_inputs == 12
 
     def test_few_inputs_are_warned_of(self, caplog):
         calibrate(Classifier(leaning(LABELS, 1.0)), trainset=examples(9))

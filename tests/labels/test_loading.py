@@ -57,7 +57,7 @@ def examples(count=30):
 
 
 def calibrated(program=None, **options):
-    options = {"prior": dict.fromkeys(LABELS, 0.5), **options}
+    options = {"prior": None if "method" in options else dict.fromkeys(LABELS, 0.5), **options}
     return BatchCalibration(display_progress=False, **options).compile(
         program or student(), trainset=examples()
     )
