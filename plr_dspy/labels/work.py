@@ -151,7 +151,7 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
 
     def stop(reason: str) -> None:
         reasons.append(reason)
-        raise _Stop(reason)
+        raise MetricStop(reason)
 
     values = list(output.labels.values())
     if (
@@ -162,7 +162,7 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     durations: list[float] = []
     try:
         ask = metric_caller(metric)
-        with dspy.context(callbacks=[_NoCalls(stop)], trace=[]):
+        with dspy.context(callbacks=[NoCalls(stop)], trace=[]):
             for cell in np.ndindex(*scores.shape):
                 prediction = _LabelAlone(stop, output.name, values[cell[1]])
                 began = time.perf_counter()
@@ -186,11 +186,11 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     return scores
 
 
-class _Stop(BaseException):
+class MetricStop(BaseException):
     """Ends a metric; no metric means to catch it."""
 
 
-class _NoCalls(BaseCallback):  # type: ignore[misc]
+class NoCalls(BaseCallback):  # type: ignore[misc]
     """Stops a metric before it calls a language model: DSPy swallows but an `Exception` of a callback."""
 
     def __init__(self, stop: Callable[[str], None]) -> None:

@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,6 +21,7 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.work import MetricStop, NoCalls
 from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.bootstrapping import bootstrapped
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
@@ -28,10 +30,11 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_ins
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
-from plr_dspy.programs.calls import as_score, metric_caller, models_of, own_copy, source_of
+from plr_dspy.programs.calls import Scored, as_score, metric_caller, models_of, own_copy
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.programs.splits import value_key
 from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, sources_of, variations
 from plr_dspy.scoring.budget import Budget
@@ -42,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 KINDS = ("both", "labeled", "bootstrapped")
 """Kinds of demos that are made of the trainset."""
+
+MOST_VOTES = 1_000
+"""Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
@@ -231,11 +237,15 @@ class PLFewShot(PLReorder):
         )
         wanted = wanted and self.max_metric_calls != 0
         attempts = stand_ins(program, part, ATTEMPTS * self.max_bootstrapped) if wanted else []
-        pool = dict(enumerate(trainset)) if retrieving and not from_list else {}
-        slots = self._slots(program, part, attempts, pool)
+        # In the same order whatever that of the trainset, so that prompts and what was paid for them stay the same.
+        by_content = sorted(enumerate(trainset), key=lambda pair: value_key(dict(pair[1].items())))
+        pool = dict(by_content) if retrieving and not from_list else {}
+        slots = self._slots(program, part, attempts, pool, sources=pool)
         others = {
             slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
         }
+        if isinstance(slots, RetrievalSlots):
+            others |= {name: found.demos for name, found in slots.found.items()}
         if obstacle := demo_obstacle(ProgramFactory(program).build(others)):
             logger.warning("of the demos to choose from, %s", obstacle)
         self._spent = len(attempts)
@@ -271,7 +281,8 @@ class PLFewShot(PLReorder):
         attempts = bootstrapped(job, ledger, budget, bar.update, interrupted)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
-        slots = self._slots(job.program, job.part if labelled else {}, attempts, job.pool if labelled else {})
+        part, pool = (job.part, job.pool) if labelled else ({}, {})
+        slots = self._slots(job.program, part, attempts, pool, sources=job.pool)
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=self.plan(**job.sizes))
@@ -285,8 +296,13 @@ class PLFewShot(PLReorder):
         labelled: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
         pool: Mapping[int, dspy.Example],
+        *,
+        sources: Mapping[int, dspy.Example],
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts; a ValueError where there is no demo that keeps to limits."""
+        """Return what can be chosen after these attempts, which are made of the sources.
+
+        A ValueError says where there is no demo that keeps to limits.
+        """
         given = [] if isinstance(self.candidates, str) else self.candidates
         pools = pools_of(program, labelled=labelled, attempts=attempts, given=given)
         if not any(pools.values()) and not attempts:
@@ -301,13 +317,22 @@ class PLFewShot(PLReorder):
         every = pools_of(program, labelled=pool, attempts=attempts, given=given)
         retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
         tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
+        if tokens is not None:
+            retrieved = {
+                n: [each for each in demos if each.tokens <= tokens] for n, demos in retrieved.items()
+            }
+        if self.demos == "retrieved" and not any(retrieved.values()) and not attempts:
+            raise ValueError(
+                "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
+                "own: no prompt shows the candidates, or they have more than max_demo_tokens; pass demos='fixed'"
+            )
         first = default_rule(self.max_demos, tokens)
         others = variations(first, self.min_demos)[: 1 if self.demos == "auto" else None]
         return RetrievalSlots(
             program,
             pools,
             retrieved=retrieved,
-            sources=sources_of(retrieved, pool),
+            sources=sources_of(retrieved, sources),
             rules=[first, *(rule for rule in others if rule != first)],
             min_found=self.min_demos,
             embedder=self.embedder,
@@ -416,17 +441,20 @@ def _vote(job: Job, slots: RetrievalSlots) -> Alternative | None:
     if len(slots.found) != 1 or models_of(job.optimizer.metric) or job.splits.classes is None:
         return None
     (pool,), metric, scores = slots.found.values(), metric_caller(job.optimizer.metric), []
-    try:
-        for example in (*job.splits.train, *job.splits.selection):
+
+    def stop(reason: str) -> None:
+        raise MetricStop(reason)
+
+    with suppress(Exception, MetricStop), dspy.context(callbacks=[NoCalls(stop)], trace=[]):
+        for example in [*job.splits.selection, *job.splits.train][:MOST_VOTES]:
             inputs = dict(example.inputs().items())
-            near = pool.nearest(inputs, slots.rules[0].num_demos, without=source_of(inputs))
+            near = pool.nearest(inputs, slots.rules[0].num_demos, without=Scored.of(inputs))
             votes = Counter(int(pool.classes[number]) for number in near)
             winner = next(
                 number for number in near if votes[int(pool.classes[number])] == max(votes.values())
             )
             answer = dspy.Prediction(**{name: pool.demos[winner].get(name) for name in pool.outputs})
             scores.append(as_score(metric(own_copy(example), answer)))
-    except Exception:  # of a metric that looks at more than the outputs
-        return None
-    name = f"a vote of the {slots.rules[0].num_demos} nearest examples, without a language model, scores"
-    return Alternative(name=name, score=sum(scores) / len(scores), num_examples=len(scores), tokens=0)
+        name = f"a vote of the {slots.rules[0].num_demos} nearest examples, without a language model, scores"
+        return Alternative(name=name, score=sum(scores) / len(scores), num_examples=len(scores), tokens=0)
+    return None  # The metric looks at more than the outputs.

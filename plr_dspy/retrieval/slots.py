@@ -12,9 +12,10 @@ import dspy
 import numpy as np
 import orjson
 
-from plr_dspy.programs.calls import source_of
 from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
+from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
 from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.search.space import Ordering
@@ -66,7 +67,7 @@ class RetrievalSlots(PoolSlots):
         **limits: Any,
     ) -> None:
         self.rules = list(rules)
-        self._min_found = min_found
+        self._min_found, self._embedder = min_found, embedder
         super().__init__(program, pools, **limits)
         self.found: dict[str, Pool] = {
             name: make_pool(
@@ -87,6 +88,10 @@ class RetrievalSlots(PoolSlots):
         """The rule that finds demos beside those of an ordering; None where it only shows these."""
         last = next((items[-1] for items in ordering if items), 0)
         return self.rules[-1 - last] if last < 0 else None
+
+    @property
+    def typical(self) -> Ordering:
+        return super().typical if any(most for _, most in self.space.limits) else self.space.beside[0]
 
     def longest(self, number: int, seed: int) -> list[Ordering]:
         if any(most for _, most in self.space.limits):
@@ -146,13 +151,13 @@ class RetrievalSlots(PoolSlots):
 
     @cached_property
     def _content(self) -> str:
-        """Digest of the demos that may be found."""
+        """Digest of the demos that may be found, and of what compares them."""
         rendered = [
             self._renderer.render(self._predictors[name], [demo])
             for name, pool in self.found.items()
             for demo in pool.demos
         ]
-        return hashlib.sha256(orjson.dumps(rendered)).hexdigest()
+        return hashlib.sha256(orjson.dumps([rendered, digest(self._embedder)])).hexdigest()
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""
