@@ -159,9 +159,12 @@ class PLFewShot(PLReorder):
         if self.min_demos > self.max_demos:
             raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
-        if self.max_metric_calls == 0 and (self.demos != "retrieved" or self.calibrate is not False):
+        if self.max_metric_calls == 0 and (
+            self.demos != "retrieved" or self.calibrate is not False or self.candidates == "bootstrapped"
+        ):
             raise ValueError(
-                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated: pass that, or more"
+                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated and of demos that need "
+                "no teacher: pass that, or more calls"
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError(
