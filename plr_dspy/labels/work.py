@@ -138,7 +138,7 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     values = list(output.labels.values())
     if output.decision is not None and output.held:  # Without a confidence: a metric that looks at it fails.
         values = [output.decision.model_construct(value=value) for value in values]
-    scores, durations, calls = np.zeros((len(examples), len(values))), list[float](), _NoCalls()
+    scores, durations, calls = np.zeros((len(examples), len(values))), list[float](), NoCalls()
     try:
         ask = metric_caller(metric)
         with dspy.context(callbacks=[calls], trace=[]):
@@ -165,7 +165,7 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     return scores
 
 
-class _NoCalls(BaseCallback):  # type: ignore[misc]
+class NoCalls(BaseCallback):  # type: ignore[misc]
     """Stops a metric before it calls a language model, by what neither DSPy nor metrics mean to catch."""
 
     stopped = False

@@ -22,6 +22,7 @@ from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.report.text import dollars, prompt_count
+from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import MARGIN, Budget
 from plr_dspy.scoring.ledger import Ledger
 
@@ -157,7 +158,7 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
     examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
     renderer, tokens = PromptRenderer(), dict[str, dict[str, float]]()
     try:
-        program = ProgramFactory(job.program).build(job.slots.demos(job.slots.typical))
+        program = job.slots.build(ProgramFactory(job.program), job.slots.typical)
         with token_counter() as count:
             for inputs, predictor in product(
                 [dict(each.inputs().items()) for each in examples], program.predictors()
@@ -165,7 +166,9 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
                 lm = predictor.lm or dspy.settings.lm
                 if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
                     return None
-                messages = renderer.prompt(predictor, predictor.demos, inputs)
+                finds = isinstance(predictor, RetrievingPredict)
+                shown = predictor.shown(inputs) if finds else predictor.demos
+                messages = renderer.prompt(predictor, shown, inputs)
                 answers = [message for message in messages if message["role"] == "assistant"]
                 kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
                 kinds["prompt_tokens"] += count(messages=messages) / len(examples)

@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,6 +21,7 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.work import NoCalls
 from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.bootstrapping import bootstrapped
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
@@ -28,11 +30,13 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_ins
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
-from plr_dspy.programs.calls import as_score, metric_caller, models_of, own_copy, source_of
+from plr_dspy.programs.calls import Scored, as_score, metric_caller, models_of, own_copy
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.programs.splits import source_of, value_key
 from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
+from plr_dspy.retrieval.predict import make_pool
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, sources_of, variations
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
@@ -42,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 KINDS = ("both", "labeled", "bootstrapped")
 """Kinds of demos that are made of the trainset."""
+
+MOST_VOTES = 1_000
+"""Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
@@ -153,9 +160,12 @@ class PLFewShot(PLReorder):
         if self.min_demos > self.max_demos:
             raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
-        if self.max_metric_calls == 0 and (self.demos != "retrieved" or self.calibrate is not False):
+        if self.max_metric_calls == 0 and (
+            self.demos != "retrieved" or self.calibrate is not False or self.candidates == "bootstrapped"
+        ):
             raise ValueError(
-                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated: pass that, or more"
+                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated and of demos that need "
+                "no teacher: pass that, or more calls"
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError(
@@ -231,11 +241,15 @@ class PLFewShot(PLReorder):
         )
         wanted = wanted and self.max_metric_calls != 0
         attempts = stand_ins(program, part, ATTEMPTS * self.max_bootstrapped) if wanted else []
-        pool = dict(enumerate(trainset)) if retrieving and not from_list else {}
-        slots = self._slots(program, part, attempts, pool)
+        # In the same order whatever that of the trainset, so that prompts and what was paid for them stay the same.
+        by_content = sorted(enumerate(trainset), key=lambda pair: value_key(dict(pair[1].items())))
+        pool = dict(by_content) if retrieving and not from_list else {}
+        slots = self._slots(program, part, attempts, pool, sources=pool)
         others = {
             slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
         }
+        if isinstance(slots, RetrievalSlots):
+            others |= {name: found.demos for name, found in slots.found.items()}
         if obstacle := demo_obstacle(ProgramFactory(program).build(others)):
             logger.warning("of the demos to choose from, %s", obstacle)
         self._spent = len(attempts)
@@ -271,7 +285,8 @@ class PLFewShot(PLReorder):
         attempts = bootstrapped(job, ledger, budget, bar.update, interrupted)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
-        slots = self._slots(job.program, job.part if labelled else {}, attempts, job.pool if labelled else {})
+        part, pool = (job.part, job.pool) if labelled else ({}, {})
+        slots = self._slots(job.program, part, attempts, pool, sources=job.pool)
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=self.plan(**job.sizes))
@@ -285,8 +300,13 @@ class PLFewShot(PLReorder):
         labelled: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
         pool: Mapping[int, dspy.Example],
+        *,
+        sources: Mapping[int, dspy.Example],
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts; a ValueError where there is no demo that keeps to limits."""
+        """Return what can be chosen after these attempts, which are made of the sources.
+
+        A ValueError says where there is no demo that keeps to limits.
+        """
         given = [] if isinstance(self.candidates, str) else self.candidates
         pools = pools_of(program, labelled=labelled, attempts=attempts, given=given)
         if not any(pools.values()) and not attempts:
@@ -301,13 +321,22 @@ class PLFewShot(PLReorder):
         every = pools_of(program, labelled=pool, attempts=attempts, given=given)
         retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
         tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
+        if tokens is not None:
+            retrieved = {
+                n: [each for each in demos if each.tokens <= tokens] for n, demos in retrieved.items()
+            }
+        if self.demos == "retrieved" and not any(retrieved.values()) and not attempts:
+            raise ValueError(
+                "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
+                "own: no prompt shows the candidates, or they have more than max_demo_tokens; pass demos='fixed'"
+            )
         first = default_rule(self.max_demos, tokens)
         others = variations(first, self.min_demos)
         return RetrievalSlots(
             program,
             pools,
             retrieved=retrieved,
-            sources=sources_of(retrieved, pool),
+            sources=sources_of(retrieved, sources),
             rules=[first, *(rule for rule in others if rule != first)],
             min_found=self.min_demos,
             embedder=self.embedder,
@@ -338,7 +367,7 @@ class PLFewShot(PLReorder):
             for number in sorted(best)
         ]
         retrieval = _retrieval(job, slots, outcome, found) if isinstance(slots, RetrievalSlots) else None
-        return {"best_by_number": by_number, "retrieval": retrieval}
+        return {"best_by_number": by_number, "retrieval": retrieval, "vote": _vote(job, slots)}
 
 
 @dataclass(frozen=True)
@@ -407,26 +436,33 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequenc
             )
             for kind, each in kinds.items()
         ],
-        vote=_vote(job, slots),
     )
 
 
-def _vote(job: Job, slots: RetrievalSlots) -> Alternative | None:
+def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
-    if len(slots.found) != 1 or models_of(job.optimizer.metric) or job.splits.classes is None:
+    predictors, number, scores = named_predictors(job.program), job.optimizer.max_demos, list[float]()
+    names = set(predictors[0][1].signature.input_fields)
+    examples = [*job.splits.selection, *job.splits.train]
+    labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
+    if len(predictors) != 1 or job.splits.classes is None or not labelled or models_of(job.optimizer.metric):
         return None
-    (pool,), metric, scores = slots.found.values(), metric_caller(job.optimizer.metric), []
-    try:
-        for example in (*job.splits.train, *job.splits.selection):
+    if isinstance(slots, RetrievalSlots) and slots.found:
+        (pool,) = slots.found.values()
+    else:
+        pool = make_pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
+    metric, calls = metric_caller(job.optimizer.metric), NoCalls()
+    with suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
+        for example in examples[:MOST_VOTES]:
             inputs = dict(example.inputs().items())
-            near = pool.nearest(inputs, slots.rules[0].num_demos, without=source_of(inputs))
-            votes = Counter(int(pool.classes[number]) for number in near)
-            winner = next(
-                number for number in near if votes[int(pool.classes[number])] == max(votes.values())
-            )
+            near = pool.nearest(inputs, number, without=Scored.of(inputs))
+            votes = Counter(int(pool.classes[i]) for i in near)
+            winner = next(i for i in near if votes[int(pool.classes[i])] == max(votes.values()))
             answer = dspy.Prediction(**{name: pool.demos[winner].get(name) for name in pool.outputs})
             scores.append(as_score(metric(own_copy(example), answer)))
-    except Exception:  # of a metric that looks at more than the outputs
+    if calls.stopped or len(scores) < len(
+        examples[:MOST_VOTES]
+    ):  # The metric looks at more than the outputs.
         return None
-    name = f"a vote of the {slots.rules[0].num_demos} nearest examples, without a language model, scores"
+    name = f"a vote of the {number} nearest examples, without a language model, scores"
     return Alternative(name=name, score=sum(scores) / len(scores), num_examples=len(scores), tokens=0)

@@ -161,7 +161,12 @@ def lay_out(
     """
     name = optimizer.trainset_name
     own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
-    splits = make_splits(trainset, valset, [*own, *others], rng, balanced=optimizer.balanced, name=name)
+    prompted = {
+        field for _, predictor in named_predictors(program) for field in predictor.signature.input_fields
+    }
+    splits = make_splits(
+        trainset, valset, [*own, *others], rng, balanced=optimizer.balanced, name=name, prompted=prompted
+    )
     job = Job(
         optimizer,
         program=program,

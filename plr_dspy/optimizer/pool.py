@@ -16,7 +16,7 @@ from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.programs.slots import OWN, PooledDemo
-from plr_dspy.programs.splits import label_keys, mixed, value_key
+from plr_dspy.programs.splits import label_keys, mixed, source_of
 
 POOL_SHARE, LARGEST_POOL = 0.25, 50
 """Share of the trainset that demos are made of, and the most examples.
@@ -36,7 +36,7 @@ def pool_part(
     They are the same ones, in the same order, whatever the order of the trainset. Examples with the same inputs count
     as one for the share, so that duplicates leave enough to score. Examples whose inputs the valset has are left to it.
     """
-    keys = [value_key(dict(example.inputs().items())) for example in (*trainset, *valset)]
+    keys = [source_of(example.inputs()) for example in (*trainset, *valset)]
     taken = set(keys[len(trainset) :])
     number = min(LARGEST_POOL, round(POOL_SHARE * len({*keys} - taken)))
     chosen: list[int] = []
@@ -96,11 +96,12 @@ def pools_of(
                 if name in each.demos
             ]
             for demo, origin in [*((demo, OWN) for demo in predictor.demos), *made, *others]:
-                text = renderer.render(predictor, [demo])
+                messages = renderer.messages(predictor, [demo])
+                text = renderer.text(messages)
                 if text == nothing or (text in seen and origin != OWN):
                     continue
                 seen.add(text)
-                tokens = count(messages=renderer.messages(predictor, [demo])) - tokens_before
+                tokens = count(messages=messages) - tokens_before
                 pool.append(PooledDemo(demo, origin, int(tokens)))
             pools[name] = pool
     return pools

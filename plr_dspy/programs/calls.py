@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ import numpy as np
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
 from plr_dspy.programs.copies import language_models
-from plr_dspy.programs.splits import value_key
+from plr_dspy.programs.splits import folded_key, source_of
 from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import Cell
 
@@ -33,23 +33,37 @@ SHOWN = 150
 """Characters of a reply or an answer that messages show."""
 
 
-scored_source: ContextVar[str | None] = ContextVar("the source of the example that is scored", default=None)
+@dataclass(frozen=True)
+class Scored:
+    """An example that is scored: no demo that is found for it is made of it, or asks the same.
+
+    Attributes:
+        source: What identifies its inputs.
+        values: What identifies each of them, whatever its name.
+    """
+
+    source: str
+    values: frozenset[bytes]
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any]) -> Scored:
+        """The example with these inputs."""
+        return cls(source_of(inputs), frozenset(map(folded_key, dict(inputs.items()).values())))
 
 
 @contextmanager
 def scoring(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Score an example with these inputs: no demo that is found for it is made of an example that has them."""
-    token = scored_source.set(source_of(inputs))
-    try:
+    """Score the example with these inputs, as `scored` says: in threads, too, that DSPy starts meanwhile."""
+    with dspy.context(
+        plr_dspy_scored=Scored.of(inputs)
+    ):  # Other context variables do not reach such threads.
         yield
-    finally:
-        scored_source.reset(token)
 
 
-def source_of(inputs: Mapping[str, Any]) -> str:
-    """What identifies the inputs of an example, whatever the case and the white space of their texts."""
-    folded = {n: " ".join(v.split()).casefold() if isinstance(v, str) else v for n, v in inputs.items()}
-    return value_key(folded).decode(errors="backslashreplace")
+def scored() -> Scored | None:
+    """The example that is scored; None where that is not known, or there is none."""
+    found: Scored | None = dspy.settings.get("plr_dspy_scored")
+    return found
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:

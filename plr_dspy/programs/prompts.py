@@ -32,7 +32,12 @@ class PromptRenderer:
 
     def render(self, predictor: dspy.Predict, demos: Sequence[Any]) -> str:
         """The part of the prompt that the demos decide, as one string."""
-        return json.dumps(self.messages(predictor, demos), default=repr, sort_keys=True)
+        return self.text(self.messages(predictor, demos))
+
+    @staticmethod
+    def text(messages: Sequence[Mapping[str, Any]]) -> str:
+        """Messages as one string."""
+        return json.dumps(messages, default=repr, sort_keys=True)
 
     def messages(self, predictor: dspy.Predict, demos: Sequence[Any]) -> list[dict[str, Any]]:
         """The messages that the demos become, with all that those hold beside the demos, but for the inputs."""

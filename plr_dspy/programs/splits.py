@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,16 +50,17 @@ def make_splits(
     *,
     balanced: bool,
     name: str = "trainset",
+    prompted: Collection[str] = (),
 ) -> Splits:
     """Leave out what the demos show, shuffle, and split into train (80 %) and selection where the valset is empty.
 
     An example that is given several times counts once: its copies would be no further evidence. The name is what the
-    user knows the trainset by.
+    user knows the trainset by; `prompted` is as in `shown_by`.
     """
     everything = [*trainset, *valset]
     names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
-    shown, labels = shown_by(demos, everything), label_keys(everything)
-    inputs = [value_key(dict(example.inputs().items())) for example in everything]
+    shown, labels = shown_by(demos, everything, prompted), label_keys(everything)
+    inputs = [source_of(example.inputs()) for example in everything]
     first: dict[tuple[bool, bytes], int] = {}
     for i, example in enumerate(everything):
         first.setdefault((i < len(trainset), value_key(dict(example.items()))), i)
@@ -120,14 +121,17 @@ def check_splits(
         )
 
 
-def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]:
+def shown_by(
+    demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: Collection[str] = ()
+) -> set[int]:
     """Indices of the examples that some demo shows: with its answer in the prompt an example proves nothing.
 
     A demo, an example or a dict, shows an example when the inputs that both name are equal, or when it holds all of the
-    example's input values under whatever names (predictors inside a program rename them). A demo that would so show
-    over a tenth of the examples shares only something common, such as a language, and shows none by it.
+    example's input values under whatever names (predictors inside a program rename them); or when those inputs are
+    equal that are `prompted`, in prompts, unlike the number of an example. A demo that would so show over a tenth of
+    the examples shares only something common, such as a language, and shows none by it.
     """
-    inputs = [{name: value_key(value) for name, value in example.inputs().items()} for example in examples]
+    inputs = [{name: folded_key(value) for name, value in example.inputs().items()} for example in examples]
     by_field: dict[tuple[str, bytes], set[int]] = defaultdict(set)
     by_value: dict[bytes, set[int]] = defaultdict(set)
     for i, fields in enumerate(inputs):
@@ -137,13 +141,15 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example]) -> set[int]
     names = {name for fields in inputs for name in fields}
     shown: set[int] = set()
     for demo in demos:
-        fields = {name: value_key(value) for name, value in dict(demo.items()).items()}
-        shared = [by_field[name, key] for name, key in fields.items() if name in names]
-        by_name = set.intersection(*shared) if shared else set()
+        fields = {name: folded_key(value) for name, value in dict(demo.items()).items()}
+        shared = {name: by_field[name, key] for name, key in fields.items() if name in names}
+        by_name = set.intersection(*shared.values()) if shared else set()
+        seen = [matches for name, matches in shared.items() if name in prompted]
+        by_prompt = set.intersection(*seen) if seen else set()
         held = Counter(i for key in set(fields.values()) for i in by_value.get(key, ()))
         by_values = {i for i, count in held.items() if count == len(set(inputs[i].values()))}
         shown |= {i for i in by_name if inputs[i].keys() <= fields.keys()}
-        for matches in (by_name, by_values):
+        for matches in (by_name, by_prompt, by_values):
             shown |= matches if len(matches) <= max(1, len(examples) // 10) else set()
     return shown
 
@@ -187,6 +193,16 @@ def answer_classes(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> l
 def label_keys(examples: Sequence[dspy.Example]) -> list[bytes]:
     """What identifies each example's labels."""
     return [value_key(dict(example.labels().items())) for example in examples]
+
+
+def source_of(inputs: Mapping[str, Any]) -> str:
+    """What identifies the inputs of an example, whatever the case and the white space of their texts."""
+    return repr(sorted((name, folded_key(value)) for name, value in inputs.items()))
+
+
+def folded_key(value: Any) -> bytes:
+    """What identifies an input, whatever the case and the white space of a text: copies differ in these."""
+    return value_key(" ".join(value.split()).casefold() if isinstance(value, str) else value)
 
 
 def value_key(value: Any) -> bytes:

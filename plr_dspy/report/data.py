@@ -135,15 +135,12 @@ class Retrieval(Part):
         text: The rule in words.
         num_pooled: Demos that it finds some of, which lie in the program's file.
         alternatives: Ways to show demos, the returned one included.
-        vote: The most frequent label of as many neighbours as demos may be shown, without a language model; None where
-            outputs are no labels, or a model scores them.
     """
 
     rule: dict[str, Any] | None
     text: str
     num_pooled: int
     alternatives: list[Alternative]
-    vote: Alternative | None
 
 
 class Comparison(Part):
@@ -278,6 +275,8 @@ class Report(Part):
         settings: Everything that decides the run, the seed included.
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
         retrieval: Where demos may be found for each input, what was chosen.
+        vote: Where demos were chosen, the most frequent label of as many neighbours as demos may be shown, without a
+            language model; None where outputs are no labels, or a model scores them.
     """
 
     original: ProgramState
@@ -302,6 +301,7 @@ class Report(Part):
     schema_version: Literal[14] = SCHEMA_VERSION
     best_by_number: list[BestOfNumber] = []
     retrieval: Retrieval | None = None
+    vote: Alternative | None = None
 
     @property
     def retrieves(self) -> bool:

@@ -68,7 +68,7 @@ def figure(report: Report) -> Figure:
     if report.best_by_number:
         panels.append((2.8, partial(_draw_numbers, report=report)))
     for slot in report.slots:
-        if slot.blocks:
+        if slot.blocks and all(PlackettLuce.from_state(state).length for state in slot.distributions):
             rows = slot.num_demos * (0.26 if slot.num_demos <= 16 else 0.16)
             panels.append((1.4 + rows, partial(_draw_places, slot=slot)))
     if not panels:

@@ -334,19 +334,21 @@ def _numbers_of_demos(report: Report) -> list[str]:
 
 def _retrieval(report: Report) -> list[str]:
     """Say what finds demos, what else there was, and whether a language model is needed at all."""
-    if (found := report.retrieval) is None:
-        return []
-    lines = []
-    if report.retrieves:
+    found, vote, lines = report.retrieval, report.vote, []
+    told: list[str] = []
+    if found is not None and report.retrieves:
         lines.append(
             f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool"
         )
-    told = [f"{each.name} {each.score:.3f} ({each.tokens:,} tokens)" for each in found.alternatives]
-    lines += [f"{EXPECTED}: {', '.join(told)}"] * bool(told)
-    if (vote := found.vote) is not None and told:
-        best = max(found.alternatives, key=lambda each: each.score)
-        low = best.score if best.interval is None else best.interval[0]
-        level = "does as well" if vote.score >= best.score else "may do as well"
-        needed = f": it {level}, so a language model may not be needed here" if vote.score >= low else ""
-        lines.append(f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples{needed}")
-    return lines
+    if found is not None and found.alternatives:
+        told = [f"{each.name} {each.score:.3f} ({each.tokens:,} tokens)" for each in found.alternatives]
+        lines.append(f"{EXPECTED}: {', '.join(told)}")
+    best = report.comparison and report.comparison.expected_chosen
+    if vote is None or not best or not (told or vote.score >= best[0]):
+        return lines
+    what = f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples"
+    if vote.score >= best[0]:
+        what += (
+            ": a language model may not be needed here" if told else ": try demos='auto', which shows them"
+        )
+    return [*lines, what]

@@ -11,7 +11,7 @@ import dspy
 import numpy as np
 from dspy.predict.predict import serialize_object
 
-from plr_dspy.programs.calls import scored_source
+from plr_dspy.programs.calls import scored
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.retrieval.rule import RULES, Pool, Rule
 from plr_dspy.retrieval.similarity import Embeddings, SharedWords, Similarity, text_of
@@ -37,13 +37,14 @@ class Retrieval:
 
     def demos(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, in the order of the prompt."""
-        scored = scored_source.get()
-        if self.guarded and scored is None:
+        example = scored()
+        if self.guarded and example is None:
             raise RuntimeError(
                 "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
-                "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context"
+                "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
+                "or pass demos='fixed'"
             )
-        return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=scored)]
+        return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=example)]
 
 
 class RetrievingPredict(dspy.Predict):
@@ -58,16 +59,20 @@ class RetrievingPredict(dspy.Predict):
     retrieval: Retrieval
 
     def forward(self, **inputs: Any) -> Any:
-        """What the predictor answers with these demos."""
-        return super().forward(**self._with_demos(inputs))
+        """What the predictor answers with these demos, unless the caller brings some."""
+        demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
+        return super().forward(**demos, **inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
         """What `forward` does, with an async call."""
-        return await super().aforward(**self._with_demos(inputs))
+        demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
+        return await super().aforward(**demos, **inputs)
 
-    def _with_demos(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call, with its demos, unless the caller brings some."""
-        return {"demos": [*self.demos, *self.retrieval.demos(inputs)], **inputs}
+    def shown(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """The demos for the inputs of a call, none of them twice."""
+        fixed = [dict(demo.items()) for demo in self.demos]
+        found = self.retrieval.demos(inputs)
+        return [*self.demos, *(demo for demo in found if dict(demo.items()) not in fixed)]
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the predictor, the pool with all its examples, and the rule."""
@@ -111,7 +116,9 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """The class of predictors of a kind, such as a user's own, that find their demos."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    return type(f"Retrieving{kind.__name__}", (RetrievingPredict, kind), {})
+    return type(
+        f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {}
+    )  # What it does to its inputs comes first.
 
 
 def make_pool(
@@ -141,6 +148,11 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
             "its demos are found by embeddings: pass the embedder that they were made with as embedder"
         )
     examples = [dspy.Example(**demo) for demo in state["demos"]]
+    if not any(predictor.signature.fields.keys() & demo.keys() for demo in examples):
+        fields = list(predictor.signature.fields)
+        raise ValueError(
+            f"its demos have none of the fields {fields}: create the student as it was when compiled"
+        )
     known = {name: state[name] for name in ("vectors", "tokens")}
     pool = make_pool(predictor, examples, state["sources"], embedder=embedder, **known)
     return Retrieval(pool, RULES.validate_python(state["rule"]))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
 from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce, Features
-from plr_dspy.programs.splits import answer_classes
+from plr_dspy.programs.calls import Scored
+from plr_dspy.programs.splits import answer_classes, folded_key, source_of
 from plr_dspy.retrieval.similarity import Similarity, text_of
 from plr_dspy.statistics.calibration import Array
 
@@ -90,6 +92,7 @@ class Pool:
         self.demos, self.names, self.outputs = list(demos), list(names), list(outputs)
         self.similarity, self.sources = similarity, list(sources)
         rows = [dict(demo.items()) for demo in demos]
+        self._asked = [self._inputs(row) for row in rows]
         self.classes = np.array(answer_classes(rows, list(outputs)), dtype=int)
         self.tokens = list(tokens) or [0] * len(rows)
         sizes = np.log1p([len(text_of(row, [*names, *outputs])) for row in rows])
@@ -98,18 +101,18 @@ class Pool:
     def __len__(self) -> int:
         return len(self.demos)
 
-    def nearest(self, inputs: Mapping[str, Any], number: int, *, without: str | None = None) -> list[int]:
+    def nearest(self, inputs: Mapping[str, Any], number: int, *, without: Scored | None = None) -> list[int]:
         """The demos whose inputs are most like some inputs, the likest first; of equals the first.
 
         Args:
             inputs: Of a call.
             number: How many.
-            without: Demos of this source are left out.
+            without: An example that is scored: demos of its source are left out, and those of the same inputs.
         """
         like, _ = self._ranked(inputs, number, without)
         return like
 
-    def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: str | None = None) -> list[int]:
+    def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: Scored | None = None) -> list[int]:
         """The demos that a rule shows, in the order of the prompt; arguments are those of `nearest`."""
         candidates, features = self.features(inputs, rule.num_candidates, without=without)
         length = min(rule.num_demos, len(candidates))
@@ -119,7 +122,7 @@ class Pool:
         return chosen[::-1] if rule.nearest_last else chosen
 
     def features(
-        self, inputs: Mapping[str, Any], number: int, *, without: str | None = None
+        self, inputs: Mapping[str, Any], number: int, *, without: Scored | None = None
     ) -> tuple[list[int], Features]:
         """The demos that are most like some inputs, and their features, ``[c, f]`` of `FEATURES`.
 
@@ -146,14 +149,29 @@ class Pool:
 
         return candidates, features
 
-    def _ranked(self, inputs: Mapping[str, Any], number: int, without: str | None) -> tuple[list[int], Array]:
+    def _ranked(
+        self, inputs: Mapping[str, Any], number: int, without: Scored | None
+    ) -> tuple[list[int], Array]:
         """The likest demos and how like they are."""
-        like = self.similarity.to(text_of(inputs, self.names))
-        left = [i for i in np.argsort(-like, kind="stable")[: number + 64] if self.sources[i] != without]
-        if len(left) < number:  # Many copies of one example lie in the pool.
-            left = [i for i in np.argsort(-like, kind="stable") if self.sources[i] != without]
-        found = [int(i) for i in left[:number]]
+        like, source, asked = self.similarity.to(text_of(inputs, self.names)), None, None
+        if without is not None:
+            source = (
+                without.source
+            )  # What follows from its inputs, others may share: only these tell that it is asked.
+            if any(folded_key(inputs[name]) in without.values for name in self.names if name in inputs):
+                asked = self._inputs(inputs)
+        best = np.argsort(-like, kind="stable")
+        left = (int(i) for i in best if self.sources[i] != source and self._asked[i] != asked)
+        found = list(islice(left, number))
         return found, like[found]
+
+    def _inputs(self, fields: Mapping[str, Any]) -> str:
+        """What identifies the inputs of a demo or a call."""
+        return source_of({name: fields[name] for name in self.names if name in fields})
+
+    def __deepcopy__(self, memo: Any) -> Pool:
+        """The pool itself, which nothing changes: copies of programs share it."""
+        return self
 
 
 RULES = TypeAdapter(Rule)

@@ -81,13 +81,27 @@ class Embeddings(Similarity):
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, vectors: Any = None) -> None:
         self._embedder = embedder
-        self.vectors: Array = self._embedded(texts) if vectors is None else np.asarray(vectors)
+        # As many decimals as are saved, so that a loaded program finds the same.
+        self.vectors: Array = np.round(self._of(texts), 6) if vectors is None else np.asarray(vectors, float)
 
     def to(self, text: str) -> Array:
-        found: Array = self.vectors @ self._embedded([text])[0]
+        (vector,) = self._of([text], self.vectors.shape[1])
+        found: Array = self.vectors @ vector
         return found
 
-    def _embedded(self, texts: Sequence[str]) -> Array:
-        """Vectors of length 1."""
-        vectors = np.asarray(self._embedder(list(texts)), float)
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    def _of(self, texts: Sequence[str], size: int | None = None) -> Array:
+        """Vectors of texts, of length 1 and of this size; a ValueError where the embedder returns something else."""
+        returned = self._embedder(list(texts))
+        try:
+            found = np.asarray(returned, dtype=float)
+        except (TypeError, ValueError):
+            found = np.empty(0)
+        expected = (len(texts), size or found.shape[-1])
+        if found.shape != expected or not found.size or not np.isfinite(found).all():
+            got = f"an array of shape {found.shape}" if found.size else repr(returned)[:80]
+            raise ValueError(
+                f"embedder must return a vector of {size or 'some'} finite numbers for each of {len(texts)} texts; got "
+                f"{got}{', not all finite,' * bool(found.size and found.shape == expected)} from it: pass another one"
+            )
+        vectors: Array = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return vectors

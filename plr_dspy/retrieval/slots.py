@@ -14,9 +14,11 @@ import numpy as np
 import orjson
 
 from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
-from plr_dspy.programs.calls import source_of
+from plr_dspy.programs.calls import Scored
 from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
+from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.search.model.table import Scores
@@ -72,7 +74,7 @@ class RetrievalSlots(PoolSlots):
         **limits: Any,
     ) -> None:
         self.rules = list(rules)
-        self._min_found = min_found
+        self._min_found, self._embedder = min_found, embedder
         super().__init__(program, pools, **limits)
         self.found: dict[str, Pool] = {
             name: make_pool(
@@ -93,6 +95,10 @@ class RetrievalSlots(PoolSlots):
         """The rule that finds demos beside those of an ordering; None where it only shows these."""
         last = next((items[-1] for items in ordering if items), 0)
         return self.rules[-1 - last] if last < 0 else None
+
+    @property
+    def typical(self) -> Ordering:
+        return super().typical if any(most for _, most in self.space.limits) else self.space.beside[0]
 
     def longest(self, number: int, seed: int) -> list[Ordering]:
         if any(most for _, most in self.space.limits):
@@ -174,7 +180,7 @@ class RetrievalSlots(PoolSlots):
             asked, mean = inputs[example], sum(score for _, score in seen) / len(seen)
             if not set(pool.names) <= asked.keys() or max(score for _, score in seen) <= mean:
                 continue
-            candidates, of_them = pool.features(asked, rule.num_candidates, without=source_of(asked))
+            candidates, of_them = pool.features(asked, rule.num_candidates, without=Scored.of(asked))
             for shown, score in seen:
                 if score > mean:
                     chosen = shown.logits.mode(of_them, min(shown.num_demos, len(candidates)))
@@ -191,13 +197,13 @@ class RetrievalSlots(PoolSlots):
 
     @cached_property
     def _content(self) -> str:
-        """Digest of the demos that may be found."""
+        """Digest of the demos that may be found, and of what compares them."""
         rendered = [
             self._renderer.render(self._predictors[name], [demo])
             for name, pool in self.found.items()
             for demo in pool.demos
         ]
-        return hashlib.sha256(orjson.dumps(rendered)).hexdigest()
+        return hashlib.sha256(orjson.dumps([rendered, digest(self._embedder)])).hexdigest()
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""

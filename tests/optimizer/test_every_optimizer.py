@@ -21,10 +21,13 @@ KINDS = {
     "calibrated": partial(PLReorder, calibrate=True),
     "paper": partial(PLReorder, auto="paper", num_samples=4, num_iterations=3, num_final_draws=2),
     "PLFewShot": partial(PLFewShot, max_demos=4, max_bootstrapped=4, candidates="bootstrapped"),
+    "demos for each input": partial(PLFewShot, demos="auto", max_demos=4, candidates="labeled"),
     "TopKOrder": partial(TopKOrder, num_candidates=8),
 }
 BUDGET = {"paper": 300, "TopKOrder": 200}
 """Program calls; the others get 100."""
+OFTEN = {"demos for each input": 3}
+"""How often a prompt may be paid: two rules may show an example the same demos."""
 
 
 def compiled(kind, engine, *, metric=exact, program=None, trainset=EXAMPLES, **options):
@@ -69,7 +72,7 @@ class TestLimits:
         _, optimizer = compiled(kind, engine, num_threads=8)
         assert found(optimizer.report) == found(whole(kind))
         assert len(engine.prompts) == optimizer.report.program_calls["total"] <= budget
-        assert set(Counter(engine.prompts).values()) == {1}
+        assert max(Counter(engine.prompts).values()) <= OFTEN.get(kind, 1)
         with using(engine, "fake/x"):
             estimate = optimizer.estimate(student(), trainset=EXAMPLES)
         assert optimizer.report.program_calls["total"] <= estimate.program_calls <= budget
@@ -162,7 +165,7 @@ class TestGoingOn:
         _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=int(budget), log_dir=tmp_path)
         assert paid < len(engine.prompts) == optimizer.report.program_calls["total"] <= budget
         assert optimizer.report.program_calls["resumed"] == paid
-        assert set(Counter(engine.prompts).values()) == {1}
+        assert max(Counter(engine.prompts).values()) <= OFTEN.get(kind, 1)
 
 
 class TestResult:
@@ -172,7 +175,7 @@ class TestResult:
         assert not getattr(program, "_compiled", False)
         inner = getattr(result, "program", result)
         assert result.reorder_report == optimizer.report.to_dict()
-        if kind != "PLFewShot":
+        if kind not in ("PLFewShot", "demos for each input"):
             assert sorted(demo["text"] for demo in inner.demos) == sorted(demo["text"] for demo in DEMOS)
         optimizer.report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == optimizer.report

@@ -4,7 +4,7 @@ import dspy
 import numpy as np
 import pytest
 
-from plr_dspy.programs.calls import source_of
+from plr_dspy.programs.calls import Scored, source_of
 from plr_dspy.retrieval.predict import make_pool
 from plr_dspy.retrieval.rule import FEATURES, Rule
 
@@ -71,7 +71,7 @@ def test_scripts_without_spaces_are_compared_too(texts, asked, nearest):
 
 def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
     texts = ["The  cat", "the cat", "a cat", *[f"the cat {i}" for i in range(100)], *["the CAT"] * 100]
-    pool, own = pool_of(texts, ["x"] * len(texts)), source_of({"text": "the cat "})
+    pool, own = pool_of(texts, ["x"] * len(texts)), Scored.of({"text": "the cat "})
     found = shown(pool, "the cat", Rule(num_demos=30), without=own)
     assert len(found) == 30 and not {"the cat", "The  cat", "the CAT"} & set(found)
     assert shown(pool_of(["the cat"], ["x"]), "the cat", Rule(), without=own) == []

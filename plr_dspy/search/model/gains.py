@@ -115,7 +115,8 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
     than one: the spread of the means counts as many degrees of freedom as their errors, of this covariance, have.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
-    weights = (apart == 0.0) / (np.diag(errors) + PRIOR_SPREAD)
+    usual = (apart == 0.0) | (apart > 0.0).all()  # Where rules alone compete, none is of the usual kind.
+    weights = usual / (np.diag(errors) + PRIOR_SPREAD)
     weights /= weights.sum()
     spread = float(weights @ (means - weights @ means) ** 2)
     error = float(weights @ np.diag(errors)) + 1e-12

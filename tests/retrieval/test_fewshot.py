@@ -1,0 +1,361 @@
+"""PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
+
+import subprocess
+import sys
+import warnings
+from collections import Counter
+
+import dspy
+import numpy as np
+import pytest
+from fakes import FIELD, OrderSensitiveEngine, exact_match, interrupt, using
+from label_engines import LABELS, classifier, exact
+from label_world import EXAMPLES as LABELLED
+from label_world import Engine, found
+from matplotlib import pyplot
+
+from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program
+from plr_dspy.retrieval.predict import RetrievingPredict
+
+WORDS = ["red", "green", "blue"]
+ANSWERS = {word: f"answer {i}" for i, word in enumerate(WORDS)}
+MODES = pytest.mark.parametrize("demos", ["retrieved", "auto"])
+
+
+def examples(count=45, first=0):
+    """Questions on a colour, each with a name of its own."""
+    asked = [
+        (WORDS[i % 3], f"thing number{i} is {WORDS[i % 3]} all over") for i in range(first, first + count)
+    ]
+    return [dspy.Example(question=q, answer=ANSWERS[word]).with_inputs("question") for word, q in asked]
+
+
+class Copier(OrderSensitiveEngine):
+    """Copies a demo that asks the same, or without `same` one of the same colour; else it does not know.
+
+    Attributes:
+        copied: How often a demo asked the same, whatever the case and white space.
+        shown: Of each call, the questions of the demos.
+    """
+
+    def __init__(self, *, same=True, knows=(), **options):
+        super().__init__({}, **options)
+        self.same, self.knows, self.copied, self.shown = same, set(knows), 0, []
+
+    def answer(self, system, texts):
+        asked, *demos = (
+            " ".join(dict(FIELD.findall(t))["question"].split()).casefold()
+            for t in [texts[-1], *texts[:-1:2]]
+        )
+        like = [demo == asked if self.same else demo.split()[-3] == asked.split()[-3] for demo in demos]
+        with self._lock:
+            self.shown.append(demos)
+            self.copied += asked in demos
+        said = "wrong"
+        if any(like):
+            said = dict(FIELD.findall(texts[2 * like.index(True) + 1]))["answer"].strip()
+        if len(self.shown) <= 8 and asked in self.knows:  # The first calls are a teacher's.
+            said = ANSWERS[asked.split()[-3]]
+        return self.formatted(system, texts, said)
+
+
+def predict(signature="question -> answer"):
+    return dspy.Predict(signature)
+
+
+def chooser(demos="retrieved", metric=exact_match, **options):
+    plain = {"max_metric_calls": 120, "max_demos": 4, "candidates": "labeled", "num_threads": 1}
+    return PLFewShot(metric, demos=demos, display_progress=False, **{**plain, **options})
+
+
+def compiled(engine, *, student=None, trainset=None, valset=None, **options):
+    """The program and the optimizer, which made no more calls than it may."""
+    optimizer = chooser(**options)
+    with using(engine), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # of numbers that are none
+        program = optimizer.compile(student or predict(), trainset=trainset or examples(), valset=valset)
+    assert engine.num_calls == optimizer.report.program_calls["total"] <= optimizer.max_metric_calls
+    return program, optimizer
+
+
+class WithNumber(dspy.Module):
+    """Numbers its inputs, which no prompt shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = predict()
+
+    def forward(self, number, question):
+        return self.answer(question=question)
+
+
+class InThreads(dspy.Module):
+    """Calls its predictor in threads."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = predict()
+
+    def forward(self, question):
+        calls = [(self.answer, {"question": question})] * 2
+        return dspy.Parallel(num_threads=2, disable_progress_bar=True)(calls)[0]
+
+
+class TestLeaks:
+    """A program that copies the answer of a demo that asks the same is never right."""
+
+    @MODES
+    @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered"])
+    def test_of_examples_and_their_copies(self, demos, copies):
+        trainset, valset, student = examples(30), None, predict()
+        more = (
+            [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
+        )
+        if copies == "in the valset":
+            valset = more[:10]
+        elif copies == "numbered":
+            student, both = WithNumber(), [*trainset, *trainset]
+            trainset = [e.copy(number=i).with_inputs("number", "question") for i, e in enumerate(both)]
+        elif copies != "none":
+            trainset = [*trainset, *more]
+        engine = Copier()
+        options = {"demos": demos, "num_threads": 8}
+        _, optimizer = compiled(engine, student=student, trainset=trainset, valset=valset, **options)
+        assert engine.num_calls > 60 and engine.copied == 0
+        assert max(map(len, engine.shown)) == 4
+        assert "every score was 0" in optimizer.report.stopped
+
+    @MODES
+    def test_of_a_list_of_candidates(self, demos):
+        engine, given = (
+            Copier(),
+            [{**example, "question": example.question.upper()} for example in examples(30)],
+        )
+        compiled(engine, demos=demos, candidates=given)
+        assert engine.copied == 0 and max(map(len, engine.shown)) == 4
+
+    @MODES
+    def test_of_bootstrapped_demos(self, demos):
+        """Also of those made of examples that score."""
+        engine = Copier(knows=[example.question for example in examples()])
+        _, optimizer = compiled(engine, demos=demos, candidates="bootstrapped")
+        assert optimizer.report.retrieval.num_pooled == 8
+        assert engine.copied == 0 and max(map(len, engine.shown)) == 4
+
+    def test_of_inner_predictors_whose_inputs_tell_nothing(self):
+        """A demo of the second predictor has a hint alone, which the first one makes."""
+
+        class Steps(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.hint, self.answer = predict("question -> hint"), predict("hint -> answer")
+
+            def forward(self, question):
+                return self.answer(hint=self.hint(question=question).hint)
+
+        class Hints(OrderSensitiveEngine):
+            def answer(self, system, texts):
+                fields = dict(FIELD.findall(texts[-1]))
+                if "question" in fields:
+                    return f"[[ ## hint ## ]]\nsee {fields['question']}\n\n[[ ## completed ## ]]"
+                demos = [dict(FIELD.findall(text))["hint"] for text in texts[:-1:2]]
+                leaks.append(fields["hint"] in demos)
+                return self.formatted(system, texts, ANSWERS[fields["hint"].split()[-3]])
+
+        leaks = []
+        _, optimizer = self.free(Hints({}), student=Steps(), candidates="bootstrapped")
+        assert optimizer.report.retrieval.num_pooled == 16 and len(leaks) > 50
+        assert not any(leaks)
+
+    @staticmethod
+    def free(engine, student, **options):
+        """As `compiled`, of a program of several LM calls."""
+        optimizer = chooser(**options)
+        with using(engine):
+            return optimizer.compile(student, trainset=examples()), optimizer
+
+    def test_in_threads_that_the_program_starts(self):
+        engine = Copier()
+        _, optimizer = self.free(engine, student=InThreads())
+        assert engine.copied == 0 and optimizer.report.errors == []
+        assert max(map(len, engine.shown)) == 4
+
+
+class TestChoice:
+    @MODES
+    def test_demos_that_help_are_found(self, demos):
+        """A demo of the same colour tells the answer; among neighbours there is one."""
+        program, optimizer = compiled(Copier(same=False), demos=demos, max_demos=2, max_metric_calls=150)
+        assert isinstance(program, RetrievingPredict) and optimizer.report.retrieves
+        report = optimizer.report
+        assert report.comparison.chosen > report.comparison.original == 0
+        with using(Copier(same=False)) as engine:
+            score = dspy.Evaluate(devset=examples(15, first=100), metric=exact_match, num_threads=4)(
+                program
+            ).score
+            assert engine.num_calls == 15
+        assert score > 90
+
+    @pytest.mark.parametrize("calibrate", [False, True])
+    def test_log_probabilities_choose_rules(self, calibrate):
+        optimizer = chooser(metric=exact, signal="auto" if calibrate else "logprobs", calibrate=calibrate)
+        engine = Engine()
+        with using(engine, "fake/x"), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            optimizer.compile(classifier(), trainset=LABELLED)
+        report = optimizer.report
+        assert (
+            report.signal.used == "logprobs" and len(engine.prompts) == report.program_calls["total"] <= 120
+        )
+        assert {each.name for each in report.retrieval.alternatives} >= {
+            "your program",
+            "the best rule for each input",
+        }
+        assert all(0.2 < each.score < 1 for each in report.retrieval.alternatives)
+
+    @pytest.mark.parametrize(
+        ("student", "value"),
+        [
+            ("thing -> answer", lambda i: "" if i % 2 else f"word{i}"),
+            ("thing: int -> answer", lambda i: i),
+            ("thing: list[str] -> answer", lambda i: [f"word{i}", "other"]),
+            ("thing: dspy.Image -> answer", lambda i: dspy.Image(f"https://example.org/{i}.png")),
+        ],
+    )
+    def test_inputs_of_all_kinds(self, student, value, tmp_path):
+        trainset = [
+            dspy.Example(thing=value(i), answer=f"answer {i % 3}").with_inputs("thing") for i in range(30)
+        ]
+        engine = OrderSensitiveEngine({})
+        optimizer = chooser(max_metric_calls=0)
+        with using(engine):
+            program = optimizer.compile(predict(student), trainset=trainset)
+            program.save(tmp_path / "p.json")
+            for each in (program, load_program(predict(student), tmp_path / "p.json")):
+                each(**trainset[4].inputs())
+        assert list(engine.requests.values()) == [2]
+
+    def test_limits(self):
+        engine = Copier(same=False)
+        _, optimizer = compiled(engine, max_demos=3, min_demos=2)
+        assert {len(demos) for demos in engine.shown} == {0, 2, 3}
+        returned = optimizer.report.returned
+        tokens = returned.demo_tokens // returned.num_demos
+        long = examples(1)[0].copy(question="long " * 300 + "is red all over")
+        engine = Copier(same=False)
+        compiled(engine, max_demos=3, max_demo_tokens=2 * tokens, trainset=[long, *examples()])
+        assert max(map(len, engine.shown)) in (1, 2)  # and never none for the sake of one that is too long
+        assert not [demo for demos in engine.shown for demo in demos if demo.startswith("long")]
+
+    def test_a_mixture_shows_no_demo_twice(self, tmp_path):
+        program, _ = compiled(Copier(), max_metric_calls=0)
+        program.demos = examples(2)
+        program.save(tmp_path / "p.json")
+        with using(Copier()) as engine:
+            for each in (program, load_program(predict(), tmp_path / "p.json")):
+                each(question=examples(1)[0].question)
+        assert engine.shown[0] == engine.shown[1] and max(Counter(engine.shown[0]).values()) == 1
+
+    def test_it_goes_on_from_its_folder(self, tmp_path):
+        """What was paid for holds in another order of the trainset, but not where something else compares inputs."""
+        whole = compiled(Copier(same=False))[1].report
+        engine = Copier(same=False, at={50: interrupt})
+        with pytest.raises(KeyboardInterrupt):
+            compiled(engine, log_dir=tmp_path)
+        engine.at, made = {}, engine.num_calls - 1
+        with using(engine):
+            (again := chooser(log_dir=tmp_path)).compile(predict(), trainset=examples())
+        assert (
+            engine.num_calls - 1 == again.report.program_calls["total"]
+            and again.report.program_calls["resumed"] == made
+        )
+        assert found(again.report) == found(whole)
+        letters = dspy.Embedder(lambda texts: np.array([[len(t), 1.0] for t in texts]), caching=False)
+        for limit, embedder in ((240, None), (480, letters)):
+            options = {"log_dir": tmp_path, "max_metric_calls": limit, "embedder": embedder}
+            with using(engine):
+                (other := chooser(**options)).compile(predict(), trainset=examples()[::-1])
+            assert (other.report.program_calls.get("unused", 0) > 60) == (embedder is not None)
+
+    def test_reports(self, tmp_path):
+        for limit in (0, 120):
+            _, optimizer = compiled(Copier(same=False), max_metric_calls=limit)
+            report = optimizer.report
+            report.save(tmp_path / "report.json")
+            assert Report.load(tmp_path / "report.json") == report
+            report.to_html(tmp_path / "report.html")
+            pyplot.close(report.plot())
+            assert "all 45 of the pool" in str(report) and "1 predictor" in report.details()
+            assert ("vote of the 4 nearest" in str(report)) == (limit > 0)
+            assert report.vote.score == 0.0 or report.retrieval.vote.num_examples == 45
+
+    def test_a_vote_calls_no_model(self):
+        def metric(example, prediction):
+            dspy.Predict("answer -> question")(answer=prediction.answer)
+            return exact_match(example, prediction)
+
+        with using(OrderSensitiveEngine({})) as engine:
+            (optimizer := chooser(metric=metric, max_metric_calls=0)).compile(predict(), trainset=examples())
+        assert engine.num_calls == 0 and optimizer.report.vote is None
+
+
+class TestUse:
+    def test_a_calibrated_one_is_loaded_in_a_new_process(self, tmp_path):
+        with using(Engine(), "fake/x"):
+            inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
+            program = BatchCalibration(num_inputs=20, display_progress=False).compile(
+                inner, trainset=LABELLED
+            )
+            program.save(tmp_path / "p.json")
+            with pytest.raises((KeyError, ValueError), match=r"load it with plr_dspy\.load_program"):
+                classifier().load(tmp_path / "p.json")
+            said = program(text="text 7")
+        assert isinstance(program, CalibratedProgram) and set(said.probabilities) == set(LABELS)
+        code = (
+            "import sys; sys.path[:0] = sys.argv[2:]\n"
+            "from label_world import *; from plr_dspy import load_program\n"
+            "with using(Engine(), 'fake/x'):\n"
+            "    print(load_program(classifier(), sys.argv[1])(text='text 7').probabilities)"
+        )
+        arguments = [sys.executable, "-c", code, str(tmp_path / "p.json"), *sys.path]
+        printed = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+        assert printed.strip() == str(said.probabilities)
+
+    def test_another_student_is_refused(self, tmp_path):
+        compiled(Copier(), max_metric_calls=0)[0].save(tmp_path / "p.json")
+        with pytest.raises(ValueError, match="none of the fields"):
+            load_program(predict("text -> label"), tmp_path / "p.json")
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        "embedder",
+        [
+            lambda texts: np.ones(len(texts)),
+            lambda texts: np.ones((1, 3)),
+            lambda texts: np.full((len(texts), 3), np.nan),
+            lambda texts: np.ones((len(texts), 0)),
+            lambda texts: [None] * len(texts),
+        ],
+    )
+    def test_an_embedder_that_makes_no_vectors(self, embedder):
+        with using(Copier()) as engine, pytest.raises(ValueError, match="embedder must return"):
+            chooser(embedder=embedder).compile(predict(), trainset=examples())
+        assert engine.num_calls == 0
+
+    def test_nothing_to_find(self):
+        student = predict("query -> answer")
+        student.demos = [dspy.Example(query="x", answer="y")]
+        with using(Copier()), pytest.raises(ValueError, match="demos='retrieved' needs demos"):
+            chooser(max_metric_calls=0).compile(Renaming(student), trainset=examples())
+
+
+class Renaming(dspy.Module):
+    """Renames the input."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, question):
+        return self.answer(query=question)
