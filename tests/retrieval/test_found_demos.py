@@ -287,7 +287,7 @@ class TestChoice:
             pyplot.close(report.plot())
             assert "all 45 of the pool" in str(report) and "1 predictor" in report.details()
             assert ("vote of the 4 nearest" in str(report)) == (limit > 0)
-            assert report.vote.score == 0.0 or report.retrieval.vote.num_examples == 45
+            assert report.vote.score == 0.0 or report.vote.num_examples == 45
 
     def test_a_vote_calls_no_model(self):
         def metric(example, prediction):
