@@ -118,7 +118,7 @@ class Compilation:
             logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
             return replace(self._keep_original(), stopped="all choices give the same prompt")
         if not self.plan.program_calls:
-            return replace(self._keep_original(), stopped="no calls were wanted")
+            return replace(self._keep_original(), stopped="no call to make, nothing compared")
         self.scorer.phase = "search"
         self._keep(self.plan.race_calls + self.plan.final_calls)
         share = self._replay()

@@ -12,7 +12,7 @@ import dspy
 
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.programs.checks import check_given
+from plr_dspy.programs.checks import FINDS, check_given
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
@@ -123,15 +123,13 @@ def checked_copy(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
             )
     optimizer.check_together()  # They may have been set since.
-    made_by = getattr(getattr(student, "__dict__", {}).get("forward"), "__qualname__", "")
     finds = isinstance(student, dspy.Module) and any(
         isinstance(predictor, RetrievingPredict) for _, predictor in named_predictors(student)
     )
-    if finds or made_by.startswith("KNNFewShot."):
+    if finds:
         raise ValueError(
             f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
-            "choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which "
-            "chooses how many are found, by what, and in what order"
+            f"choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
     own = student if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False else None
     student = student if own is None else own.program

@@ -31,6 +31,10 @@ def check_log_dir(log_dir: Path) -> None:
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 
+FINDS = "which chooses how many demos are found for each input, by what, and in what order"
+"""What messages say of `PLFewShot`."""
+
+
 def check_given(student: Any, *, name: str = "student", **datasets: Sequence[dspy.Example]) -> None:
     """Raise unless a program can be run on these examples, with what is configured; names are what users know."""
     _check_student(student, name)
@@ -66,10 +70,11 @@ def _check_student(student: Any, name: str) -> None:
     if not isinstance(student, dspy.Module):
         hint = ": pass an instance, not the class" if isinstance(student, type) else ""
         raise TypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
-    if "KNNFewShot" in getattr(vars(student).get("forward"), "__qualname__", ""):
+    forwards = [vars(module).get("forward") for _, module in student.named_sub_modules()]
+    if any("KNNFewShot" in getattr(forward, "__qualname__", "") for forward in forwards):
         raise TypeError(
-            f"{name} was compiled by KNNFewShot, which picks demos anew at each call: there is no order to learn; "
-            "use an optimizer that leaves demos in the program, such as dspy.BootstrapFewShot"
+            f"{name} was compiled by KNNFewShot, which picks demos anew at each call, so that there are none to order: "
+            f"pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
     if type(student).__qualname__.startswith("Ensemble.compile."):
         raise TypeError(

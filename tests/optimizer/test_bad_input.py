@@ -129,7 +129,7 @@ COMPILE = [
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
     (Twins, {}, "several predictors of one name.*rename"),
-    (knn_few_shot, {}, "KNNFewShot.*use an optimizer that leaves demos"),
+    (knn_few_shot, {}, "KNNFewShot.*PLFewShot.metric, demos='retrieved'"),
     (lambda: student(["text", "more"]), {}, "demo 0 of predictor 'self' must be a dspy.Example"),
     (
         lambda: student([dspy.Example(q="q", a=str(i)) for i in range(4)]),

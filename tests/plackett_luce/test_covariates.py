@@ -85,7 +85,7 @@ def test_nothing_near_the_fit_is_likelier_whatever_the_start(seed):
         features, rankings, weights, l2=0.1, start=rng.normal(size=3)
     ).coefficients
     np.testing.assert_allclose(found, again, atol=1e-4)
-    assert check_grad(objective, lambda c: np.zeros(3), found) < 1e-4  # its slope is 0 there
+    assert check_grad(objective, lambda c: np.zeros(3), found) < 1e-3  # its slope is 0 there
 
 
 def test_known_coefficients_are_found_again():
