@@ -64,7 +64,7 @@ class Compilation:
         sample: Says one of the program's answers, for messages.
         limits: Arguments that say when the search ends, beside those of the plan.
         shifted: As in `StagedScores`.
-        further: Makes orderings that enter the race, of those that the search has ranked, best first, and of scores.
+        further: Makes orderings that enter the race, of the best ones, which enter it anyway, and of scores.
     """
 
     def __init__(
@@ -267,9 +267,8 @@ class Compilation:
             num_calls = max(0, min(left, round(share * plan.race_calls), affordable))
         entrants = self._best(plan.num_entrants)
         if entrants:
-            entrants += [search.mode(), *search.draw(plan.num_final_draws)]
-            scores = self.staged.scores()
-            entrants += self._further([estimate.ordering for estimate in search.ranked(scores)], scores)
+            further = self._further(entrants, self.staged.scores())
+            entrants += [search.mode(), *search.draw(plan.num_final_draws), *further]
         winners = race(
             self.staged,
             scorer,

@@ -103,9 +103,9 @@ class PromptSlots(ABC):
         return sum(map(len, self.permutations(ordering).values()))
 
     def further(
-        self, ranked: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
+        self, best: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
     ) -> list[Ordering]:
-        """Further orderings, made of those that a search has ranked, best first, and of scores by example."""
+        """Further orderings, made of the best ones of a search and of scores by example."""
         return []
 
     def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:

@@ -139,14 +139,14 @@ class RetrievalSlots(PoolSlots):
         return hashlib.sha256(text).hexdigest()[:32]
 
     def further(
-        self, ranked: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
+        self, best: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
     ) -> list[Ordering]:
-        """Make variations of the best rule of those ranked, one of which learns its coefficients from the scores.
+        """Make variations of the best rule, where one is among the best; one learns its coefficients from the scores.
 
         A mixture has half as many demos as may be shown from that rule, after the last ones of the best arrangement.
         """
-        rule = next((found for ordering in ranked if (found := self.rule_of(ordering))), None)
-        fixed = next((o for o in ranked if any(o) and self.space.holds(o) and self.space.allows(o)), None)
+        rule = next((found for ordering in best if (found := self.rule_of(ordering))), None)
+        fixed = next((o for o in best if any(o) and self.space.holds(o) and self.space.allows(o)), None)
         nothing: Ordering = tuple(() for _ in self.slots)
         if rule is None:
             return []
