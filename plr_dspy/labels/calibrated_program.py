@@ -245,7 +245,8 @@ class CalibratedProgram(dspy.Module):
                 f"the calibration is of the labels {list(calibration.labels)}, and the program has "
                 f"{list(output.labels)}: wrap the program that was calibrated, or calibrate this one"
             )
-        self.predictor, self.calibration = output.predictor, calibration
+        self.predictor = output.predictor
+        self.calibration: Calibration | None = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
         """Return those of the program, and the calibration, which DSPy then saves and loads, too."""
