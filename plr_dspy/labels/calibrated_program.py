@@ -132,6 +132,8 @@ class CalibratedProgram(dspy.Module):
         ValueError: for a program without such an output, or a calibration of other labels.
     """
 
+    calibration: Calibration | None
+
     def __init__(
         self,
         program: dspy.Module,
@@ -210,7 +212,7 @@ class CalibratedProgram(dspy.Module):
     def bound(self) -> CalibratedProgram:
         """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment."""
         if (found := self.calibration) is not None:
-            of = {name: getattr(found, name) or now for name, now in self._now().items()}
+            of: dict[str, Any] = {name: getattr(found, name) or now for name, now in self._now().items()}
             self.calibration = replace(found, **of)
         return self
 
@@ -246,7 +248,7 @@ class CalibratedProgram(dspy.Module):
                 f"{list(output.labels)}: wrap the program that was calibrated, or calibrate this one"
             )
         self.predictor = output.predictor
-        self.calibration: Calibration | None = calibration
+        self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
         """Return those of the program, and the calibration, which DSPy then saves and loads, too."""
