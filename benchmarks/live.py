@@ -40,7 +40,6 @@ import random
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
@@ -247,10 +246,7 @@ class Vote(dspy.Module):  # type: ignore[misc]
         self.pool, self.number = pool, number
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
-        near = self.pool.nearest(inputs, self.number)
-        votes = Counter(int(self.pool.classes[i]) for i in near)
-        winner = next(i for i in near if votes[int(self.pool.classes[i])] == max(votes.values()))
-        return dspy.Prediction(**{name: self.pool.demos[winner][name] for name in self.pool.outputs})
+        return dspy.Prediction(**self.pool.vote(inputs, self.number))
 
 
 def searched(draw: Draw, _: int | None, *, half: bool) -> Made:

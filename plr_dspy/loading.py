@@ -69,8 +69,7 @@ def load_program(
             for saved in [state if predictor is program else state.get(name, {})]
             if "retrieval" in saved
         }
-        if retrievals:
-            program = retrieve_in(program, retrievals)
+        program = retrieve_in(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(
@@ -80,8 +79,9 @@ def load_program(
     except ValueError as error:
         raise ValueError(f"{path} cannot be loaded into the student: {error}") from error
     for name, predictor in named_predictors(program):
-        fields = predictor.signature.fields.keys()
-        if predictor.demos and not any(fields & demo.keys() for demo in predictor.demos):
+        fields, demos = predictor.signature.fields.keys(), list(predictor.demos)
+        demos += retrievals[name].pool.demos if name in retrievals else []
+        if demos and not any(fields & demo.keys() for demo in demos):
             raise ValueError(
                 f"{path} is of another program than the student: its demos of predictor {name!r} have none of the "
                 f"fields {list(fields)}"

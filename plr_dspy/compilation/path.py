@@ -81,7 +81,7 @@ class Compilation:
         limits: Mapping[str, Any] | None = None,
         shifted: bool = False,
         bar: tqdm | None = None,
-        further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda ranked, scores: (),
+        further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: (),
     ) -> None:
         self._further = further
         self.search, self.scorer, self.plan, self.original = search, scorer, plan, original

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -408,7 +407,7 @@ def _scored(compilation: Compilation, outcome: Outcome) -> list[_Scored]:
 
 
 def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequence[_Scored]) -> Retrieval:
-    """Compare the ways to show demos: the best of each kind, and the vote of neighbours."""
+    """Compare the ways to show demos: the best of each kind."""
     kinds: dict[str, _Scored] = {}
     for each in found:
         rule, shown = slots.rule_of(each.ordering), any(slots.permutations(each.ordering).values())
@@ -443,7 +442,7 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
     predictors, number, scores = named_predictors(job.program), job.optimizer.max_demos, list[float]()
     names = set(predictors[0][1].signature.input_fields)
-    examples = [*job.splits.selection, *job.splits.train]
+    examples = [*job.splits.selection, *job.splits.train][:MOST_VOTES]
     labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
     if len(predictors) != 1 or job.splits.classes is None or not labelled or models_of(job.optimizer.metric):
         return None
@@ -453,16 +452,11 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
         pool = make_pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
     metric, calls = metric_caller(job.optimizer.metric), NoCalls()
     with suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
-        for example in examples[:MOST_VOTES]:
+        for example in examples:
             inputs = dict(example.inputs().items())
-            near = pool.nearest(inputs, number, without=Scored.of(inputs))
-            votes = Counter(int(pool.classes[i]) for i in near)
-            winner = next(i for i in near if votes[int(pool.classes[i])] == max(votes.values()))
-            answer = dspy.Prediction(**{name: pool.demos[winner].get(name) for name in pool.outputs})
+            answer = dspy.Prediction(**pool.vote(inputs, number, without=Scored.of(inputs)))
             scores.append(as_score(metric(own_copy(example), answer)))
-    if calls.stopped or len(scores) < len(
-        examples[:MOST_VOTES]
-    ):  # The metric looks at more than the outputs.
+    if calls.stopped or len(scores) < len(examples):  # The metric looks at more than the outputs.
         return None
     name = f"a vote of the {number} nearest examples, without a language model, scores"
     return Alternative(name=name, score=sum(scores) / len(scores), num_examples=len(scores), tokens=0)

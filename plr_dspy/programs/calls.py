@@ -54,9 +54,8 @@ class Scored:
 @contextmanager
 def scoring(inputs: Mapping[str, Any]) -> Iterator[None]:
     """Score the example with these inputs, as `scored` says: in threads, too, that DSPy starts meanwhile."""
-    with dspy.context(
-        plr_dspy_scored=Scored.of(inputs)
-    ):  # Other context variables do not reach such threads.
+    # Other context variables do not reach such threads.
+    with dspy.context(plr_dspy_scored=Scored.of(inputs)):
         yield
 
 

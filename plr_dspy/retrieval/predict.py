@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import dspy
-import numpy as np
 from dspy.predict.predict import serialize_object
 
 from plr_dspy.programs.calls import scored
@@ -84,7 +83,7 @@ class RetrievingPredict(dspy.Predict):
             "demos": [{name: serialize_object(value) for name, value in row.items()} for row in rows],
             "sources": pool.sources,
             "tokens": pool.tokens,
-            "vectors": None if vectors is None else np.round(vectors, 6).tolist(),
+            "vectors": None if vectors is None else vectors.tolist(),
         }
         state = super().dump_state(json_mode)
         return {**state, "retrieval": found, "fields": {**state.get("fields", {}), LOADER: {}}}
@@ -116,9 +115,8 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """The class of predictors of a kind, such as a user's own, that find their demos."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    return type(
-        f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {}
-    )  # What it does to its inputs comes first.
+    # What the kind does to its inputs comes first.
+    return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
 def make_pool(
@@ -148,11 +146,6 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
             "its demos are found by embeddings: pass the embedder that they were made with as embedder"
         )
     examples = [dspy.Example(**demo) for demo in state["demos"]]
-    if not any(predictor.signature.fields.keys() & demo.keys() for demo in examples):
-        fields = list(predictor.signature.fields)
-        raise ValueError(
-            f"its demos have none of the fields {fields}: create the student as it was when compiled"
-        )
     known = {name: state[name] for name in ("vectors", "tokens")}
     pool = make_pool(predictor, examples, state["sources"], embedder=embedder, **known)
     return Retrieval(pool, RULES.validate_python(state["rule"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -112,6 +113,15 @@ class Pool:
         like, _ = self._ranked(inputs, number, without)
         return like
 
+    def vote(
+        self, inputs: Mapping[str, Any], number: int, *, without: Scored | None = None
+    ) -> dict[str, Any]:
+        """The most frequent answer of the nearest demos, of equals the nearest one's; arguments as in `nearest`."""
+        near = self.nearest(inputs, number, without=without)
+        votes = Counter(self.classes[near].tolist())
+        winner = next(i for i in near if votes[int(self.classes[i])] == max(votes.values()))
+        return {name: self.demos[winner].get(name) for name in self.outputs}
+
     def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: Scored | None = None) -> list[int]:
         """The demos that a rule shows, in the order of the prompt; arguments are those of `nearest`."""
         candidates, features = self.features(inputs, rule.num_candidates, without=without)
@@ -155,9 +165,8 @@ class Pool:
         """The likest demos and how like they are."""
         like, source, asked = self.similarity.to(text_of(inputs, self.names)), None, None
         if without is not None:
-            source = (
-                without.source
-            )  # What follows from its inputs, others may share: only these tell that it is asked.
+            source = without.source
+            # What follows from its inputs, others may share: only these tell that it is asked.
             if any(folded_key(inputs[name]) in without.values for name in self.names if name in inputs):
                 asked = self._inputs(inputs)
         best = np.argsort(-like, kind="stable")

@@ -112,8 +112,8 @@ class OrderingModel:
 
     def features(self, orderings: Sequence[Ordering]) -> list[Array]:
         """Features ``[m, d]`` of each family; all 0 for what the space does not hold, as of a mean ordering."""
-        if self._features is None:  # What is said of labels is predicted from one family at least.
-            return [] if self._responses is None else [np.zeros((len(orderings), 1))]
+        if self._features is None:
+            return []
         apart, identity = self._apart(orderings), self._space.identity
         families = self._features([identity if a else o for o, a in zip(orderings, apart, strict=True)])
         return [family * ~apart[:, None] for family in families] if apart.any() else families

@@ -272,16 +272,16 @@ class AdditiveProcess:
         known = np.concatenate([np.zeros((number, 0)), *self._features], axis=1)
         other = np.concatenate([np.zeros((count, 0)), *self._with_leaning(features)], axis=1)
         further = np.zeros(count) + doubts / (self._unit * self._deviation) ** 2
-        given = np.zeros((number + count, number + count))
-        given[:number, :number], given[number:, number:] = fit.fixed, np.diag(further)
-        alone = own * np.eye(len(given)) + given
+        alone = own * np.eye(number) + fit.fixed
         slopes = np.sqrt(variances) * rng.normal(size=(len(variances), num_draws))
-        drawn = np.linalg.cholesky(alone) @ rng.normal(size=(len(alone), num_draws))
+        drawn = rng.normal(size=(number + count, num_draws))
+        drawn[:number] = np.linalg.cholesky(alone) @ drawn[:number]
+        drawn[number:] *= np.sqrt(own + further)[:, None]
         noise = np.linalg.cholesky(self._errors) @ rng.normal(size=(number, num_draws))
         seen = drawn[:number] + noise + known @ slopes
         missed = fit.solved[:, None] / self._deviation - fit.inverse @ seen
         drawn += np.concatenate([known, other]) @ (slopes + variances * (known.T @ missed))
-        drawn[:number] += alone[:number, :number] @ missed
+        drawn[:number] += alone @ missed
         sampled: Array = self._unit * (self._level + self._deviation * drawn.T)
         return sampled
 
