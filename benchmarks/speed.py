@@ -1,11 +1,12 @@
 """What a compile costs beside its program calls, and how fast calls are made.
 
-python benchmarks/speed.py                     # rounds, cells and threads: 3 minutes
+python benchmarks/speed.py                     # all but prefixes: 4 minutes
 python benchmarks/speed.py --parts prefixes    # the local model: prompts that share their demos one after another
 
 rounds     milliseconds of an ask and a tell, of the paper's search by update, and of the default one by what it knows
 cells      seconds, memory and bytes of the log for each scored example; each size runs in a process of its own
 threads    seconds against a loop of `dspy.Evaluate`: a call takes 50 ms, or 1 s for one in 20
+pools      milliseconds to find 8 demos for an input among so many, by the words that they share
 prefixes   calls a second in order and shuffled, of 6 orders on 25 reviews with `--demos`
 """
 
@@ -42,6 +43,8 @@ from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.evaluator import ProgramEvaluator, program_scorer
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.retrieval.predict import make_pool
+from plr_dspy.retrieval.rule import Rule
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
@@ -219,6 +222,25 @@ def threads(_: int, num_threads: int = 16) -> None:
         print(row(number + 1, *(f"{each:.1f}" for each in (bound, ours, plain)), *ratios), flush=True)
 
 
+def pools(num_demos: int) -> None:
+    """Inputs have 20 words of 5,000, the first ones more often."""
+    rng = np.random.default_rng(0)
+    print(head("demos", "to make the pool, s", "an input, ms (median)", "95 % below"))
+    for size in (100, 1_000, 10_000):
+        words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
+        texts = [" ".join(f"word{number}" for number in row) for row in words]
+        demos = [dspy.Example(text=text, label=f"label {i % 5}") for i, text in enumerate(texts[:size])]
+        start, taken = time.process_time(), []
+        pool = make_pool(dspy.Predict("text -> label"), demos, [""] * size)
+        made = time.process_time() - start
+        for text in texts[size:]:
+            start = time.process_time()
+            pool.shown({"text": text}, Rule(num_demos))
+            taken.append(1e3 * (time.process_time() - start))
+        cells = [f"{each:.1f}" for each in (made, statistics.median(taken), np.quantile(taken, 0.95))]
+        print(row(f"{size:,}", *cells), flush=True)
+
+
 def prefixes(num_demos: int, num_examples: int = 25) -> None:
     reviews, student = (
         load_reviews("train"),
@@ -244,8 +266,8 @@ def prefixes(num_demos: int, num_examples: int = 25) -> None:
 
 
 def main() -> None:
-    parts = {part.__name__: part for part in (rounds, cells, threads, prefixes)}
-    args = options(__doc__ or "", among={"parts": list(parts)}, parts=[*parts][:3], demos=8)
+    parts = {part.__name__: part for part in (rounds, cells, threads, pools, prefixes)}
+    args = options(__doc__ or "", among={"parts": list(parts)}, parts=[*parts][:4], demos=8)
     for part in args.parts:
         print(f"\n{part}\n", flush=True)
         parts[part](args.demos)
