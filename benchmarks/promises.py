@@ -1,10 +1,11 @@
 """Whether a report keeps its word: what it expects of the student, the returned program and the gain, on other rows.
 
-python benchmarks/promises.py --seeds 0 1 2 3 4 5 6 7 8 9
+python benchmarks/promises.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8
 
-Each compile gets 100 of the bundled reviews, of which 20, 50 or 80 % are positive (`--shares`), and 250 calls of the
-local model, with calibrate=True: PLReorder after LabeledFewShot for even seeds, PLFewShot from a student without demos
-for odd ones. The reviews that are left are held out, and weighted to the same share of positive ones.
+Each compile gets 80 of the bundled reviews, of which 20, 50 or 80 % are positive (`--shares`), and 250 calls of the
+local model or of one behind a server, with calibrate=True: PLReorder after LabeledFewShot for even seeds, PLFewShot
+from a student without demos for odd ones. The 300 reviews that are left are held out, and weighted to the same share of
+positive ones.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import numpy as np
 from command import head, options, row
 
 from paper.held_out import HeldOut
+from paper.model import LOCAL, ServedModel
 from paper.tasks import TASKS
-from plr_dspy import PlainTextAdapter, PLFewShot, PLReorder
+from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.data import load_reviews
-from plr_dspy.local import local_lm
 
 TASK = TASKS["mr"]
-NUM_ROWS = 100
 
 
 def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> dict[str, tuple[float, ...]]:
@@ -36,8 +36,8 @@ def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> d
     held_out: list[dspy.Example] = []
     for label, share in shares.items():
         of_label = [review for review in shuffled if review.sentiment == label]
-        trainset += of_label[: round(share * NUM_ROWS)]
-        held_out += of_label[round(share * NUM_ROWS) :]
+        trainset += of_label[: round(share * args.rows)]
+        held_out += of_label[round(share * args.rows) :]
     held_out = rng.sample(held_out, args.test)
     weights = np.array([shares[each.sentiment] for each in held_out])
     for label in shares:
@@ -64,11 +64,24 @@ def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> d
 
 def main() -> None:
     args = options(
-        __doc__ or "", shares=[0.2, 0.5, 0.8], seeds=list(range(10)), calls=250, test=200, threads=2
+        __doc__ or "",
+        shares=[0.2, 0.5, 0.8],
+        seeds=list(range(10)),
+        calls=250,
+        rows=80,
+        test=300,
+        model=LOCAL,
+        api_base=[str],
+        cache=False,
+        threads=2,
     )
     found: dict[str, list[tuple[float, ...]]] = {}
-    with local_lm() as lm, dspy.context(lm=lm, adapter=PlainTextAdapter()):
-        for positive, seed in itertools.product(args.shares, args.seeds):
+    served_model = ServedModel(args.model, tuple(args.api_base), cache=args.cache)
+    with (
+        served_model.open(format="plain") as make_lm,
+        dspy.context(lm=make_lm(TASK.max_tokens("plain")), adapter=TASK.adapter("plain")),
+    ):
+        for seed, positive in itertools.product(args.seeds, args.shares):
             for name, numbers in promised_and_kept(positive, seed, args).items():
                 found.setdefault(name, []).append(numbers)
                 print(positive, seed, name, np.round(numbers, 3).tolist(), flush=True)
