@@ -79,8 +79,12 @@ def make_splits(
     else:
         count = len(train)
         num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))
-        # Spread evenly over the sequence, so that both parts are as mixed as it is.
-        places = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
+        # Spread evenly over each class after the other, so that both parts have its share, whatever this is.
+        classes = {label: number for number, label in enumerate(dict.fromkeys(labels[i] for i in train))}
+        by_class: Sequence[int] = range(count)
+        if balanced and _are_classes([labels[i] for i in train]):
+            by_class = sorted(by_class, key=lambda place: classes[labels[train[place]]])
+        places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
         selection = [train[place] for place in sorted(places)]
         train = [index for place, index in enumerate(train) if place not in places]
     return Splits(
