@@ -6,6 +6,7 @@ Source: Q. Guo et al., "What makes a good order of examples in in-context learni
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import dspy
@@ -13,13 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from plr_dspy.baselines.label_based import OTHERS, Criterion, LabelReorderer, distribution, likely_labels
-from plr_dspy.baselines.label_methods import entropy
+from plr_dspy.baselines.label_methods import OTHERS, Criterion, LabelReorderer, distribution, entropy
 from plr_dspy.compilation.plan import Plan
+from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
-from plr_dspy.labels.reader import LogprobRequests
+from plr_dspy.labels.reader import LogprobRequests, labels_read
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, arguments
+from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.copies import ProgramFactory
 
 
@@ -29,12 +31,8 @@ def fairness(table: ArrayLike) -> float:
 
 
 def influence(distribution: ArrayLike, content_free: ArrayLike) -> float:
-    """How much an input adds to the probability of the label predicted for it (DEmO's choice; Guo et al. 2024).
-
-    Args:
-        distribution: Of the input, ``[L]``.
-        content_free: Mean one of content-free inputs, ``[L]``.
-    """
+    """How much an input, of this distribution ``[L]``, adds to the probability that content-free ones give to the label
+    predicted for it (DEmO's choice; Guo et al. 2024)."""
     p, label = np.asarray(distribution), int(np.argmax(distribution))
     return float(p[label] - np.asarray(content_free)[label])
 
@@ -64,15 +62,20 @@ class PerInputOrder(dspy.Module):
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program.
         """
-        answers, example = [], dspy.Example(inputs).with_inputs(*inputs)
-        requests = LogprobRequests("DEmO")
+        answers, requests = [], LogprobRequests("DEmO")
         for order in self.orders:
             if (program := self._in_order(order["permutations"])) is None:
                 continue
-            output = needed_output(self.program, "DEmO", cure=OTHERS)
-            found, answer = likely_labels(program, example, output, requests)
-            if found is not None and answer is not None:  # Else no label is likely in this order.
-                answers.append((influence(distribution(found), order["content_free"]), answer))
+            output, answer = needed_output(self.program, "DEmO", cure=OTHERS), None
+            likeliest = Calibration.none(output.labels).applied
+            reading = labels_read(program, output, requests, decision=likeliest)
+            with reading as reader, suppress(*WRONG_ANSWERS):
+                answer = program(**inputs)
+            if answer is not None and (
+                found := reader.behind(answer)
+            ):  # Else no label is likely in this order.
+                known = distribution(found.log_probabilities, found.unseen)
+                answers.append((influence(known, order["content_free"]), answer))
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
@@ -138,9 +141,10 @@ class DEmO(LabelReorderer):
     def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
         """The program that orders its demos for each input."""
         means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
-        kept = []
-        for ordering, mean in means[: self.num_kept]:
-            kept.append({"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()})
+        kept = [
+            {"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()}
+            for ordering, mean in means[: self.num_kept]
+        ]
         program = PerInputOrder(ProgramFactory(job.program).build({}), kept)
         program._compiled = True
         return program
