@@ -11,7 +11,7 @@ from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
-from plr_dspy.labels.calibrated_program import _WARNED
+from plr_dspy.labels.calibrated_program import warn_once
 
 
 def probabilities(demos, text):
@@ -68,7 +68,7 @@ def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_
     loaded.load(tmp_path / "program.json")
     assert numbers(loaded) == numbers(compiled)
     assert loaded(text="text 7").probabilities == prediction.probabilities
-    _WARNED.clear()
+    warn_once.cache_clear()
     assert "anew" not in caplog.text  # The calibration is of the order that was found under it.
     loaded.program.demos.reverse()
     loaded(text="text 7")
