@@ -69,21 +69,18 @@ def entropy(distribution: ArrayLike) -> Array:
 
 
 def local_entropy(table: ArrayLike) -> float:
-    """Mean entropy over the inputs (LocalE; Lu et al., ACL 2022, Eq. 5): high where no answer is over-confident."""
+    """Mean entropy over the inputs (LocalE; Lu et al., ACL 2022, Eq. 5)."""
     return float(entropy(table).mean())
 
 
 def global_entropy(table: ArrayLike) -> float:
-    """Entropy of the shares of the predicted labels (GlobalE; Lu et al., ACL 2022, Eq. 3): high where all occur.
-
-    Of equally probable labels the first is predicted.
-    """
+    """Entropy of the shares of the predicted labels, the first of equals (GlobalE; Lu et al., ACL 2022, Eq. 3)."""
     table = np.asarray(table)
     return float(entropy(np.bincount(table.argmax(axis=1), minlength=table.shape[1]) / len(table)))
 
 
 def mean_confidence(table: ArrayLike) -> float:
-    """Minus the mean entropy over the inputs: LocalE as arXiv:2603.21373 words it, which prefers confidence."""
+    """Minus the mean entropy over the inputs: LocalE as arXiv:2603.21373 words it."""
     return -local_entropy(table)
 
 
@@ -93,10 +90,7 @@ def best_confidence(table: ArrayLike) -> float:
 
 
 def closeness(table: ArrayLike, prior: ArrayLike) -> float:
-    """Minus KL(mean distribution || prior) (PDO; Xu et al., NAACL Findings 2024); 0 at best.
-
-    No label has a share of 0 in `prior`, ``[L]``.
-    """
+    """Minus KL(mean distribution || prior ``[L]``), which has no zeros (PDO; Xu et al., NAACL Findings 2024)."""
     mean = np.asarray(table).mean(axis=0)
     return float(entropy(mean) + mean @ np.log(prior))
 
@@ -145,7 +139,6 @@ class LabelReorderer(Reorderer):
             check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
 
     def output(self, program: dspy.Module) -> LabelOutput:
-        """The finite output."""
         return needed_output(program, self.name, cure=OTHERS)
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
@@ -177,7 +170,6 @@ class LabelReorderer(Reorderer):
         )
 
     def work(self, job: Job) -> ProbingWork:
-        """Return what makes a call: on a probing input, or on an example of the selection split."""
         return ProbingWork(self, job)
 
     def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
@@ -187,7 +179,6 @@ class LabelReorderer(Reorderer):
         return [*probing, *names[len(job.splits.train) :]], [*probing, *keys[len(job.splits.train) :]]
 
     def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
-        """Make the compile of a job."""
         search = self.search(job, job.plan)
         return LabelCompilation(job, work, scorer, search=search, criterion=self.criterion(job))
 
@@ -319,7 +310,6 @@ class ProbingWork(MetricWork):
 
     @property
     def probing(self) -> range:
-        """The numbers of the probing inputs."""
         return range(self.first, self.first + len(self._inputs))
 
     def take(self, written: Sequence[Any]) -> None:
@@ -363,10 +353,16 @@ def written_input(program: dspy.Module, *, temperature: float, requests: Logprob
     """
     predictor = program.predictors()[0]
     lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
-    signature, plain = predictor.signature, PlainTextAdapter()
+    signature, plain, options = (
+        predictor.signature,
+        PlainTextAdapter(),
+        dict[str, Any](temperature=temperature),
+    )
     demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
-    outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
-    inputs, options = {"examples": demos}, dict[str, Any](temperature=temperature)
+    outputs, inputs = (
+        {name: (str, dspy.OutputField()) for name in signature.input_fields},
+        {"examples": demos},
+    )
     asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
     if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
         adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
@@ -374,11 +370,10 @@ def written_input(program: dspy.Module, *, temperature: float, requests: Logprob
             asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
         answer_title = title_of(*next(iter(signature.output_fields.items())))
         options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
-    telling = not requests.given
+    if telling := not requests.given:
+        options = asking_for_probabilities(lm, options)
     try:
-        written = adapter(
-            lm, asking_for_probabilities(lm, options) if telling else options, asks, [], inputs
-        )[0]
+        written = adapter(lm, options, asks, [], inputs)[0]
     except AdapterParseError as error:
         raise WrongAnswer(error) from error
     except Exception as error:
@@ -431,7 +426,6 @@ class LocalE(LabelReorderer):
                 )
 
     def criterion(self, job: Job) -> Criterion:
-        """Return the entropy of the method."""
         return self.entropies[self.variant]
 
 
@@ -474,22 +468,18 @@ class PDO(LabelReorderer):
     prior: Mapping[Any, Number] | None = None
 
     def check_together(self) -> None:
-        """Raise a ValueError where arguments do not go together."""
         if self.prior is not None and self.setting != "prior":
             raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
 
     @property
     def fillers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The null input."""
         return ("",) if self.setting == "few-shot" else ()
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise also where the prior is none."""
         super().check(program, trainset)
         self._prior(program, trainset)
 
     def criterion(self, job: Job) -> Criterion:
-        """Closeness to the prior, or to the uniform distribution."""
         return partial(closeness, prior=self._prior(job.program, job.splits.train))
 
     def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> Array:
@@ -500,6 +490,6 @@ class PDO(LabelReorderer):
         if self.prior is not None:
             return prior_shares(self.prior, output.labels)
         known = output.numbers(examples)
-        counts = np.bincount(known[known >= 0], minlength=len(output.labels)).tolist()
-        shares = {text: each / max(1, sum(counts)) for text, each in zip(output.labels, counts, strict=True)}
+        counts = np.bincount(known[known >= 0], minlength=len(output.labels))
+        shares = dict(zip(output.labels, (counts / max(1, counts.sum())).tolist(), strict=True))
         return prior_shares(shares, output.labels, name="the trainset, or the prior that you pass instead,")

@@ -1,7 +1,4 @@
-"""DEmO: an order for each input, of a few orders that favour no label.
-
-Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
-"""
+"""DEmO: an order for each input, of a few orders that favour no label."""
 
 from __future__ import annotations
 
@@ -79,7 +76,6 @@ class PerInputOrder(dspy.Module):
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
-        """What `forward` does, in a thread."""
         return await dspy.asyncify(self.forward)(**inputs)
 
     def _in_order(self, permutations: Mapping[str, Sequence[int]]) -> dspy.Module | None:
@@ -93,11 +89,9 @@ class PerInputOrder(dspy.Module):
         return ProgramFactory(self.program).build(demos)
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """That of the program, and the orders."""
         return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
-        """Become what `dump_state` was taken of."""
         super().load_state(state, **options)
         self.orders = tuple(state.get("orders", ()))
 
@@ -108,9 +102,9 @@ class DEmO(LabelReorderer):
 
     The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
     are kept; for each input, the program takes the one under which the input adds most to the probability of the
-    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset; the program it
-    returns makes `num_kept` LM calls for each input. It needs a program with one predictor, one finite output
-    (Literal, enum or bool) and text inputs, and an LM that gives log-probabilities.
+    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset, and the program it
+    returns `num_kept` LM calls for each input. It needs one predictor, one finite output (Literal, enum or bool) and
+    text inputs, and an LM that gives log-probabilities.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
 
@@ -135,7 +129,6 @@ class DEmO(LabelReorderer):
         return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
 
     def criterion(self, job: Job) -> Criterion:
-        """Entropy of the mean."""
         return fairness
 
     def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:

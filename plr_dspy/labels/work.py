@@ -130,8 +130,7 @@ class LabelWork(MetricWork):
 def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:
     """Ask a metric for the score of each label on each example, ``[E, L]``, or say why there are none.
 
-    The metric gets copies of the examples, and predictions that hold the label alone. One that needs more, calls a
-    language model, takes long, or fails is not asked any further.
+    Predictions hold the label alone. A metric that needs more, calls a model, takes long, or fails is asked no further.
     """
     values = list(output.labels.values())
     if output.decision is not None and output.held:  # Without a confidence: a metric that looks at it fails.

@@ -79,7 +79,7 @@ class TestWhatItFinds:
         assert prediction.probabilities == pytest.approx(softmax(scores), abs=1e-3)
         assert prediction.label == max(scores, key=scores.get)
 
-    def test_a_prior(self):
+    def test_a_prior_moves_the_offsets_by_its_logarithm(self):
         engine = Classifier(leaning(LABELS, 0.0))
         even, uneven = calibrate(engine), calibrate(engine, prior={"negative": 0.2, "positive": 0.8})
         moved = np.subtract(uneven.calibration.offsets, even.calibration.offsets)
@@ -271,9 +271,8 @@ class TestRequests:
         assert prediction.label in raw
         assert engine.asked == [20] * 31
 
-    @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
-    def test_an_lm_without_log_probabilities_costs_one(self, endpoint):
-        engine = Classifier(leaning(LABELS, 1.0), **endpoint)
+    def test_an_lm_without_log_probabilities_costs_one(self):
+        engine = Classifier(leaning(LABELS, 1.0), refusal=REFUSAL)
         match = r"calibration needs the log-probabilities.*fake/x gives none"
         with pytest.raises(NoProbabilities, match=match):
             calibrate(engine, num_threads=8)
@@ -366,10 +365,8 @@ class TestBadInput:
         [
             ({"negative": 0.5, "positive": 0.6}, "prior must sum to 1.*sums to 1.1: divide by that"),
             ({"negative": 1.0}, "prior must have a share for each of the labels"),
-            ({"negative": 0.5, "positive": 0.3, "mixed": 0.2}, "share for each of the labels"),
             ({"negative": 0.0, "positive": 1.0}, "share above 0"),
             ({"negative": math.nan, "positive": 1.0}, "prior must be a finite number"),
-            ({"negative": "half", "positive": 0.5}, "prior must be a valid number"),
             ([0.5, 0.5], "prior must be a valid dict"),
         ],
     )
@@ -386,22 +383,12 @@ class TestBadInput:
             ({"trainset": []}, ValueError, "trainset must hold at least 2 different inputs"),
             ({"trainset": examples(1) * 20}, ValueError, "2 different inputs.*of its 20 examples 1"),
             ({"trainset": [], "method": "contextual"}, ValueError, "trainset must hold an example"),
-            ({"trainset": "text"}, TypeError, "trainset must be a list"),
-            ({"trainset": [dspy.Example(text="a")] * 3}, ValueError, r"trainset\[0\] has no inputs"),
-            (
-                {"trainset": [dspy.Example(review=str(i)).with_inputs("review") for i in range(5)]},
-                ValueError,
-                "must give the program's inputs",
-            ),
             ({"program": dspy.Predict("text -> label")}, ValueError, "no output is a Literal"),
-            ({"program": dspy.Predict("text -> a: bool, b: bool")}, ValueError, "2 outputs"),
-            ({"program": dspy.Predict("text -> label: Literal['one']")}, ValueError, "two labels"),
             (
                 {"program": dspy.Predict("text -> a: bool, probabilities")},
                 ValueError,
                 "'probabilities'.*rename",
             ),
-            ({"program": dspy.Predict}, TypeError, "student must be a dspy.Module"),
             (
                 {"program": Two()},
                 ValueError,
@@ -425,7 +412,6 @@ class TestBadInput:
         [
             (lambda each: dspy.Example(text=each.text), "whose 'label' is one of .*; got None"),
             (lambda each: each.copy(label="mixed"), "got 'mixed'.*or pass method='batch'"),
-            (lambda each: each.copy(label=["positive"]), r"got \['positive'\]"),
             (lambda each: each.copy(label="positive"), "different labels; all 30 have 'positive'"),
         ],
     )

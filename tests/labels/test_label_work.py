@@ -114,17 +114,6 @@ class TestCellsWithout:
 
 
 class TestLedger:
-    def test_keeps_them(self, tmp_path):
-        ledger = Ledger(tmp_path / "cells.jsonl")
-        cells = paid(Engine(), ledger=ledger)
-        ledger.close()
-        again = Ledger(tmp_path / "cells.jsonl")
-        again.number_examples(NAMES)
-        again.close()
-        assert again.cells == ledger.cells
-        assert sorted(again.cells.values(), key=str) == sorted(cells, key=str)
-        assert all(cell.label_logprobs for cell in again.cells.values())
-
     @pytest.mark.parametrize("values", ["[]", "1", "[null]", '["-1"]', "[true]", "[1e999]", "{}"])
     def test_what_cannot_be_read_is_told(self, tmp_path, values):
         path = tmp_path / "cells.jsonl"
