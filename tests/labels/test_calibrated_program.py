@@ -154,15 +154,6 @@ class TestWithoutLogProbabilities:
                 ask(engine, program)
         assert engine.asked == [20, 20]
 
-    def test_an_lm_that_the_program_brings_itself(self):
-        def own(classify, text):
-            with dspy.context(lm=Classifier(positive().probabilities, logprobs=False).lm()):
-                return classify(text=text)
-
-        program = CalibratedProgram(Around(own), TOWARDS_NEGATIVE)
-        with dspy.context(lm=None), pytest.raises(NoProbabilities, match="fake/x gives none"):
-            program(text="good")
-
 
 class TestSaving:
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda program: program.deepcopy()])

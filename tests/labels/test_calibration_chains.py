@@ -2,7 +2,6 @@
 
 import math
 
-import dspy
 import numpy as np
 import pytest
 from fakes import LabelEngine, using
@@ -95,18 +94,3 @@ def test_methods_that_read_probabilities_themselves_refuse_it(engine, optimizer)
     with pytest.raises(ValueError, match=r"the student is calibrated: pass student\.program"):
         optimizer(exact, display_progress=False).compile(program, trainset=EXAMPLES)
     assert engine.requests == before
-
-
-def test_better_together(engine):
-    program = student()
-    program.set_lm(dspy.settings.lm)
-    optimizer = dspy.BetterTogether(
-        metric=exact,
-        order=PLReorder(exact, max_metric_calls=100, num_threads=2, display_progress=False),
-        calibrate=BatchCalibration(display_progress=False),
-    )
-    compiled = optimizer.compile(
-        program, trainset=EXAMPLES, strategy="order -> calibrate", valset_ratio=0.3, num_threads=2
-    )
-    assert isinstance(compiled, CalibratedProgram)
-    assert compiled(text="text 7").probabilities

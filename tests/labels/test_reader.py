@@ -134,22 +134,19 @@ class TestTheProgramStaysAsItIs:
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter])
     def test_callbacks_are_called_as_often(self, adapter):
         class Counting(dspy.utils.BaseCallback):
-            def __init__(self):
-                self.calls = []
-
             def on_adapter_format_start(self, call_id, instance, inputs):
-                self.calls.append("format")
+                calls.append("format")
 
             def on_adapter_parse_start(self, call_id, instance, inputs):
-                self.calls.append("parse")
+                calls.append("parse")
 
-        said = {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
+        calls, said = [], {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
         engine = Scripted(said.get(adapter, "[[ ## label ## ]]\npositive"))
-        without, counted = Counting(), Counting()
-        with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[without])):
+        with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[Counting()])):
             classifier()(text="good")
-        asked(engine, adapter(callbacks=[counted]))
-        assert counted.calls == without.calls != []
+        asked(engine, adapter(callbacks=[Counting()]))
+        half = len(calls) // 2
+        assert calls[:half] == calls[half:] != []
 
     @pytest.mark.parametrize("signature", ["text -> label", "text -> other: Literal['negative', 'positive']"])
     def test_other_signatures_pass(self, signature):
