@@ -34,9 +34,6 @@ PURPOSE = "calibration"
 PROBABILITIES = "probabilities"
 """Field of a prediction that calibrated programs add."""
 
-CURE = "the program that it wraps (its attribute program)"
-"""What answers without log-probabilities."""
-
 LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
 """A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
 
@@ -176,11 +173,11 @@ class CalibratedProgram(dspy.Module):
     def _reading(self) -> Iterator[Any]:
         """Read what is said of labels in this context, and decide by it; yield what adds it to a prediction."""
         output, found = calibrated_output(self.program, self.predictor), self.calibration
-        for name, now in {} if found is None else self._now().items():
-            own = getattr(found, name)
-            if own and now and own != now:
-                other = f"the {name} {own}, and is used with {now}: configure {own}, or "
-                warn_once("other instructions or demos: " if name == "prompt" else other, found.prompt)
+        if found is not None:
+            for name, now in self._now().items():
+                if (own := getattr(found, name)) and now and own != now:
+                    other = f"the {name} {own}, and is used with {now}: configure {own}, or "
+                    warn_once("other instructions or demos: " if name == "prompt" else other, found.prompt)
 
         def with_probabilities(prediction: Any) -> Any:
             if isinstance(prediction, dspy.Prediction):
@@ -189,7 +186,8 @@ class CalibratedProgram(dspy.Module):
                 prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
             return prediction
 
-        decision, requests = None if found is None else found.applied, LogprobRequests(PURPOSE, cure=CURE)
+        decision = None if found is None else found.applied
+        requests = LogprobRequests(PURPOSE, cure="the program that it wraps (its attribute program)")
         with labels_read(self.program, output, requests, decision=decision) as reader:
             yield with_probabilities
 

@@ -11,7 +11,7 @@ import pytest
 from dspy import lm15
 from fakes import LabelEngine, digest, interrupt, using
 
-from plr_dspy import load_program
+from plr_dspy import CalibratedProgram, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
 from plr_dspy.labels.reader import NoProbabilities
 
@@ -214,6 +214,7 @@ class TestEveryMethod:
             (open_ended, f"{kind.__name__} needs an output with few possible.*answer: str.*use PLReorder"),
             (Pair(table.program(), table.program()), "one predictor; this one has 2"),
             (of_stars, r"must be text; input 'stars' is a int"),
+            (CalibratedProgram(table.program()), r"the student is calibrated: pass student\.program"),
         ]:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):

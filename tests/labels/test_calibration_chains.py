@@ -9,7 +9,7 @@ from label_engines import LABELS, exact, normal
 from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
-from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
+from plr_dspy.baselines import TopKOrder
 from plr_dspy.labels.calibrated_program import warn_once
 
 
@@ -85,12 +85,3 @@ def test_what_is_scored_is_the_calibrated_answer(engine):
     reorder.compile(program, trainset=EXAMPLES[:30], valset=EXAMPLES[30:])
     held = np.mean([exact(each, program(text=each.text)) for each in EXAMPLES[30:]])
     assert reorder.report.comparison.original == pytest.approx(held)
-
-
-@pytest.mark.parametrize("optimizer", [PDO, LocalE, GlobalE, DEmO])
-def test_methods_that_read_probabilities_themselves_refuse_it(engine, optimizer):
-    program = calibrated()
-    before = engine.requests
-    with pytest.raises(ValueError, match=r"the student is calibrated: pass student\.program"):
-        optimizer(exact, display_progress=False).compile(program, trainset=EXAMPLES)
-    assert engine.requests == before

@@ -51,7 +51,7 @@ def status(code, *, kind="error", message="no", **headers):
 
 
 def compiled(provider, *, lm=None, **options):
-    """The optimizer after a compile, and the exception it ended in."""
+    """The report of a compile, and the exception it ended in."""
     options = {"max_metric_calls": 120, "num_threads": NUM_THREADS, "display_progress": False, **options}
     reorder = PLReorder(exact_match, **options)
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
@@ -61,7 +61,7 @@ def compiled(provider, *, lm=None, **options):
             reorder.compile(student(4), trainset=EXAMPLES)
         except Exception as caught:
             error = caught
-    return SimpleNamespace(report=reorder.report, best=reorder.best_program, error=error)
+    return SimpleNamespace(report=reorder.report, error=error)
 
 
 @pytest.fixture(scope="module")
