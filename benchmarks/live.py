@@ -22,8 +22,8 @@ nearest last      `--demos` demos found for each input, the nearest last; "neare
                   label, without a language model
 
 A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
-that is one of the sides, and else its own default. LocalE, GlobalE, "PDO few-shot", DEmO and the paper's search make
-what their papers make. Tables have the difference of each side to each of `--against` (the first side): the mean with
+that is one of the sides, and else its own default: that of their papers for LocalE, GlobalE, "PDO few-shot", DEmO and
+the paper's search. Tables have the difference of each side to each of `--against` (the first side): the mean with
 its interval over draws, and the interval over all held-out examples. With --cache calls that several sides make are
 made once, and the seconds say nothing. What is done is kept in `--out` by everything that decides it, so that the same
 command goes on where it was stopped, and takes up nothing of another model, other examples or another version.

@@ -43,7 +43,6 @@ class Pool:
 
     @property
     def num_known(self) -> int:
-        """Examples that a search has."""
         return self.num_train + self.num_selection
 
     @property

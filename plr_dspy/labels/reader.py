@@ -252,9 +252,7 @@ class LabelReader:
             given = bool(value) if states else any(len(place.alternatives) > 1 for place in positions)
             if states and value:
                 found = _stated_reading(output.stated(said), output)
-            elif label is not None or (
-                self._decision and said is not None
-            ):  # None may be an answer of its own.
+            elif label is not None or (self._decision and said is not None):  # None may be an answer, too.
                 found = _reading_of(positions, output, label)
             if found is not None and self._decision is not None:
                 found = self._decision(found)
@@ -279,9 +277,7 @@ class LabelReader:
         """Return what the last reply that gave a program's answer said of labels, or of an answer without a label the
         last reply of all; None where that is nothing."""
         label = self._output.answered(answer)
-        alike = [
-            each for each in self.readings if label is None or (each is not None and each.label == label)
-        ]
+        alike = [each for each in self.readings if label is None or (each and each.label == label)]
         return alike[-1] if alike else None
 
 
