@@ -41,7 +41,6 @@ from plr_dspy.scoring.budget import MARGIN
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
-from plr_dspy.search.search import Search
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import Array
 from plr_dspy.statistics.comparisons import paired_interval
@@ -77,16 +76,6 @@ def global_entropy(table: ArrayLike) -> float:
     """Entropy of the shares of the predicted labels, the first of equals (GlobalE; Lu et al., ACL 2022, Eq. 3)."""
     table = np.asarray(table)
     return float(entropy(np.bincount(table.argmax(axis=1), minlength=table.shape[1]) / len(table)))
-
-
-def mean_confidence(table: ArrayLike) -> float:
-    """Minus the mean entropy over the inputs: LocalE as arXiv:2603.21373 words it."""
-    return -local_entropy(table)
-
-
-def best_confidence(table: ArrayLike) -> float:
-    """Minus the least entropy of any input: GlobalE as arXiv:2603.21373 words it."""
-    return -float(entropy(table).min())
 
 
 def closeness(table: ArrayLike, prior: ArrayLike) -> float:
@@ -179,8 +168,7 @@ class LabelReorderer(Reorderer):
         return [*probing, *names[len(job.splits.train) :]], [*probing, *keys[len(job.splits.train) :]]
 
     def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
-        search = self.search(job, job.plan)
-        return LabelCompilation(job, work, scorer, search=search, criterion=self.criterion(job))
+        return LabelCompilation(self, job, work, scorer)
 
 
 class LabelCompilation:
@@ -189,12 +177,10 @@ class LabelCompilation:
     `means` holds the mean distribution ``[L]`` over the inputs of each order asked.
     """
 
-    def __init__(
-        self, job: Job, work: ProbingWork, scorer: CellScorer, *, search: Search, criterion: Criterion
-    ) -> None:
+    def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
         self.means: dict[Ordering, Array] = {}
-        self.scorer, self.plan, self.search = scorer, job.plan, search
-        self._work, self._criterion = work, criterion
+        self.scorer, self.plan, self.search = scorer, job.plan, optimizer.search(job, job.plan)
+        self._work, self._criterion = work, optimizer.criterion(job)
         self._original = self._best = job.original
         self._selection = range(work.num_probing, work.num_probing + job.plan.num_selection_examples)
 
@@ -409,7 +395,10 @@ class LocalE(LabelReorderer):
     """
 
     name = "LocalE"
-    entropies: ClassVar[dict[str, Criterion]] = {"lu": local_entropy, "plr": mean_confidence}
+    entropies: ClassVar[dict[str, Criterion]] = {
+        "lu": local_entropy,
+        "plr": lambda table: -local_entropy(table),
+    }
 
     variant: Literal["lu", "plr"] = "lu"
     temperature: Positive = 2.0  # type: ignore[misc]
@@ -441,7 +430,10 @@ class GlobalE(LocalE):
     """
 
     name = "GlobalE"
-    entropies: ClassVar[dict[str, Criterion]] = {"lu": global_entropy, "plr": best_confidence}
+    entropies: ClassVar[dict[str, Criterion]] = {
+        "lu": global_entropy,
+        "plr": lambda table: -float(entropy(table).min()),
+    }
 
 
 @arguments

@@ -7,8 +7,6 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import dspy
-import numpy as np
-from numpy.typing import ArrayLike
 from pydantic import Field
 
 from plr_dspy.baselines.label_methods import OTHERS, Criterion, LabelReorderer, distribution, entropy
@@ -20,18 +18,6 @@ from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.copies import ProgramFactory
-
-
-def fairness(table: ArrayLike) -> float:
-    """Entropy of the mean distribution over content-free inputs (DEmO's filter; Guo et al., ACL Findings 2024)."""
-    return float(entropy(np.asarray(table).mean(axis=0)))
-
-
-def influence(distribution: ArrayLike, content_free: ArrayLike) -> float:
-    """How much an input, of this distribution ``[L]``, adds to the probability that content-free ones give to the label
-    predicted for it (DEmO's choice; Guo et al. 2024)."""
-    p, label = np.asarray(distribution), int(np.argmax(distribution))
-    return float(p[label] - np.asarray(content_free)[label])
 
 
 class PerInputOrder(dspy.Module):
@@ -71,8 +57,8 @@ class PerInputOrder(dspy.Module):
             if answer is not None and (
                 found := reader.behind(answer)
             ):  # Else no label is likely in this order.
-                known = distribution(found.log_probabilities, found.unseen)
-                answers.append((influence(known, order["content_free"]), answer))
+                p = distribution(found.log_probabilities, found.unseen)
+                answers.append((p.max() - order["content_free"][int(p.argmax())], answer))
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
@@ -129,7 +115,7 @@ class DEmO(LabelReorderer):
         return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
 
     def criterion(self, job: Job) -> Criterion:
-        return fairness
+        return lambda table: float(entropy(table.mean(axis=0)))
 
     def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
         """The program that orders its demos for each input."""
