@@ -272,14 +272,14 @@ def _place_probabilities(logits: Tensor, length: int) -> Tensor:
     odd number of roots none is -1, where the factor of a single clock, by which it is divided, may vanish.
     """
     number = len(logits) | 1
-    turns = 2 * math.pi / number * torch.arange(number, device=logits.device, dtype=torch.float64)
+    turns = -2 * math.pi / number * torch.arange(number // 2 + 1, device=logits.device, dtype=torch.float64)
     steps = torch.polar(torch.ones_like(turns), turns) - 1.0
-    values = torch.zeros(len(logits), number, dtype=steps.dtype, device=logits.device)
+    values = torch.zeros(len(logits), len(steps), dtype=steps.dtype, device=logits.device)
     # The density of log-time decays as exp(s) to the left and doubly exponentially to the right.
     for time in np.arange(-float(logits.max()) - 30.0, -float(logits.min()) + 4.0, STEP).tolist():
         hazards = (logits + time).exp()
         factors = 1.0 - torch.expm1(-hazards)[:, None] * steps  # of clocks: silent + rung * root
         density = STEP * (logits + time - hazards).exp()  # of item i ringing at this log-time
         values += density[:, None] * factors.prod(dim=0) / factors
-    table: Tensor = torch.fft.fft(values).real[:, :length] / number
+    table: Tensor = torch.fft.irfft(values, n=number)[:, :length]
     return table.clamp(min=0.0)

@@ -16,7 +16,7 @@ from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.responses import LabelResponses, NoResponses, ResponseModel
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, is_rule
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
 MAX_MODELLED = 256
 """Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
@@ -192,8 +192,8 @@ class FittedModel:
 
     def estimates(self) -> list[ScoreEstimate]:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
-        estimates = map(ScoreEstimate, self.orderings, (self._expected + self._process.mean).tolist())
-        return sorted(estimates, key=lambda estimate: -estimate.score)
+        means = (self._expected + self._process.mean).tolist()
+        return best_first(zip(self.orderings, means, strict=True))
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
         """What each ordering fitted is expected to score on new examples, within the scores that were given.
