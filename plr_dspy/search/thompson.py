@@ -101,11 +101,8 @@ class ThompsonSearch(Search):
             return list(self.space.enumerate()) if few else self.fresh(self._num_initial, ())
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores, and the distributions to the orderings it deems best.
-
-        Returns:
-            These elites with the process' estimates of their scores, best first, within what scores can be.
-        """
+        """Fit the process to all scores, and the distributions to the elites, those that it deems best; returns these
+        with estimates of their scores, best first, within what scores can be."""
         self.check(orderings, scores)
         counts = {ordering: len(row) for ordering, row in scores.items()}
         self._finished |= {o for o in orderings if counts[o] <= self._counts.get(o, 0)}
@@ -177,10 +174,8 @@ def climb(
     score: Callable[[list[Ordering]], NDArray[np.float64]],
     rng: np.random.Generator,
 ) -> list[Ordering]:
-    """What a beam of orderings meets on its way up, by random moves, from where the best of those given stand.
-
-    `score` is what to climb: of so many orderings, ``[m]``.
-    """
+    """What a beam of orderings meets on its way up, by random moves, from where the best of those given stand; `score`
+    is what to climb."""
     beam = list(orderings[:NUM_CLIMBERS])
     met: dict[Ordering, None] = {}
     for _ in range(NUM_CLIMBS):

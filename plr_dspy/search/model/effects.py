@@ -48,11 +48,10 @@ class ResponseEffects:
     """The effects, as they were fitted to z, ``[m, E, d]``, NaN where there is none; g is ``[E, d]``.
 
     Attributes:
-        examples, example_variances: Of a, ``[E, d]``, and of its posterior, ``[E]``.
+        examples, example_variances: Posterior means of a, ``[E, d]``, and variances, ``[E]``.
         leaning, slope: What is known of b and of q; priors of rows that are `apart` are wider.
-        noise: Variance of a contrast.
-        leverage: Share of a cell's noise that its own fit explains, ``[m, E]``.
-        residuals: Of the cells known; 0 for others, ``[m, E, d]``.
+        noise: Variance of a contrast, of which a cell's own fit explains a share, the `leverage`, ``[m, E]``.
+        residuals: What is left of the cells known; 0 for others, ``[m, E, d]``.
         weights: Cells known of each ordering, ``[m]``; one counts less where its example is known from no other.
     """
 
@@ -64,7 +63,6 @@ class ResponseEffects:
         self._shown, self._seen = known.astype(np.float64), known.any(axis=0)
         self._contrasts = np.ascontiguousarray(np.moveaxis(np.nan_to_num(contrasts), 2, 0))
         self._directions, self._apart = directions.T, apart
-        outside = apart.astype(np.float64)
         self._lengths = (directions**2).sum(axis=1)
         self.noise, self._example_variance, self._mean = 0.5, 2.0, np.zeros(num_contrasts)
         self._leaning_variance, self._slope_variance = 1.0, PRIOR_SLOPE
@@ -73,9 +71,7 @@ class ResponseEffects:
             self._fit_examples(first=sweep == 0)
             if sweep:
                 self._fit_variances()
-            self._fit_orderings(
-                self._leaning_variance + APART_LEANING * outside, self._slope_variance + APART_SLOPE * outside
-            )
+            self._fit_orderings()
             self._fit_noise()
         self.examples = self._examples.T
         self.residuals = np.moveaxis(self._left, 0, 2)
@@ -105,12 +101,14 @@ class ResponseEffects:
             self._leaning_variance = _posterior_variance(spread, PRIOR_LEANING)
             self._slope_variance = _posterior_variance(squares + self.slope.variances[usual], PRIOR_SLOPE)
 
-    def _fit_orderings(self, leaning_priors: Array, slope_priors: Array) -> None:
+    def _fit_orderings(self) -> None:
         """Give orderings the posterior of their leanings and slopes.
 
         Each cell is held against what the other orderings say of its example: an example that knows the cell would
         repeat some of its noise, which then looks like an effect of the ordering.
         """
+        leaning_priors = self._leaning_variance + APART_LEANING * self._apart
+        slope_priors = self._slope_variance + APART_SLOPE * self._apart
         own, directions, num_contrasts = self._shown / self.noise, self._directions, len(self._contrasts)
         precision = 1.0 / self.example_variances - own
         others = (self._examples / self.example_variances)[:, None] - own * self._rest
@@ -165,11 +163,8 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 class EffectProcess:
     """A Gaussian process of one effect of orderings, of which each was measured by itself, with a noise of its own.
 
-    Its kernels are those of the families of features, ``[m, m]`` each; the variance of the noise is the unit.
-
-    Attributes:
-        components: Variances of the families and of own effects, over the unit.
-        means, variances: Of the posterior that knows all orderings, ``[m, k]`` and ``[m]``.
+    Its kernels are those of the families of features, ``[m, m]`` each, and its `components` their variances and that of
+    own effects, over the unit. `means`, ``[m, k]``, and `variances`, ``[m]``, are of the posterior that knows all.
     """
 
     def __init__(
@@ -206,10 +201,8 @@ class EffectProcess:
         return left
 
     def errors(self, alike: Array, chosen: Mask) -> Array:
-        """Covariance of the errors of posterior means that come from the noise of what was measured, ``[c, c]``.
-
-        Noise of orderings that are not chosen is left out; between those chosen its covariance is `alike`, in any unit.
-        """
+        """Covariance of the errors of posterior means that come from the noise of what was measured of those chosen,
+        ``[c, c]``; between them its covariance is `alike`, in any unit."""
         deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
         gain = self._gain[np.ix_(chosen, chosen)]
         errors: Array = gain @ (alike * np.outer(deviations, deviations)) @ gain.T

@@ -32,15 +32,8 @@ NUM_ALTERNATIONS = 10
 
 
 class ScoreTable:
-    """Scores ``[m, E]`` of orderings on examples, NaN where there is none, and their crossed effects: means that know
-    how easy the examples were.
-
-    Attributes:
-        scores, known: The table, and where it has a score.
-        examples: Numbers of the examples, ``[E]``; None counts them.
-        counts: Number of scores of each ordering, ``[m]``.
-        seen: Whether an example has any score, ``[E]``.
-    """
+    """Scores ``[m, E]`` of orderings on numbered examples, NaN where there is none, and their crossed effects: means
+    that know how easy the examples were. There are `counts` scores of each ordering."""
 
     def __init__(self, scores: Array, examples: NDArray[np.int64] | None = None) -> None:
         self.scores, self.known = scores, ~np.isnan(scores)
@@ -69,9 +62,8 @@ class ScoreTable:
     def shrinkage(self) -> float:
         """Noise variance over the variance of examples' effects; the mean of all counts as so many of an example's own.
 
-        Where orderings agree on most examples it is small: an example that has met a few of them is known. Where they
-        differ on most, examples are hardly easier or harder than others. By the analysis of variance of the examples
-        that have two scores or more, and a prior.
+        Where orderings agree on most examples it is small: an example that has met a few of them is known. By the
+        analysis of variance of the examples that have two scores or more, and a prior.
         """
         several = self._on_examples >= 2
         if not several.any():
