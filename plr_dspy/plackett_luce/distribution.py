@@ -97,21 +97,14 @@ class PlackettLuce(Distribution):
         return PlackettLuce(**{**{name: getattr(self, name) for name in names}, **changes})
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of orderings.
-
-        Args:
-            value: Orderings, ``[*sample, *batch, k]``; ``value[..., 0]`` is the first item.
-
-        Returns:
-            Tensor ``[*sample, *batch]``.
-        """
+        """Log-probabilities ``[*sample, *batch]`` of orderings ``[*sample, *batch, k]``, their first item first."""
         lengths = (value != NOT_SHOWN).sum(dim=-1)
         if self._validate_args:
             fitting = value.shape[-1:] == self.event_shape and are_rankings(value, self.num_items)
             if not bool(torch.as_tensor(fitting).all()) or bool((lengths < self.min_length).any()):
                 raise ValueError(
                     f"value must hold {self.min_length} to {self.length} different ones of {self.num_items} items in "
-                    f"each row [..., {self.length}], followed by -1; got {value.tolist()}"
+                    f"each row [..., {self.length}], followed by -1; got {value}"
                 )
         by_component = log_probabilities(self._by_component, value[..., None, :])
         of_items = (by_component + self._shares.log()).logsumexp(dim=-1)
@@ -120,14 +113,7 @@ class PlackettLuce(Distribution):
         return of_items + self.length_probabilities.log()[lengths - self.min_length]
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw orderings by perturbing the logits with Gumbel noise and sorting.
-
-        Args:
-            sample_shape: Leading shape of the draws.
-
-        Returns:
-            Integer tensor ``[*sample_shape, *batch, k]``.
-        """
+        """Draw orderings, ``[*sample_shape, *batch, k]``, by perturbing the logits with Gumbel noise and sorting."""
         with torch.no_grad():
             shape = torch.Size(sample_shape) + self.batch_shape
             logits, lengths = self.logits, torch.tensor(self.length)
@@ -156,14 +142,8 @@ class PlackettLuce(Distribution):
         return modes.take_along_dim(best[None, ..., None], dim=0)[0]
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All orderings, in lexicographic order, the short ones before the long ones.
-
-        Returns:
-            Integer tensor ``[n! / (n - k)!, *batch, k]`` (``[n! / (n - k)!, 1, ..., k]`` if not `expand`).
-
-        Raises:
-            ValueError: for more orderings than 10 items have.
-        """
+        """All orderings, ``[n! / (n - k)!, *batch, k]`` (or 1 for each of the batch without `expand`), in lexical
+        order, the short ones before the long ones; a ValueError for more of them than 10 items have."""
         if math.perm(self.num_items, self.length) > math.factorial(MAX_ENUMERATED_ITEMS):
             raise ValueError(
                 f"enumerate_support lists every ordering and stops at as many as n = {MAX_ENUMERATED_ITEMS} items "
@@ -176,12 +156,8 @@ class PlackettLuce(Distribution):
         return orderings.expand(-1, *self.batch_shape, -1) if expand else orderings
 
     def marginals(self) -> Tensor:
-        """Probability of each item at each position, by quadrature.
-
-        Returns:
-            Tensor ``[*batch, n, k]``; ``[..., i, r]`` is Pr(item i at position r). Its sum over the positions is the
-            probability that an item is drawn at all.
-        """
+        """Probability of each item at each position ``[*batch, n, k]``, by quadrature: ``[..., i, r]`` is Pr(item i at
+        position r). Its sum over the positions is the probability that an item is drawn at all."""
         flat = self.logits.detach().double().reshape(-1, self.num_items)
         tables = torch.stack([_place_probabilities(logits, self.length) for logits in flat])
         tables = tables.view(*self._by_component.shape, self.length).to(self.logits.dtype)

@@ -83,14 +83,14 @@ class _Rule:
         if len(shape) != 2 or not shape[0] or shape[1] != size or not bool(are_rankings(elites, size).all()):
             raise ValueError(
                 f"elites must have shape [m, {size}] with m >= 1, and different items in each row, followed by -1 "
-                f"where they show fewer; got {elites.tolist()}"
+                f"where they show fewer; got {elites}"
             )
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         usable = weights.shape == elites.shape[:1] and bool(weights.isfinite().all() & (weights >= 0).all())
         if not usable or float(weights.sum()) <= 0:
             raise ValueError(
                 f"weights must be finite, not negative, not all 0, one entry for each of {len(elites)} elites; "
-                f"got {weights.tolist()}"
+                f"got {weights}"
             )
         return weights
 

@@ -61,17 +61,12 @@ class Search(ABC):
         """Return orderings to score next, one permutation for each block; empty when nothing is left to ask."""
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from the scores of a round.
+        """Learn from the scores of a round, and return the elites, best first.
 
         Args:
-            orderings: Of the round, those drawn several times included.
-            scores: By example, all that are known; those of the orderings among them.
-
-        Returns:
-            The elites, best first.
-
-        Raises:
-            ValueError: where `check` refuses them; nothing is learnt then.
+            orderings: Those of the round, repeats included.
+            scores: All that are known, by ordering and example; a ValueError for those that are none, and then nothing
+                is learnt.
         """
         self.check(orderings, scores)
         told = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)

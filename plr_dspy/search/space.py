@@ -75,14 +75,8 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Blocks of the given sizes in which all items differ.
-
-        Args:
-            sizes: Number of items of each block.
-            min_length, max_length: Items of a block that are shown; with neither all are. A block of fewer items than
-                `max_length` can show all.
-            identity, allowed: As attributes.
-        """
+        """Blocks of the given sizes in which all items differ, of which `min_length` to `max_length` are shown, or all
+        without either. A block of fewer items than `max_length` can show all."""
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
             return cls(kinds, (), identity, allowed)
@@ -131,8 +125,7 @@ class OrderingSpace:
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
         """The representative of all orderings that look like this one, like items ascending; allowed or not.
 
-        Raises:
-            ValueError: when it is no ordering of this space.
+        A ValueError where it is no ordering of this space.
         """
         if ordering in self.beside:
             return tuple(map(tuple, ordering))
@@ -182,10 +175,7 @@ class OrderingSpace:
         """Draw orderings, repeats included: uniformly the number of items of each block, then which in what order.
 
         Of all orderings together nearly all have the largest number of items, so that a uniform draw of these would
-        hardly ever show fewer. Those that are not allowed are drawn again.
-
-        Raises:
-            ValueError: when hardly any is allowed.
+        hardly ever show fewer. Those that are not allowed are drawn again; a ValueError where hardly any is.
         """
         found: list[Ordering] = []
         for _ in range(num_draws):

@@ -67,21 +67,21 @@ class ResponseEffects:
         self.noise, self._example_variance, self._mean = 0.5, 2.0, np.zeros(num_contrasts)
         self._leaning_variance, self._slope_variance = 1.0, PRIOR_SLOPE
         self._examples, self._rest = np.zeros((num_contrasts, len(directions))), self._contrasts
-        for sweep in range(num_sweeps):
-            self._fit_examples(first=sweep == 0)
-            if sweep:
-                self._fit_variances()
+        self.weights = np.zeros(len(known))
+        for _ in range(num_sweeps):
+            self._fit_examples()
+            self._fit_variances()
             self._fit_orderings()
             self._fit_noise()
         self.examples = self._examples.T
         self.residuals = np.moveaxis(self._left, 0, 2)
 
-    def _fit_examples(self, *, first: bool) -> None:
+    def _fit_examples(self) -> None:
         """Give examples the posterior means of their effects, about a line in the direction that is right."""
         directions, seen = self._directions, self._seen
         rest = (self._rest * self._shown).sum(axis=1)
         prior = np.zeros_like(self._examples)
-        if not first and seen.any():
+        if seen.any():
             level = self._examples[:, seen].mean(axis=1)[:, None]
             along = float(((self._examples - level) * directions)[:, seen].sum())
             prior = level + along / (self._lengths[seen].sum() + 1e-9) * directions
@@ -135,19 +135,16 @@ class ResponseEffects:
         The joint posterior of leanings, which are measured against one another, follows from the smaller of two
         systems, of orderings or of examples (Woodbury).
         """
-        own, variances = self._shown / self.noise, self.example_variances
-        precisions = 1.0 / self.leaning.prior_variances + own.sum(axis=1)
-        if len(own) <= len(variances):
-            reach = own * variances
-            joint, _ = inverted(np.diag(precisions) - own @ reach.T)
-            moved, of_orderings = joint @ reach, np.diag(joint)
-            of_examples = variances + (reach * moved).sum(axis=0)
-        else:
-            scaled = own / precisions[:, None]
-            joint, _ = inverted(np.diag(1.0 / variances) - own.T @ scaled)
-            moved, of_examples = scaled @ joint, np.diag(joint)
-            of_orderings = 1.0 / precisions + (moved * scaled).sum(axis=1)
-        unsure = of_examples - 2.0 * moved + of_orderings[:, None]  # what they leave in each cell
+        own, rows = self._shown / self.noise, 1.0 / self.example_variances
+        columns = 1.0 / self.leaning.prior_variances + own.sum(axis=1)
+        if by_ordering := len(columns) <= len(rows):
+            rows, columns = columns, rows
+        table = own if by_ordering else own.T
+        reach = table / columns
+        joint, _ = inverted(np.diag(rows) - table @ reach.T)
+        moved = joint @ reach
+        unsure = np.diag(joint)[:, None] - 2.0 * moved + (1.0 / columns + (reach * moved).sum(axis=0))
+        unsure = unsure if by_ordering else unsure.T  # what they leave in each cell
         self.leverage = np.minimum(unsure / self.noise + self._of_slopes, MAX_LEVERAGE)
         self._left = (self._rest - self._examples[:, None]) * self._shown
         free = float(((1.0 - self.leverage) * self._shown).sum()) * len(self._left)
