@@ -107,8 +107,9 @@ class ResponseEffects:
         Each cell is held against what the other orderings say of its example: an example that knows the cell would
         repeat some of its noise, which then looks like an effect of the ordering.
         """
-        leaning_priors = self._leaning_variance + APART_LEANING * self._apart
-        slope_priors = self._slope_variance + APART_SLOPE * self._apart
+        outside = self._apart.astype(np.float64)
+        leaning_priors = self._leaning_variance + APART_LEANING * outside
+        slope_priors = self._slope_variance + APART_SLOPE * outside
         own, directions, num_contrasts = self._shown / self.noise, self._directions, len(self._contrasts)
         precision = 1.0 / self.example_variances - own
         others = (self._examples / self.example_variances)[:, None] - own * self._rest

@@ -46,12 +46,11 @@ class ScoreTable:
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
         """The table of the scores by example of each ordering; its columns are the examples in ascending order."""
-        examples = sorted({example for row in rows for example in row})
-        columns = {example: i for i, example in enumerate(examples)}
-        table = np.full((len(rows), len(columns)), np.nan)
+        examples = np.array(sorted({example for row in rows for example in row}), dtype=np.int64)
+        table = np.full((len(rows), len(examples)), np.nan)
         for values, row in zip(table, rows, strict=True):
-            values[[columns[example] for example in row]] = list(row.values())
-        return cls(table, np.array(examples, dtype=np.int64))
+            values[np.searchsorted(examples, list(row))] = list(row.values())
+        return cls(table, examples)
 
     def of(self, rows: Sequence[int]) -> ScoreTable:
         """The table of some of the orderings, and of the examples that these have scores of."""
