@@ -48,7 +48,7 @@ are made as it believes them to be, 1.0 to 1.9."""
 STEP = 0.05
 """Of an effect, to see what it does to a score."""
 
-APART_SCORE = 0.25
+APART_SCORE = np.float64(0.25)
 """Variance of the mean score of a program that is not one of the orderings."""
 
 
