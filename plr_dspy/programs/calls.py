@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -51,18 +51,17 @@ class Scored:
         return cls(source_of(inputs), frozenset(map(folded_key, dict(inputs.items()).values())))
 
 
-@contextmanager
-def scoring(inputs: Mapping[str, Any]) -> Iterator[None]:
+def scoring(inputs: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Score the example with these inputs, as `scored` says: in threads, too, that DSPy starts meanwhile."""
     # Other context variables do not reach such threads.
-    with dspy.context(plr_dspy_scored=Scored.of(inputs)):
-        yield
+    context: AbstractContextManager[None] = dspy.context(plr_dspy_scored=inputs)
+    return context
 
 
 def scored() -> Scored | None:
     """The example that is scored; None where that is not known, or there is none."""
-    found: Scored | None = dspy.settings.get("plr_dspy_scored")
-    return found
+    inputs = dspy.settings.get("plr_dspy_scored")
+    return None if inputs is None else Scored.of(inputs)
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
@@ -165,7 +164,7 @@ class WrongAnswer(Exception):
 
     Attributes:
         error: What it raised.
-        told: What the reply says of labels all the same, as fields of a `Cell`.
+        told: What the reply says all the same, as fields of a `Cell`.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -179,11 +178,7 @@ class WrongAnswer(Exception):
 
 
 class MetricWork:
-    """Makes program calls, whose answers a metric scores.
-
-    Args:
-        metric: ``metric(example, prediction)``, as in `dspy.Evaluate`.
-        examples: What cells name by index.
+    """Makes program calls on examples, which cells name by index, and has a metric score the answers.
 
     Attributes:
         sample: The start of the program's first answer, with its score.
@@ -200,12 +195,7 @@ class MetricWork:
         self._examples = examples
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Make a call of a program's copy on an example, with DSPy's tracker of its usage.
-
-        Raises:
-            WrongAnswer: when there is no answer.
-            Exception: of the program or the metric.
-        """
+        """Call a program's copy on an example, with DSPy's tracker of its usage; a WrongAnswer where there is none."""
         return self._scored(*self._answered(program, example, usage))
 
     def _answered(self, program: dspy.Module, example: int, usage: Any) -> tuple[dspy.Example, Any]:
