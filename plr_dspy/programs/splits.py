@@ -22,17 +22,12 @@ TRAIN_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples that drive the search (train), and those that choose the final order (selection).
-
-    Attributes:
-        names: What the user knows those of train, then those of selection by, such as "trainset[3]".
-        num_shared: Examples of the trainset that are left out because the valset holds them too.
-    """
+    """The examples that drive the search (train), and those that choose the final order (selection)."""
 
     train: list[dspy.Example]
     selection: list[dspy.Example]
-    names: list[str]
-    num_shared: int = 0
+    names: list[str]  # what the user knows those of train, then those of selection by, such as "trainset[3]"
+    num_shared: int = 0  # of the trainset, left out because the valset holds them too
 
     @property
     def classes(self) -> list[int] | None:
@@ -83,12 +78,8 @@ def make_splits(
         places = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
         selection = [train[place] for place in sorted(places)]
         train = [index for place, index in enumerate(train) if place not in places]
-    return Splits(
-        [everything[i] for i in train],
-        [everything[i] for i in selection],
-        [names[i] for i in (*train, *selection)],
-        num_shared,
-    )
+    parts = ([everything[i] for i in part] for part in (train, selection))
+    return Splits(*parts, names=[names[i] for i in (*train, *selection)], num_shared=num_shared)
 
 
 def check_splits(
