@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,15 +34,10 @@ SHOWN = 150
 
 @dataclass(frozen=True)
 class Scored:
-    """An example that is scored: no demo that is found for it is made of it, or asks the same.
+    """An example that is scored: no demo that is found for it is made of it, or asks the same."""
 
-    Attributes:
-        source: What identifies its inputs.
-        values: What identifies each of them, whatever its name.
-    """
-
-    source: str
-    values: frozenset[bytes]
+    source: str  # what identifies its inputs
+    values: frozenset[bytes]  # what identifies each of them, whatever its name
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> Scored:
@@ -51,15 +45,11 @@ class Scored:
         return cls(source_of(inputs), frozenset(map(folded_key, dict(inputs.items()).values())))
 
 
-def scoring(inputs: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Score the example with these inputs, as `scored` says: in threads, too, that DSPy starts meanwhile."""
-    # Other context variables do not reach such threads.
-    context: AbstractContextManager[None] = dspy.context(plr_dspy_scored=inputs)
-    return context
-
-
 def scored() -> Scored | None:
-    """The example that is scored; None where that is not known, or there is none."""
+    """The example that is scored; None where that is not known, or there is none.
+
+    It is in DSPy's settings, which reach threads that DSPy starts; other context variables do not.
+    """
     inputs = dspy.settings.get("plr_dspy_scored")
     return None if inputs is None else Scored.of(inputs)
 
@@ -163,7 +153,6 @@ class WrongAnswer(Exception):
     """The program ended without an answer, by the fault of the order.
 
     Attributes:
-        error: What it raised.
         told: What the reply says all the same, as fields of a `Cell`.
     """
 
@@ -202,7 +191,7 @@ class MetricWork:
         """Return the example as the program was shown it, and what the program answers."""
         shown = own_copy(self._examples[example])
         try:
-            with scoring(shown.inputs()):
+            with dspy.context(plr_dspy_scored=shown.inputs()):
                 prediction = program(**shown.inputs())
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error

@@ -26,9 +26,8 @@ COPYABLE = (dict, *CONTAINERS, MethodType, partial)
 class ProgramFactory:
     """Copies a program, which is never changed, as often as there are orders to score.
 
-    `Module.deepcopy` would copy everything that the program holds: a corpus, an index, each predictor's LM with its
-    whole history. Here a copy has modules and predictors of its own, and so has whatever leads to them (lists, dicts,
-    bound methods, objects that hold the program); all else is the very object that the original holds.
+    `Module.deepcopy` would copy a corpus, an index, each LM with its history. Here a copy has modules of its own, and
+    whatever leads to them (lists, dicts, bound methods, objects that hold the program); all else is shared.
     """
 
     def __init__(self, program: dspy.Module) -> None:

@@ -147,7 +147,12 @@ class ProgramEvaluator:
                     raise
                 except WrongAnswer as wrong:
                     if isinstance(wrong.error, ContextWindowExceededError) and prompt in orderings:
-                        self._warn_of_length(self._names[example], orderings[prompt])
+                        name, orders = self._names[example], self._slots.permutations(orderings[prompt])
+                        shown = ", ".join(f"{slot}: {order}" for slot, order in orders.items())
+                        first = f"{name} exceeds the context window with the demos in the order {shown}"
+                        later = f"calls exceeded the context window, the last of {name}"
+                        with self._lock:
+                            self._warn("the context window", f"{first}; counted as wrong", later)
                     message = self._first_line(wrong)
                     cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
                 except BaseException as error:  # of the user's program or metric: never a silent 0
@@ -191,16 +196,6 @@ class ProgramEvaluator:
             self._fatal.__cause__ = failure
         if hasattr(self._fatal, "add_note"):  # Python 3.11
             self._fatal.add_note(f"plr_dspy ended the compile at {name}: {reason}. {GOING_ON}")
-
-    def _warn_of_length(self, name: str, ordering: Ordering) -> None:
-        """Say which demos are too long for an example; where they alone are, every call is."""
-        orders = ", ".join(f"{slot}: {order}" for slot, order in self._slots.permutations(ordering).items())
-        with self._lock:
-            self._warn(
-                "the context window",
-                f"{name} exceeds the context window with the demos in the order {orders}; counted as wrong",
-                f"calls exceeded the context window, the last of {name}",
-            )
 
     def _warn(self, kind: str, first: str, later: str) -> None:
         """Log something the first time, and with its number the tenth, the hundredth and so on."""

@@ -60,7 +60,7 @@ class Slot:
 
 
 class PromptSlots(ABC):
-    """The demos that orderings show in a program's prompts; frozen (compiled) sub-modules are left alone, as DSPy does."""
+    """The demos that orderings show in the prompts of a program; frozen (compiled) sub-modules are left alone."""
 
     noun = "order"  # what texts call an ordering
     slots: tuple[Slot, ...]

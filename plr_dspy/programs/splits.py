@@ -49,8 +49,8 @@ def make_splits(
 ) -> Splits:
     """Leave out what the demos show, shuffle, and split into train (80 %) and selection where the valset is empty.
 
-    An example that is given several times counts once: its copies would be no further evidence. The name is what the
-    user knows the trainset by; `prompted` is as in `shown_by`.
+    Copies of an example are no further evidence and left out, too. The name is what the user knows the trainset by;
+    `prompted` is as in `shown_by`.
     """
     everything = [*trainset, *valset]
     names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
@@ -78,8 +78,8 @@ def make_splits(
         places = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
         selection = [train[place] for place in sorted(places)]
         train = [index for place, index in enumerate(train) if place not in places]
-    parts = ([everything[i] for i in part] for part in (train, selection))
-    return Splits(*parts, names=[names[i] for i in (*train, *selection)], num_shared=num_shared)
+    used, of_both = [*train, *selection], [everything[i] for i in (*train, *selection)]
+    return Splits(of_both[: len(train)], of_both[len(train) :], [names[i] for i in used], num_shared)
 
 
 def check_splits(
