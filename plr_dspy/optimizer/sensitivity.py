@@ -152,18 +152,8 @@ def order_sensitivity(
         RuntimeError: when hardly any of the first answers could be parsed.
         Exception: of the program or the metric, as from `PLReorder.compile`.
     """
-    sample = RandomSample(
-        metric,
-        num_orders=num_orders,
-        max_metric_calls=max_metric_calls,
-        num_threads=num_threads,
-        max_errors=max_errors,
-        seed=seed,
-        log_dir=log_dir,
-        accept_changes=accept_changes,
-        display_progress=display_progress,
-    )
-    return sample.measure(program, dataset)
+    given = {name: value for name, value in locals().items() if name not in ("program", "dataset")}
+    return RandomSample(**given).measure(program, dataset)
 
 
 def _calibrated(work: LabelWork, cells: Sequence[Sequence[tuple[int, Cell]]], table: Array) -> Array | None:

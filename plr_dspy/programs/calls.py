@@ -119,7 +119,7 @@ def as_score(value: Any) -> float:
     """A metric's value as a float, never rounded.
 
     Raises:
-        MetricTypeError: for None, a dict, text, an array of several numbers, or anything else that is no number.
+        MetricTypeError: for anything that is no number, such as None, a dict, or an array of several.
         ValueError: for NaN, infinities, and what is too large to be squared.
     """
     if inspect.iscoroutine(value):
