@@ -115,11 +115,8 @@ def bootstrapped(
 ) -> list[Attempt]:
     """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
-    What the ledger holds is not done again. When money or calls are up, the attempts made are all there will be.
-
-    Raises:
-        RuntimeError: when the time is up before the end.
-        Exception: of the program or the metric, when `max_errors` have failed, or every further call would.
+    What the ledger holds is not done again. When money or calls are up, the attempts made are all there will be; when
+    the time is, that is a RuntimeError. Exceptions are let out as by `ProgramEvaluator.pay`.
     """
     optimizer: Any = job.optimizer
     work = TeacherWork(job)

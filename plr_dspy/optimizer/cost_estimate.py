@@ -197,8 +197,7 @@ def token_counter() -> Callable[..., int]:
 def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
     """Return the budget of a compile, whose time begins now; the ledger has what was paid for before.
 
-    Raises:
-        ValueError: when a model has no price, or the money pays for no comparison of a few orders.
+    A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
     plan, max_cost, max_calls = job.plan, job.optimizer.max_cost, job.plan.max_metric_calls
     limits: dict[str, Any] = {

@@ -188,9 +188,7 @@ def demo_obstacle(program: dspy.Module) -> str:
 def saved_state(path: str | Path) -> dict[str, Any]:
     """Read what `program.save("x.json")` wrote, as `load_state` takes it, and warn where that was with other versions.
 
-    Raises:
-        OSError: when the file cannot be read.
-        ValueError: when it holds no saved program.
+    What cannot be read is an OSError; what holds no saved program a ValueError.
     """
     path = Path(path)
     if path.suffix != ".json":

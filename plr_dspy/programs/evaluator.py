@@ -15,14 +15,13 @@ import dspy
 from dspy.utils.exceptions import ContextWindowExceededError
 
 from plr_dspy.lm.engines import HOPELESS
-from plr_dspy.programs.calls import Metric, MetricTypeError, MetricWork, WrongAnswer
+from plr_dspy.programs.calls import MetricTypeError, MetricWork, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
@@ -90,10 +89,8 @@ class ProgramEvaluator:
     def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
 
-        Prompts without an ordering are those of work that runs a program of its own.
-
-        Raises:
-            Exception: of the work, with its own type, at `max_errors` failures, or when every further call would fail.
+        Prompts without an ordering are those of work that runs a program of its own. Exceptions of the work come out
+        with their own type, at `max_errors` failures, or when every further call would fail.
         """
         programs = {
             name: self._slots.build(self._factory, each, guarded=True) for name, each in orderings.items()
@@ -223,19 +220,3 @@ def token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
         found = {**usage, **{kind: details[kind] for kind in CACHED if details.get(kind)}}
         counts[model] = {k: n for k, n in found.items() if k.endswith("_tokens") and isinstance(n, int)}
     return counts
-
-
-def program_scorer(
-    program: dspy.Module,
-    slots: PromptSlots,
-    *,
-    metric: Metric,
-    examples: Sequence[dspy.Example],
-    max_metric_calls: int | None = None,
-    **options: Any,
-) -> CellScorer:
-    """Make the scorer of a program's orderings by a metric; options are those of `ProgramEvaluator`."""
-    options.setdefault("names", [f"example {i}" for i in range(len(examples))])
-    evaluator = ProgramEvaluator(program, slots, MetricWork(metric, examples), **options)
-    evaluator.budget.max_calls = max_metric_calls
-    return CellScorer(evaluator)

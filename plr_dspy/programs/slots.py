@@ -42,13 +42,11 @@ class Slot:
     """One predictor's list of demos, or its pool of demos, which is one block.
 
     Attributes:
-        predictor: The predictor's name in the program.
-        demos: Its demos in their original order; of a pool, the student's own come first.
+        demos: In their original order; of a pool, the student's own come first.
         blocks: Demo indices that can trade places: most adapters show incomplete demos before complete ones, so that
             only orders within either group are seen. Demos that the adapter drops are in no block.
         space: The orders, or arrangements, of this slot alone. Demos of one kind render alike.
         classes: Of the demos of each block; demos of one class give the same answer.
-        pool: The demos with their origins.
     """
 
     predictor: str
