@@ -50,10 +50,11 @@ class HeldOut:
         """Score each ordering on each example, ``[orderings, examples]``; the next run repeats calls that failed."""
         ledger, names = Ledger(self._path), [str(number) for number in self._examples]
         ledger.number_examples(names)
-        common = {"names": names, "ledger": ledger, "num_threads": self._num_threads}
+        evaluator = ProgramEvaluator(
+            self._program, self.slots, self._work, names=names, ledger=ledger, num_threads=self._num_threads
+        )
         try:
-            scorer = CellScorer(ProgramEvaluator(self._program, self.slots, self._work, **common))
-            cells = scorer.cells(dict.fromkeys(orderings, self._examples))
+            cells = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
             failed = [cell for row in cells.values() for cell in row.values() if cell.outcome == FAILED]
             if failed:
                 ledger.retry()
