@@ -40,12 +40,13 @@ from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.evaluator import ProgramEvaluator, program_scorer
+from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.predict import make_pool
 from plr_dspy.retrieval.rule import Rule
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
@@ -160,8 +161,9 @@ def cells_of(num_cells: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "cells.jsonl")
         ledger.number_examples(list(map(digest, examples)))
-        common = {"metric": metric, "examples": examples, "num_threads": 8, "ledger": ledger}
-        scorer = program_scorer(student, ProgramSlots(student), **common)
+        common = {"names": [str(i) for i in range(len(examples))], "num_threads": 8, "ledger": ledger}
+        work = MetricWork(metric, examples)
+        scorer = CellScorer(ProgramEvaluator(student, ProgramSlots(student), work, **common))
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         for first in range(0, len(orders), 10):
             scorer.table(orders[first : first + 10], range(len(examples)))
@@ -190,7 +192,11 @@ def threads(_: int, num_threads: int = 16) -> None:
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
         with tempfile.TemporaryDirectory() as folder:
             ledger = Ledger(Path(folder) / "cells.jsonl")
-            scorer = program_scorer(student, slots, examples=devset, ledger=ledger, **common)
+            names, work = [str(i) for i in range(len(devset))], MetricWork(metric, devset)
+            evaluator = ProgramEvaluator(
+                student, slots, work, names=names, ledger=ledger, num_threads=num_threads
+            )
+            scorer = CellScorer(evaluator)
             start = time.perf_counter()
             scorer.table(orders, range(len(devset)))
             ours = time.perf_counter() - start
