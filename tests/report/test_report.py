@@ -349,7 +349,7 @@ class TestText:
         c = found.comparison
         assert 0 < c.original <= c.chosen < 0.0001
         for text in (repr(found), str(found)):
-            assert f"{c.expected_chosen[0]:.7f}"[:9] in text
+            assert f"{c.expected_chosen[0]:.8f}"[:9] in text
             assert "0.000 " not in text
 
 
