@@ -11,11 +11,13 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, Cell, CellKey
+from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
 
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 MIN_FAILURES, MIN_TRIES = 8, 3
 """So many calls in one round of several orderings, all of them failed, say that something is down; failed calls, and no
 other, after which an example is given up."""
+
+EMPTY: Mapping[int, int] = {}
 
 Wanted = dict[Ordering, list[int]]
 """Orderings with the examples that each is to have been scored on."""
@@ -58,14 +62,17 @@ class CellScorer:
     Args:
         payer: Makes the calls.
         earlier: Cells that were asked for before.
+        influence: Scores outputs, where the metric is one over a set; None where cells have scores of their own.
 
     Attributes:
         fingerprint: Tells what identifies the prompt that an ordering renders to.
     """
 
-    def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = (), influence: Influence | None = None
+    ) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
-        self.phase = "search"
+        self.phase, self.influence = "search", influence
         self._payer, self.fingerprint = payer, cache(payer.fingerprint)
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
 
@@ -127,10 +134,46 @@ class CellScorer:
     def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
         return {
-            ordering: {e: self.ledger.cells[name, e] for e in examples if (name, e) in self.ledger.cells}
+            ordering: {
+                e: self._read(e, self.ledger.cells[name, e])
+                for e in examples
+                if (name, e) in self.ledger.cells
+            }
             for ordering, examples in wanted.items()
             for name in [self.fingerprint(ordering)]
         }
+
+    def _read(self, example: int, cell: Cell) -> Cell:
+        """A cell with its score, which of a metric over a set depends on the reference."""
+        if self.influence is None or cell.outcome == FAILED:
+            return cell
+        if cell.value is None and not cell.outcome:
+            raise ValueError(
+                "log_dir holds calls whose outputs were not kept, for a metric by example: pass another log_dir"
+            )
+        return replace(cell, score=self.influence.score(example, cell.value))
+
+    def outputs(self, ordering: Ordering, labels: Mapping[int, int] = EMPTY) -> dict[int, Any]:
+        """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
+        name = self.fingerprint(ordering)
+        asked = [e for prompt, e in self._asked if prompt == name]
+        cells = {e: self.ledger.cells[name, e] for e in asked if (name, e) in self.ledger.cells}
+        found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
+        if self.influence is not None:
+            found |= {e: self.influence.of_label(e, labels[e]) for e in found.keys() & labels.keys()}
+        return found
+
+    def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
+        """Score cells by a metric over a set near what these orderings answer, each with the labels that calibration
+        makes of its answers: so many first ones at least, and as many as a reference takes."""
+        if self.influence is None:  # A metric by example needs no such thing.
+            return
+        answered: list[tuple[int, Any]] = []
+        for number, (ordering, labels) in enumerate(orderings):
+            if number >= least and self.influence.is_enough(answered):
+                break
+            answered += self.outputs(ordering, labels).items()
+        self.influence.refer(answered)
 
     def cell(self, ordering: Ordering, example: int) -> Cell | None:
         """The outcome of a cell that has been paid; None of others."""
@@ -162,7 +205,7 @@ class CellScorer:
         if cells and not ran:
             raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
         among = set(examples)
-        seen = [cell.score for (_, e), cell in self.ledger.cells.items() if e in among]
+        seen = [self._read(e, cell).score for (_, e), cell in self.ledger.cells.items() if e in among]
         worst = min([0.0, *(score for score in seen if score is not None)])
         rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
@@ -196,6 +239,7 @@ class StagedScores:
         favoured: An ordering whose failed calls count for nothing.
         shifted: Whether orderings begin an example later each time that the split has been gone through: then no
             two groups of examples are met by two separate groups of orderings, whose effects nobody could tell apart.
+        strata: The examples in groups, from which orderings are scored by turns, however many there are of each.
     """
 
     def __init__(
@@ -207,7 +251,9 @@ class StagedScores:
         num_more: int,
         favoured: Ordering | None = None,
         shifted: bool = False,
+        strata: Sequence[Sequence[int]] = (),
     ) -> None:
+        self._strata = [list(group) for group in strata] or [list(range(num_train))]
         self.num_first, self._num_more, self._num_train = num_first, num_more, num_train
         self._scorer, self._favoured = scorer, favoured
         # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
@@ -231,14 +277,27 @@ class StagedScores:
         for ordering in dict.fromkeys(orderings):
             asked = self._asked.get(ordering, [])
             start = num_seen * self.num_first
-            start = asked[0] if asked else start + self._shifted * (start // self._num_train)
+            start += self._shifted * (start // self._num_train)
             num_seen += not asked
             more = self._num_more if asked else self.num_first
             count = more if num_examples is None else max(0, num_examples - len(asked))
-            turn = ((start + step) % self._num_train for step in range(self._num_train))
             taken = {*asked, *self._given_up}
+            turn = self._turn(self._place(asked[0]) if asked else start)
             found[ordering] = [*asked, *[example for example in turn if example not in taken][:count]]
         return found
+
+    def _turn(self, place: int) -> list[int]:
+        """All examples in the order in which an ordering that begins at this place is scored on them."""
+        number = len(self._strata)
+        groups = self._strata[place % number :] + self._strata[: place % number]
+        starts = [(place + step) // number % len(group) for step, group in enumerate(groups)]
+        rotated = [group[start:] + group[:start] for start, group in zip(starts, groups, strict=True)]
+        return [e for column in itertools.zip_longest(*rotated) for e in column if e is not None]
+
+    def _place(self, example: int) -> int:
+        """The place at which the turn begins with this example."""
+        group = next(number for number, group in enumerate(self._strata) if example in group)
+        return group + len(self._strata) * self._strata[group].index(example)
 
     def score(self, wanted: Wanted) -> dict[Ordering, dict[int, float]]:
         """Score orderings, and return scores by example; of the first ones only when time or money is up.
