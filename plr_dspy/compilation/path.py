@@ -439,9 +439,11 @@ def race(
 
     known = [count for entrant in entrants if (count := staged.num_asked(entrant))]
     level = least = min(known, default=staged.num_first)
-    new = [entrant for entrant in entrants if not staged.num_asked(entrant)][: num_calls // 2 // least]
-    staged.score(extended(new, least))
-    alive, spent = [e for e in entrants if staged.num_asked(e)], least * len(new)
+    new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], least)
+    while (spent := sum(map(len, new.values()))) > num_calls // 2:
+        new.popitem()
+    staged.score(extended(list(new), least))
+    alive = [e for e in entrants if staged.num_asked(e)]
     if not alive:
         return []
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))

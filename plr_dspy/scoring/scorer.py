@@ -17,13 +17,16 @@ from typing import Any, Protocol
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Ordering, is_rule
 
 logger = logging.getLogger(__name__)
 
 MIN_FAILURES, MIN_TRIES = 8, 3
 """So many calls in one round of several orderings, all of them failed, say that something is down; failed calls, and no
 other, after which an example is given up."""
+
+FIRST_OF_RULE = 4
+"""Fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all of it."""
 
 Wanted = dict[Ordering, list[int]]
 """Orderings with the examples that each is to have been scored on."""
@@ -233,8 +236,9 @@ class StagedScores:
             start = num_seen * self.num_first
             start = asked[0] if asked else start + self._shifted * (start // self._num_train)
             num_seen += not asked
+            least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
             more = self._num_more if asked else self.num_first
-            count = more if num_examples is None else max(0, num_examples - len(asked))
+            count = max(least, more if num_examples is None else num_examples - len(asked))
             turn = ((start + step) % self._num_train for step in range(self._num_train))
             taken = {*asked, *self._given_up}
             found[ordering] = [*asked, *[example for example in turn if example not in taken][:count]]

@@ -37,6 +37,12 @@ class TestExamples:
         assert len(payer.paid) == len(set(payer.paid)) == 40
         assert scores.scores() == {ORDERINGS[0]: row}
 
+    def test_the_first_look_at_a_rule_is_longer(self):
+        """Where two examples are enough for an order, as with log-probabilities, they are not for a rule."""
+        scores, rule = staged(TablePayer(table()), num_first=2), ((-1,),)
+        assert [len(examples) for examples in scores.wanted([ORDERINGS[0], rule]).values()] == [2, 4]
+        assert len(scores.wanted([rule], 1)[rule]) == 4 and len(scores.wanted([rule], 9)[rule]) == 9
+
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))
     def test_what_is_wanted_is_what_is_paid_for_and_no_cell_twice(self, batches, num_first):
