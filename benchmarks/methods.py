@@ -85,10 +85,10 @@ class LandscapePayer:
 
     def log_probabilities(self, ordering: Ordering, example: int) -> Sequence[float] | None:
         """Those of the labels, of a call that was paid for."""
-        cell = self.ledger.cells.get((self.fingerprint(ordering), example))
+        cell = self.ledger.cells.get((self.fingerprint(ordering, None), example))
         return None if cell is None else cell.label_logprobs
 
-    def fingerprint(self, ordering: Ordering) -> str:
+    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         return repr(ordering)
 
     def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:

@@ -398,8 +398,7 @@ def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> 
     """Count the calls by phase, as in `Report`; those of the original on the selection split count by themselves."""
     counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
     counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
-    name = scorer.fingerprint(original)
-    own = [e for prompt, e in scorer.cells_asked() if prompt == name and e in selection]
+    own = [key for key in scorer.cells_asked() if key[1] in selection and key == scorer.key(original, key[1])]
     counts |= {"final": scorer.calls("final") - len(own), "original": len(own)}
     total = scorer.budget.calls
     if unused := total - sum(counts.values()):

@@ -21,7 +21,6 @@ from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.data import Candidate, ProgramState, Report, Signal, SlotReport
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.cells import error_counts
-from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
@@ -56,8 +55,8 @@ def build_report(
     ]
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     return Report(
-        original=_program_state(job, original, ledger),
-        returned=_program_state(job, outcome.ordering, ledger),
+        original=_program_state(job, original, scorer),
+        returned=_program_state(job, outcome.ordering, scorer),
         slots=_slot_reports(job, outcome),
         distinct_prompts=float(
             min(job.slots.space.num_distinct, int(sys.float_info.max))
@@ -77,10 +76,10 @@ def build_report(
     )
 
 
-def _program_state(job: Job, ordering: Ordering, ledger: Ledger) -> ProgramState:
+def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:
     """Count what the program shows in an ordering, and how the calls that scored it ended."""
-    fingerprint = job.slots.fingerprint(ordering)
-    cells = [cell for (prompt, _), cell in ledger.cells.items() if prompt == fingerprint]
+    examples = range(len(job.splits.train) + len(job.splits.selection))
+    cells = scorer.known_cells({ordering: examples})[ordering].values()
     return ProgramState(
         num_demos=job.slots.num_demos(ordering),
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,

@@ -208,6 +208,10 @@ class MetricWork:
         """
         return self._scored(*self._answered(program, example, usage))
 
+    def inputs(self, example: int | None) -> dict[str, Any] | None:
+        """Those of an example; None for none."""
+        return None if example is None else dict(self._examples[example].inputs().items())
+
     def _answered(self, program: dspy.Module, example: int, usage: Any) -> tuple[dspy.Example, Any]:
         """Return the example as the program was shown it, and what the program answers."""
         shown = own_copy(self._examples[example])

@@ -78,7 +78,7 @@ class ProgramEvaluator:
             max_errors=max_errors,
             redact=Redactor([dspy.settings.lm, *language_models(program), *work.models]),
         )
-        self.fingerprint = slots.fingerprint
+        self.fingerprint = lambda ordering, example: slots.fingerprint(ordering, work.inputs(example))
         self._factory = ProgramFactory(program)
         self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
@@ -91,9 +91,10 @@ class ProgramEvaluator:
         Raises:
             Exception: of the work, with its own type, at `max_errors` failures, or when every further call would fail.
         """
-        programs = {
-            name: self._slots.build(self._factory, each, guarded=True) for name, each in orderings.items()
+        built = {
+            each: self._slots.build(self._factory, each, guarded=True) for each in set(orderings.values())
         }
+        programs = {name: built[each] for name, each in orderings.items()}
         cancelled = threading.Event()
         call_all = partial(self._call_all, deque(keys), programs, orderings, cancelled)
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound

@@ -69,9 +69,7 @@ class RetrievingPredict(dspy.Predict):
 
     def shown(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, none of them twice."""
-        fixed = [dict(demo.items()) for demo in self.demos]
-        found = self.retrieval.demos(inputs)
-        return [*self.demos, *(demo for demo in found if dict(demo.items()) not in fixed)]
+        return joined(self.demos, self.retrieval.demos(inputs))
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the predictor, the pool with all its examples, and the rule."""
@@ -94,6 +92,12 @@ class RetrievingPredict(dspy.Predict):
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
         return self
+
+
+def joined(fixed: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+    """The demos that come first for every input, and those found that are not among them."""
+    known = [dict(demo.items()) for demo in fixed]
+    return [*fixed, *(demo for demo in found if dict(demo.items()) not in known)]
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:

@@ -19,7 +19,7 @@ from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, joined, make_pool, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
@@ -87,6 +87,8 @@ class RetrievalSlots(PoolSlots):
             for name, demos in retrieved.items()
             if demos
         }
+        # Then the inputs of the predictor are those of the program.
+        self._hands_on = type(program).forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
         nothing: Ordering = tuple(() for _ in self.slots)
         beside = [self._with_rule(nothing, rule) for rule in rules]
         self.space = replace(self.space, beside=tuple(beside) if self.found else ())
@@ -130,10 +132,17 @@ class RetrievalSlots(PoolSlots):
             program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()}
         )
 
-    def fingerprint(self, ordering: Ordering) -> str:
-        """Digest of the prompts, or of the rule and of the pools which decide them."""
-        name = super().fingerprint(_fixed(ordering))
-        if (rule := self.rule_of(ordering)) is None:
+    def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
+        """Digest of the prompts; where these are not known before the call, of the rule and of the pools that decide
+        them."""
+        rule, demos = self.rule_of(ordering), self.demos(ordering)
+        if rule is not None and inputs is not None and self._hands_on:
+            for name, pool in self.found.items():
+                found = pool.shown(inputs, rule, without=Scored.of(inputs))
+                demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
+            return self._digest(demos)
+        name = self._digest(demos)
+        if rule is None:
             return name
         text = orjson.dumps([name, asdict(rule), self._content], option=orjson.OPT_SORT_KEYS)
         return hashlib.sha256(text).hexdigest()[:32]

@@ -38,8 +38,8 @@ class Payer(Protocol):
     ledger: Ledger
     budget: Budget
 
-    def fingerprint(self, ordering: Ordering) -> str:
-        """What identifies the prompt that the ordering renders to."""
+    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
+        """What identifies the prompt that the ordering renders to; of a rule, on an example."""
 
     def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
         """Make the calls of these cells, in this order, as long as the budget lets them begin.
@@ -61,16 +61,17 @@ class CellScorer:
     Args:
         payer: Makes the calls.
         earlier: Cells that were asked for before.
-
-    Attributes:
-        fingerprint: Tells what identifies the prompt that an ordering renders to.
     """
 
     def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
         self.phase = "search"
-        self._payer, self.fingerprint = payer, cache(payer.fingerprint)
+        self._payer, self._fingerprint = payer, cache(payer.fingerprint)
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
+
+    def key(self, ordering: Ordering, example: int) -> CellKey:
+        """The cell of an ordering on an example; orderings that show it the same prompt share it."""
+        return self._fingerprint(ordering, example if is_rule(ordering) else None), example
 
     def calls(self, *phases: str) -> int:
         """Cells that these phases were the first to ask for; all of them without names."""
@@ -79,7 +80,7 @@ class CellScorer:
 
     def fits(self, wanted: Mapping[Ordering, Sequence[int]], *, kept: int = 0) -> bool:
         """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
-        keys = {(self.fingerprint(ordering), e) for ordering, examples in wanted.items() for e in examples}
+        keys = {self.key(ordering, e) for ordering, examples in wanted.items() for e in examples}
         new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
         limit = self.budget.limit - kept
         return (not new or self.calls() + new <= limit) and (
@@ -105,7 +106,8 @@ class CellScorer:
             RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
-        keys = dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
+        asked = {self.key(o, e): o for o, examples in reversed(wanted.items()) for e in examples}
+        keys = dict.fromkeys(self.key(o, e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
@@ -115,8 +117,7 @@ class CellScorer:
             )
         try:
             if unpaid:
-                orderings = {self.fingerprint(ordering): ordering for ordering in reversed(list(wanted))}
-                self._payer.pay(unpaid, {name: orderings[name] for name, _ in unpaid})
+                self._payer.pay(unpaid, {key[0]: asked[key] for key in unpaid})
         finally:  # calls that were not made, for want of time or money, count for no phase
             paid = [key for key in keys if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
@@ -130,14 +131,13 @@ class CellScorer:
     def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
         return {
-            ordering: {e: self.ledger.cells[name, e] for e in examples if (name, e) in self.ledger.cells}
+            ordering: {e: cell for e in examples if (cell := self.cell(ordering, e)) is not None}
             for ordering, examples in wanted.items()
-            for name in [self.fingerprint(ordering)]
         }
 
     def cell(self, ordering: Ordering, example: int) -> Cell | None:
         """The outcome of a cell that has been paid; None of others."""
-        return self.ledger.cells.get((self.fingerprint(ordering), example))
+        return self.ledger.cells.get(self.key(ordering, example))
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""

@@ -107,7 +107,7 @@ class TestLeaks:
     @MODES
     @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered"])
     def test_of_examples_and_their_copies(self, demos, copies):
-        trainset, valset, student = examples(30), None, predict()
+        trainset, valset, student = examples(33), None, predict()
         more = (
             [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
         )
@@ -121,7 +121,7 @@ class TestLeaks:
         engine = Copier()
         options = {"demos": demos, "num_threads": 8}
         _, optimizer = compiled(engine, student=student, trainset=trainset, valset=valset, **options)
-        assert engine.num_calls > 60 and engine.copied == 0
+        assert engine.num_calls >= 60 and engine.copied == 0
         assert max(map(len, engine.shown)) == 4
         assert "every score was 0" in optimizer.report.stopped
 
@@ -255,6 +255,14 @@ class TestChoice:
             for each in (program, load_program(predict(), tmp_path / "p.json")):
                 each(question=examples(1)[0].question)
         assert engine.shown[0] == engine.shown[1] and max(Counter(engine.shown[0]).values()) == 1
+
+    @MODES
+    def test_no_prompt_is_paid_for_twice(self, demos):
+        """Rules that show an example the same demos share its call, with one another and with fixed arrangements."""
+        engine = Copier(same=False)
+        trainset, given = examples(12), {"max_demos": 2, "min_demos": 2}
+        compiled(engine, demos=demos, trainset=trainset, max_metric_calls=150, **given)
+        assert max(engine.requests.values()) == 1
 
     def test_it_goes_on_from_its_folder(self, tmp_path):
         """What was paid for holds in another order of the trainset, but not where something else compares inputs."""
