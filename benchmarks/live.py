@@ -306,6 +306,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "DEmO": partial(optimized, kind=DEmO),
     "calibrated": partial(batch_calibrated, base=ORIGINAL),
     "no demos, calibrated": partial(batch_calibrated, base=EMPTY),
+    "nearest last, calibrated": partial(batch_calibrated, base="nearest last"),
     "TopK calibrated": top_k_calibrated,
     SEARCH: partial(searched, half=False),
     HALF: partial(searched, half=True),
@@ -316,13 +317,16 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
     "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
+    "PLFewShot retrieved calibrated": partial(
+        optimized, kind=PLFewShot, base=EMPTY, demos="retrieved", calibrate=True
+    ),
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "vote": partial(found, rule=None),
 }
 OWN_CALLS: dict[str, int | None] = dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF), 0)
 OWN_CALLS |= dict.fromkeys(("nearest last", "nearest first", "vote"), 0)
-OWN_CALLS |= dict.fromkeys(("calibrated", "no demos, calibrated"), 64)
+OWN_CALLS |= dict.fromkeys(("calibrated", "no demos, calibrated", "nearest last, calibrated"), 64)
 OWN_CALLS |= dict.fromkeys([*PUBLISHED, "PLReorder paper"])
 """Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""
 
