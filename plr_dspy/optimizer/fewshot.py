@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 KINDS = ("both", "labeled", "bootstrapped")
 """Kinds of demos that are made of the trainset."""
 
-MOST_VOTES = 1_000
+MOST_VOTES = 500
 """Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 
 ATTEMPTS = 2
@@ -307,7 +307,14 @@ class PLFewShot(PLReorder):
         A ValueError says where there is no demo that keeps to limits.
         """
         given = [] if isinstance(self.candidates, str) else self.candidates
-        pools = pools_of(program, labelled=labelled, attempts=attempts, given=given)
+        # Of both kinds at once: each demo is rendered, and its tokens are counted.
+        every = pools_of(program, labelled={**labelled, **pool}, attempts=attempts, given=given)
+        apart = {f"trainset[{number}]": place for place, number in enumerate(pool)}
+        chosen = {f"trainset[{number}]" for number in labelled}
+        pools = {
+            name: [each for each in demos if each.origin in chosen or each.origin not in apart]
+            for name, demos in every.items()
+        }
         if not any(pools.values()) and not attempts:
             raise ValueError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
@@ -317,7 +324,8 @@ class PLFewShot(PLReorder):
         limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
         if self.demos == "fixed":
             return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
-        every = pools_of(program, labelled=pool, attempts=attempts, given=given)
+        for demos in every.values():
+            demos.sort(key=lambda each: apart.get(each.origin, -1))
         retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
         tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
         if tokens is not None:

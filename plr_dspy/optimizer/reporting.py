@@ -78,8 +78,7 @@ def build_report(
 
 def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:
     """Count what the program shows in an ordering, and how the calls that scored it ended."""
-    examples = range(len(job.splits.train) + len(job.splits.selection))
-    cells = scorer.known_cells({ordering: examples})[ordering].values()
+    cells = scorer.cells_of(ordering)
     return ProgramState(
         num_demos=job.slots.num_demos(ordering),
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,

@@ -207,12 +207,8 @@ class RetrievalSlots(PoolSlots):
     @cached_property
     def _content(self) -> str:
         """Digest of the demos that may be found, and of what compares them."""
-        rendered = [
-            self._renderer.render(self._predictors[name], [demo])
-            for name, pool in self.found.items()
-            for demo in pool.demos
-        ]
-        return hashlib.sha256(orjson.dumps([rendered, digest(self._embedder)])).hexdigest()
+        demos = [digest(demo) for pool in self.found.values() for demo in pool.demos]
+        return hashlib.sha256(orjson.dumps([demos, digest(self._embedder)])).hexdigest()
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""

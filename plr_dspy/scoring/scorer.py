@@ -11,7 +11,6 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
@@ -66,12 +65,16 @@ class CellScorer:
     def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
         self.phase = "search"
-        self._payer, self._fingerprint = payer, cache(payer.fingerprint)
+        self._payer = payer
+        self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
 
     def key(self, ordering: Ordering, example: int) -> CellKey:
         """The cell of an ordering on an example; orderings that show it the same prompt share it."""
-        return self._fingerprint(ordering, example if is_rule(ordering) else None), example
+        asked = ordering, example if is_rule(ordering) else None
+        if asked not in self._fingerprints:
+            self._fingerprints[asked] = self._payer.fingerprint(*asked)
+        return self._fingerprints[asked], example
 
     def calls(self, *phases: str) -> int:
         """Cells that these phases were the first to ask for; all of them without names."""
@@ -138,6 +141,13 @@ class CellScorer:
     def cell(self, ordering: Ordering, example: int) -> Cell | None:
         """The outcome of a cell that has been paid; None of others."""
         return self.ledger.cells.get(self.key(ordering, example))
+
+    def cells_of(self, ordering: Ordering) -> list[Cell]:
+        """The paid cells of an ordering; of a rule, those that it was asked about."""
+        examples = {e for _, e in self.ledger.cells}
+        if is_rule(ordering):
+            examples = {e for e in examples if (ordering, e) in self._fingerprints}
+        return list(self.known_cells({ordering: sorted(examples)})[ordering].values())
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""
