@@ -21,6 +21,7 @@ from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.work import NoCalls
+from plr_dspy.lm.prices import price_of
 from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.bootstrapping import bootstrapped
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
@@ -427,6 +428,8 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequenc
         kinds.setdefault(kind, each)
         if each.ordering in slots.space.beside[:1]:
             kinds["the nearest demos, nearest last"] = each
+    models = {str(lm.model) for lm in job.models}
+    price = price_of(*models) if len(models) == 1 else None
     rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
     fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
     return Retrieval(
@@ -440,6 +443,8 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequenc
                 interval=each.interval,
                 num_examples=each.num_examples,
                 tokens=slots.tokens(each.ordering),
+                found_tokens=slots.found_tokens(each.ordering),
+                cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
             )
             for kind, each in kinds.items()
         ],
