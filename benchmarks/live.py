@@ -200,11 +200,12 @@ class Calls(BaseCallback):  # type: ignore[misc]
             self.count += 1
 
 
-def batch_calibrated(draw: Draw, calls: int | None, *, base: str) -> Made:
+def batch_calibrated(draw: Draw, calls: int | None, *, base: str | Callable[..., Made]) -> Made:
     """A program with its answers calibrated, or as it is where labels decide so."""
     optimizer, counted = BatchCalibration(num_inputs=calls, **draw.common), Calls()
     with dspy.context(callbacks=[counted]):
-        program = optimizer.compile(draw.program(base), trainset=draw.labelled)
+        student = draw.program(base) if isinstance(base, str) else base(draw, None)[0]
+        program = optimizer.compile(student, trainset=draw.labelled)
     return program, counted.count
 
 
@@ -306,7 +307,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "DEmO": partial(optimized, kind=DEmO),
     "calibrated": partial(batch_calibrated, base=ORIGINAL),
     "no demos, calibrated": partial(batch_calibrated, base=EMPTY),
-    "nearest last, calibrated": partial(batch_calibrated, base="nearest last"),
+    "nearest last, calibrated": partial(batch_calibrated, base=partial(found, rule=Rule())),
     "TopK calibrated": top_k_calibrated,
     SEARCH: partial(searched, half=False),
     HALF: partial(searched, half=True),

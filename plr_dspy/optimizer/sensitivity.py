@@ -128,9 +128,10 @@ def order_sensitivity(
 ) -> OrderSensitivity:
     """Say whether the order of a program's demos matters, and what a search might gain.
 
-    Scores the program's own order and random ones (of demos found for each input, the other way round as well), all on the same examples: as many as ``max_metric_calls`` pays
-    for, drawn from those that the demos do not show. 300 calls find the effect in 6 to 9 of 10 programs whose orders
-    have a standard deviation of 10 points, in 1 to 4 of 10 where it is 5 points (right-or-wrong scores, 8 demos).
+    Scores the program's own order and random ones, all on the same examples: as many as ``max_metric_calls`` pays
+    for, drawn from those that the demos do not show. Where demos are found for each input, the order the other way
+    round is among them. 300 calls find the effect in 6 to 9 of 10 programs whose orders have a standard deviation of 10
+    points, in 1 to 4 of 10 where it is 5 points (right-or-wrong scores, 8 demos).
 
     Where the first 60 scores are all the same, no further call is made.
 

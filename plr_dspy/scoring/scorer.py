@@ -109,7 +109,7 @@ class CellScorer:
             RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
-        asked = {self.key(o, e): o for o, examples in reversed(wanted.items()) for e in examples}
+        asked = {self.key(o, e): o for o, examples in reversed(list(wanted.items())) for e in examples}
         keys = dict.fromkeys(self.key(o, e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):

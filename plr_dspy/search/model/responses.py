@@ -355,7 +355,8 @@ class ResponseModel(NoResponses):
         errors, apart = self._errors(seen), APART_SCORE * (self._apart & ~self._rules)[seen]
         number = int(seen[: stands[reference]].sum())
         found = independent_gains(self.means[seen], errors, apart=apart, reference=number).among(seen)
-        return Gains(found.shares, *(table[:, stands] for table in found[1:]))
+        means, variances, possible = (table[:, stands] for table in found[1:])
+        return found._replace(means=means, variances=variances, possible=possible)
 
     def _errors(self, seen: Mask) -> Array:
         """Covariance of the errors of expected mean scores on new examples, of some orderings, ``[m, m]``.
