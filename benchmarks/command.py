@@ -27,14 +27,10 @@ def options(
     argv: Sequence[str] | None = None,
     **defaults: Any,
 ) -> argparse.Namespace:
-    """Read the command line.
+    """Read options by their defaults from the command line; the text of the help says what they mean.
 
-    Args:
-        text: Of the help, which says what the options mean.
-        among: The values that an option may have, for some of them.
-        argv: The arguments; None for those of the command.
-        **defaults: The options. A list takes one value or more of the type of its first one, False becomes a switch, a
-            type an option that may be missing, and a list of a type one that may have no value.
+    A list takes one value or more of the type of its first one, False becomes a switch, a type an option that may be
+    missing, and a list of a type one that may have no value; `among` has the values that some of them may have.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():

@@ -27,13 +27,9 @@ Order = tuple[int, ...]
 class Landscape(ABC):
     """Answers to every example under every order of one list of demos.
 
-    Attributes:
-        num_demos, num_examples: Of the landscape.
-        seed: Of what order and example decide together.
-        num_labels: All answers that there are.
-        num_held_out: Examples beside those that a search knows.
-        max_shown: Most demos that a prompt shows, where demos may be left out; the program begins without any then.
-        classes, example_classes: The right labels of the demos and of the examples, where a search may know them.
+    Of `num_examples` as many as `num_held_out` are not known to a search, which knows `classes`, the right labels of
+    the demos, and `example_classes` where they are given. Where demos may be left out, a prompt shows `max_shown` of
+    them at most, and the program begins without any.
     """
 
     num_demos: int
@@ -90,10 +86,8 @@ class TwoLabels(Landscape):
 class SyntheticLandscape(TwoLabels):
     """A random landscape of 2 labels.
 
-    Args:
-        kind: One of `KINDS`, or "triples": whether three items come in a certain order, which the search has no
-            model of.
-        num_demos, seed, num_examples: Half of the demos and of the examples are of either label.
+    Half of the demos and of the examples are of either label. The kind is one of `KINDS`, or "triples": whether three
+    items come in a certain order, which the search has no model of.
     """
 
     LEANING, QUALITY, NOISE = 0.8, 0.3, 0.6
@@ -141,13 +135,8 @@ class SyntheticLandscape(TwoLabels):
         if kind == "triples":
             triples = np.array([rng.permutation(n)[:3] for _ in range(4 * n)])
             signs = rng.normal(size=len(triples))
-
-            def of_triples(orders: np.ndarray) -> np.ndarray:
-                places = np.argsort(orders, axis=1)[:, triples]  # [m, triples, 3]
-                ordered = (places[..., 0] < places[..., 1]) & (places[..., 1] < places[..., 2])
-                return ordered @ signs
-
-            return of_triples
+            # Places are [m, triples, 3].
+            return lambda orders: (np.diff(np.argsort(orders, axis=1)[:, triples]) > 0).all(axis=2) @ signs
         weights, recency = rng.normal(size=n), np.exp(-np.arange(n)[::-1] / 3.0)
         recent, changes, last = rng.normal(size=3)
 
@@ -176,10 +165,8 @@ def _standardized(
 class OwnEffectsLandscape(TwoLabels):
     """What demo stands where helps or hurts each example by a table of its own, and all of them by a common one.
 
-    Args:
-        num_demos, seed, num_examples: Of demos, of everything random, of examples.
-        common, own: Standard deviations of the two effects over orders, in logits. Without a common one no order is
-            better than another on new examples, whatever it scores on those seen.
+    Their standard deviations over orders, `own` and `common`, are in logits. Without a common effect no order is better
+    than another on new examples, whatever it scores on those seen.
     """
 
     def __init__(
@@ -243,12 +230,8 @@ class LeaningLandscape(TwoLabels):
 class NoisyLogitsLandscape(Landscape):
     """Logits of three labels that say something of the right one, with noise of their own for every prompt.
 
-    No order is better than another on new examples.
-
-    Args:
-        num_demos, seed, num_examples: Of demos, of everything random, of examples.
-        noise: Standard deviation of what each order and example decide together, in logits of each label.
-        own: The same, of what each example makes of which demo stands where, so that like orders share it.
+    No order is better than another on new examples. In logits of each label, `noise` is the standard deviation of what
+    each order and example decide together, and `own` that of what each example makes of which demo stands where.
     """
 
     num_labels = 3
@@ -285,15 +268,10 @@ class ArrangementWorld(TwoLabels):
     leaning for or against the example's class, plus what the example makes of this very arrangement. Quality is the
     worth of the demos shown, each of which counts most near the end, and grows with their number; the leaning is the
     model's own, and that of the classes shown, of which the last count most. Over random arrangements their standard
-    deviations are about those of `SyntheticLandscape`, which are of recorded answers of a real model.
+    deviations are about those of `SyntheticLandscape`; `noise`, in logits, is that of what an example makes of one.
 
-    Args:
-        kind: "classes" decide most, as in the recorded answers, or "items": which demos are shown, whatever their
-            class. In a world of kind "nothing" no arrangement is better than another, and in one of kind "harm" each
-            is worse than none.
-        num_demos: In the pool, half of either class.
-        seed, num_examples: Of everything random, and of examples.
-        noise: Standard deviation of what an example makes of an arrangement, in logits.
+    By the kind, "classes" decide most, as in recorded answers, or "items": which demos are shown, whatever their class.
+    Where it is "nothing", no arrangement is better than another, and where it is "harm", each is worse than none.
     """
 
     num_held_out, max_shown = 2_000, 8
@@ -326,12 +304,9 @@ class ArrangementWorld(TwoLabels):
 
 
 class RecordedLandscape(Landscape):
-    """What a real model answered under every order; examples in an order that the seed decides.
+    """What a real model answered under every order; the seed decides the order of the examples.
 
-    Args:
-        path: An .npz file with ``orders`` [R, k], ``logprobs`` [R, N, L], ``gold`` [N], ``labels`` [L] and
-            ``demo_labels`` [k].
-        seed: Of the order of the examples.
+    The .npz file holds ``orders`` [R, k], ``logprobs`` [R, N, L], ``gold`` [N], ``labels`` [L], ``demo_labels`` [k].
     """
 
     def __init__(self, path: Path, seed: int) -> None:

@@ -10,20 +10,20 @@ Each seed draws `--pool` labelled and `--test` held-out examples of each task, t
 PLReorder         the original in another order; "scores" learns from scores alone, "calibrate" has calibrate=True, and
                   "PLReorder paper" is the paper's search, of hours
 TopKOrder, LocalE, GlobalE, "PDO few-shot", "PDO unlabelled", DEmO     the original in the order of these methods
-calibrated        BatchCalibration of the original, or of "no demos, calibrated"; 64 calls without a number
+calibrated        BatchCalibration of the original; 64 calls without a number
 TopK calibrated   the best of 10 random orders by calibrated answers
 random search     BootstrapFewShotWithRandomSearch with `--candidates` programs, at most half of the demos bootstrapped;
                   "half of it" has the number that takes about half of the calls, "half of it, PLReorder" its demos in
                   a better order
 TPE               optuna's tree-structured Parzen estimator over "demo at place i", a minibatch each trial
-PLFewShot         which demos, how many, in what order; "PLFewShot scores", "PLFewShot calibrated"; "PLFewShot auto" and
-                  "PLFewShot auto calibrated" have demos="auto", where rules that find demos for each input compete
+PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
+                  calibrated" have demos="auto", where rules that find demos for each input compete
 nearest last      `--demos` demos found for each input, the nearest last; "nearest first"; "vote": their most frequent
                   label, without a language model
 
 A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
-that is one of the sides, and else its own default. LocalE, GlobalE, "PDO few-shot", DEmO and the paper's search make
-what their papers make. Tables have the difference of each side to each of `--against` (the first side): the mean with
+that is one of the sides, and else its own default: that of their papers for LocalE, GlobalE, "PDO few-shot", DEmO and
+the paper's search. Tables have the difference of each side to each of `--against` (the first side): the mean with
 its interval over draws, and the interval over all held-out examples. With --cache calls that several sides make are
 made once, and the seconds say nothing. What is done is kept in `--out` by everything that decides it, so that the same
 command goes on where it was stopped, and takes up nothing of another model, other examples or another version.
@@ -112,21 +112,15 @@ class Draw:
         """Made, or read where it was made before."""
         if side not in self._known:
             how, _, calls = side.partition("@")
-            budget = int(calls) if calls else OWN_CALLS[how] if how in OWN_CALLS else self._searched()
+            searched = SEARCH in self.args.sides and how not in OWN_CALLS and not calls
+            budget = int(calls) if calls else self.result(SEARCH).calls if searched else OWN_CALLS.get(how)
             folder = self.folder(f"{how}@{budget}")
             if not (path := folder / "result.json").exists():
                 write_atomically(path, json.dumps(asdict(self._made(how, budget, folder))).encode())
             self._known[side] = found = Result(**json.loads(path.read_text()))
-            cost = f"{found.calls:,} calls, {found.seconds:.0f} s"
-            print(
-                f"{self.data.task.name}, seed {self.seed}: {side} {mean(found.scores):.3f}, {cost}",
-                flush=True,
-            )
+            told = f"{side} {mean(found.scores):.3f}, {found.calls:,} calls, {found.seconds:.0f} s"
+            print(f"{self.data.task.name}, seed {self.seed}: {told}", flush=True)
         return self._known[side]
-
-    def _searched(self) -> int | None:
-        """The calls that a side has where its name has no number, and it has none of its own."""
-        return self.result(SEARCH).calls if SEARCH in self.args.sides else None
 
     def _made(self, how: str, calls: int | None, folder: Path) -> Result:
         """Make a side, and score it; what was paid for is kept in its folder."""
@@ -200,11 +194,11 @@ class Calls(BaseCallback):  # type: ignore[misc]
             self.count += 1
 
 
-def batch_calibrated(draw: Draw, calls: int | None, *, base: str | Callable[..., Made]) -> Made:
-    """A program with its answers calibrated, or as it is where labels decide so."""
+def batch_calibrated(draw: Draw, calls: int | None, *, rule: Rule | None = None) -> Made:
+    """A program with its answers calibrated, or as it is where labels decide so; a rule finds its demos."""
     optimizer, counted = BatchCalibration(num_inputs=calls, **draw.common), Calls()
+    student = draw.program(ORIGINAL) if rule is None else found(draw, None, rule=rule)[0]
     with dspy.context(callbacks=[counted]):
-        student = draw.program(base) if isinstance(base, str) else base(draw, None)[0]
         program = optimizer.compile(student, trainset=draw.labelled)
     return program, counted.count
 
@@ -305,16 +299,14 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PDO few-shot": partial(optimized, kind=PDO),
     "PDO unlabelled": partial(optimized, kind=PDO, setting="unlabelled"),
     "DEmO": partial(optimized, kind=DEmO),
-    "calibrated": partial(batch_calibrated, base=ORIGINAL),
-    "no demos, calibrated": partial(batch_calibrated, base=EMPTY),
-    "nearest last, calibrated": partial(batch_calibrated, base=partial(found, rule=Rule())),
+    "calibrated": batch_calibrated,
+    "nearest last, calibrated": partial(batch_calibrated, rule=Rule()),
     "TopK calibrated": top_k_calibrated,
     SEARCH: partial(searched, half=False),
     HALF: partial(searched, half=True),
     f"{HALF}, PLReorder": partial(optimized, kind=PLReorder, base=HALF),
     "TPE": estimated,
     "PLFewShot": partial(optimized, kind=PLFewShot, base=EMPTY),
-    "PLFewShot scores": partial(optimized, kind=PLFewShot, base=EMPTY, signal="score"),
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
     "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
@@ -325,10 +317,11 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "vote": partial(found, rule=None),
 }
-OWN_CALLS: dict[str, int | None] = dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF), 0)
-OWN_CALLS |= dict.fromkeys(("nearest last", "nearest first", "vote"), 0)
-OWN_CALLS |= dict.fromkeys(("calibrated", "no demos, calibrated", "nearest last, calibrated"), 64)
-OWN_CALLS |= dict.fromkeys([*PUBLISHED, "PLReorder paper"])
+OWN_CALLS: dict[str, int | None] = {
+    **dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote"), 0),
+    **dict.fromkeys([*PUBLISHED, "PLReorder paper"]),
+    **dict.fromkeys(("calibrated", "nearest last, calibrated"), 64),
+}
 """Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""
 
 

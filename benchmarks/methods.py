@@ -43,7 +43,6 @@ class Pool:
 
     @property
     def num_known(self) -> int:
-        """Examples that a search has."""
         return self.num_train + self.num_selection
 
     @property
@@ -119,7 +118,7 @@ def planned_outcome(
     *,
     calibrating: bool = False,
 ) -> Outcome:
-    """What `PLReorder` finds by scores, by log-probabilities as well (signal), or for calibrated answers."""
+    """What `PLReorder` finds by scores, by log-probabilities as well, or for calibrated answers."""
     landscape = pool.landscape
     shape = {"update": update, "num_samples": plan.num_samples, "elite_fraction": plan.elite_fraction}
     if not plan.racing:

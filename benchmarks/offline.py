@@ -146,9 +146,8 @@ def main() -> None:
         *(f"less {each}" for each in against),
         "less original",
         "changed",
-        "better, p >= .9",
     ]
-    columns += ["worse", "lost then", "worse of better", "tau", "calls", "s"]
+    columns += ["better, p >= .9", "worse", "lost then", "worse of better", "tau", "calls", "s"]
     print(head("world", "demos", "examples", "method", *columns))
     shapes = [(0, 0)] if args.recorded else list(itertools.product(args.demos, args.pools))
     worlds = args.recorded or args.worlds
@@ -167,9 +166,8 @@ def main() -> None:
             together = {name: np.concatenate([found[world, name] for world in worlds]) for name in methods}
             references, tasks = [together[each] for each in against], len(args.recorded) or 1
             for method in methods if len(worlds) > 1 else ():
-                print(
-                    row("all", *shown, method, *cells(together[method], references, tasks=tasks)), flush=True
-                )
+                told = cells(together[method], references, tasks=tasks)
+                print(row("all", *shown, method, *told), flush=True)
 
 
 if __name__ == "__main__":

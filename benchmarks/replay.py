@@ -19,16 +19,10 @@ NAMES = re.compile(r"^(demo|example) (\d+)$", re.MULTILINE)
 
 
 class ReplayEngine:
-    """Answers in the format of DSPy's `ChatAdapter`, with log-probabilities of the label where a request asks for them.
+    """Answers in the format of DSPy's `ChatAdapter`, with log-probabilities of labels where a request asks for them.
 
-    A label is one token, and those of other labels are the likeliest in its place; the rest of a reply is certain.
-
-    Args:
-        landscape: Knows the log-probabilities of the labels for each order of demos and each example.
-        labels: Their names.
-
-    Attributes:
-        calls, told: Requests answered, and those of them that were told log-probabilities.
+    A label is one token, and those of other labels are the likeliest in its place; the rest of a reply is certain. It
+    counts its calls, and those of them that were told log-probabilities.
     """
 
     def __init__(self, landscape: Landscape, labels: Sequence[str]) -> None:
@@ -48,21 +42,15 @@ class ReplayEngine:
         choice: dict[str, Any] = {"message": {"role": "assistant", "content": head + label + tail}}
         most = request.config.logprobs
         if most is not None:
-            tops = [(self._labels[i], float(values[i])) for i in likeliest[:most]]
-            places = ([(head, 0.0)], tops, [(tail, 0.0)])
-            choice["logprobs"] = {"content": [_place(tops) for tops in places]}
+            tops = [{"token": self._labels[i], "logprob": float(values[i])} for i in likeliest[:most]]
+            places = [{"token": head, "logprob": 0.0}], tops, [{"token": tail, "logprob": 0.0}]
+            choice["logprobs"] = {"content": [{**told[0], "top_logprobs": told} for told in places]}
         with self._lock:
             self.calls += 1
             self.told += most is not None
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         reply = {"id": "replay", "model": "replay", "choices": [choice | {"finish_reason": "stop"}]}
         return lm15.response_from_openai_chat(reply | {"usage": usage}, model=request.model)
-
-
-def _place(tops: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    """One token of a reply and the likeliest in its place, as OpenAI writes them."""
-    told = [{"token": token, "logprob": value} for token, value in tops]
-    return {**told[0], "top_logprobs": told}
 
 
 def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:

@@ -49,18 +49,15 @@ class World(dspy.LM):  # type: ignore[misc]
         self.seed, number = seed, pool + NUM_HELD_OUT
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         topics = rng.integers(3, size=number)
-        self.labels = np.where(
-            rng.random(number) < agree, topics, (topics + rng.integers(1, 3, size=number)) % 3
-        )
+        agrees, others = rng.random(number) < agree, rng.integers(1, 3, size=number)
+        self.labels = np.where(agrees, topics, (topics + others) % 3)
         self.words = [
             {f"t{topic}w{word}" for word in rng.integers(25, size=4)}
             | {f"w{w}" for w in rng.integers(99, size=4)}
             for topic in topics
         ]
-        self.qualities, self.leanings = (
-            quality * rng.normal(size=number),
-            leaning * rng.normal(size=(number, 3)),
-        )
+        self.qualities = quality * rng.normal(size=number)
+        self.leanings = leaning * rng.normal(size=(number, 3))
         self.easy = rng.normal(size=number)
         self.examples = [
             dspy.Example(text=f"n{i} {' '.join(sorted(words))}", label=LABELS[label]).with_inputs("text")
@@ -102,7 +99,7 @@ def compiled(task: tuple[str, int, int, int, str]) -> dict[str, Any]:
     name, seed, pool, calls, signal = task
     lm, found = World(name, seed, pool), dict[str, Any]()
     student = dspy.Predict(
-        dspy.Signature("text -> label", {}).with_updated_fields("label", type_=Literal[LABELS])
+        dspy.Signature("text -> label").with_updated_fields("label", type_=Literal[LABELS])
     )
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
 
@@ -111,16 +108,13 @@ def compiled(task: tuple[str, int, int, int, str]) -> dict[str, Any]:
 
         before = held_out(student)
         for demos, budget in (("fixed", calls), ("retrieved", calls), ("auto", calls), ("retrieved", 0)):
-            optimizer = PLFewShot(
-                accuracy,
-                demos=demos,
-                signal="score" if signal == "score" else "auto",
-                calibrate=signal == "calibrated" and budget > 0,
-                max_metric_calls=budget,
-                num_threads=1,
-                seed=seed,
-                display_progress=False,
+            told = (
+                {"signal": "score"}
+                if signal == "score"
+                else {"calibrate": signal == "calibrated" and budget > 0}
             )
+            common = {"num_threads": 1, "seed": seed, "display_progress": False, **told}
+            optimizer = PLFewShot(accuracy, demos=demos, max_metric_calls=budget, **common)
             after = held_out(optimizer.compile(student, trainset=lm.examples[:pool]))
             report = optimizer.report
             compared = report.comparison if report else None
@@ -157,11 +151,9 @@ def main() -> None:
             claims = [
                 f"{100 * means.get(f'{way} claims', 0.0):.0f} %" for way in ("fixed", "retrieved", "auto")
             ]
-            cells = [f"{means[way]:.3f}" for way in ways]
+            cells = [*(f"{means[way]:.3f}" for way in ways), with_interval(behind), ", ".join(claims)]
             told = [f"{means.get(f'auto {what}', 0.0):+.3f}" for what in ("promised", "gained")]
-            print(
-                row(f"{name}, {calls}", *cells, with_interval(behind), ", ".join(claims), *told), flush=True
-            )
+            print(row(f"{name}, {calls}", *cells, *told), flush=True)
 
 
 if __name__ == "__main__":

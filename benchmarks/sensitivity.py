@@ -30,26 +30,17 @@ SEARCHED = 100
 
 @dataclass(frozen=True)
 class World:
-    """What tables of scores are drawn from.
-
-    Attributes:
-        demos: Their number.
-        orders: Scored, the program's own included; all where these are fewer.
-        examples: That score each.
-        deviation: Standard deviation of the true scores of orders.
-        disagreement: Share of examples on which two orders of equal true score differ.
-        tastes: What decides which orders an example prefers: "unrelated", "smooth" or "one demo".
-        accuracy: Mean true score, with all shades of easiness; "contested" where some examples are a toss-up and no
-            order changes the rest.
-    """
+    """What tables of scores are drawn from."""
 
     demos: int
-    orders: int
-    examples: int
-    deviation: float
-    disagreement: float
-    tastes: str
-    accuracy: float | str
+    orders: int  # Scored, the program's own included; all where these are fewer.
+    examples: int  # That score each.
+    deviation: float  # Standard deviation of the true scores of orders.
+    disagreement: float  # Share of examples on which two orders of equal true score differ.
+    tastes: str  # What decides which orders an example prefers: "unrelated", "smooth" or "one demo".
+    accuracy: (
+        float | str
+    )  # Mean true score; "contested" where some examples are a toss-up and no order changes others.
 
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """A table of scores ``[orders, examples]``, and the true scores of all orders, or of 100."""
@@ -120,10 +111,8 @@ def results(world: World, tables: int) -> Array:
     """Means over tables: the intervals of deviation and gain held the truth, and an effect was seen."""
     analysis.NUM_FLIPS, analysis.NUM_DRAWS = 999, 2_000
     rng, found = np.random.default_rng(1), []
-    sizes = {
-        "num_distinct": (distinct := math.factorial(world.demos)),
-        "num_searched": min(distinct, SEARCHED),
-    }
+    distinct = math.factorial(world.demos)
+    sizes = {"num_distinct": distinct, "num_searched": min(distinct, SEARCHED)}
     for table in range(tables):
         scores, true = world.draw(rng)
         result = analysis.spread(scores, **sizes, seed=table)

@@ -4,7 +4,7 @@ python benchmarks/speed.py                     # all but prefixes: 4 minutes
 python benchmarks/speed.py --parts prefixes    # the local model: prompts that share their demos one after another
 
 rounds     milliseconds of an ask and a tell, of the paper's search by update, and of the default one by what it knows
-cells      seconds, memory and bytes of the log for each scored example; each size runs in a process of its own
+cells      seconds and memory for each scored example; each size runs in a process of its own
 threads    seconds against a loop of `dspy.Evaluate`: a call takes 50 ms, or 1 s for one in 20
 pools      milliseconds to find 8 demos for an input among so many, by the words that they share
 prefixes   calls a second in order and shuffled, of 6 orders on 25 reviews with `--demos`
@@ -40,12 +40,13 @@ from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.evaluator import ProgramEvaluator, program_scorer
+from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.predict import make_pool
 from plr_dspy.retrieval.rule import Rule
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
@@ -107,9 +108,7 @@ def paper_round(rule: object, num_demos: int, rounds: int) -> float:
 def default_round(num_demos: int, num_cells: int, rounds: int, *, signal: str) -> float:
     """Time of an ask and a tell of the default search that knows so many scores, 8 to 40 an ordering.
 
-    Args:
-        num_demos, num_cells, rounds: The size of it.
-        signal: "scores", "log-probabilities" of two labels, or "calibrated" answers.
+    The signal is "scores", "log-probabilities" of two labels, or "calibrated" answers.
     """
     rng = np.random.default_rng(0)
     right = np.arange(160) % 2
@@ -155,36 +154,30 @@ def rounds(_: int) -> None:
         print(row(num_demos, f"{num_cells:,}", *(f"{each:.1f}" for each in times)), flush=True)
 
 
-def cells_of(num_cells: int) -> list[str]:
-    """Score so many cells, 10 orders a round on 1,000 examples; the cells of a line of the table."""
+def cells_of(num_cells: int) -> tuple[float, float]:
+    """Milliseconds and megabytes of so many cells, 10 orders a round on 1,000 examples."""
     examples, student = questions("question", 1_000), Answering(sleeps=False)
     orders = shuffled_orders(8, num_cells // len(examples), seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(path := Path(folder) / "cells.jsonl")
+        ledger = Ledger(Path(folder) / "cells.jsonl")
         ledger.number_examples(list(map(digest, examples)))
-        common = {"metric": metric, "examples": examples, "num_threads": 8, "ledger": ledger}
-        scorer = program_scorer(student, ProgramSlots(student), **common)
+        common = {"names": [str(i) for i in range(len(examples))], "num_threads": 8, "ledger": ledger}
+        work = MetricWork(metric, examples)
+        scorer = CellScorer(ProgramEvaluator(student, ProgramSlots(student), work, **common))
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         for first in range(0, len(orders), 10):
             scorer.table(orders[first : first + 10], range(len(examples)))
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         ledger.close()
-        start = time.perf_counter()
-        assert Ledger(path).num_resumed == num_cells
-        reading, size = time.perf_counter() - start, path.stat().st_size
-    per_cell = (
-        f"{1_000 * seconds / num_cells:.2f}",
-        f"{(after - before) * 1_024 / 1e6:.1f}",
-        f"{size / num_cells:.0f}",
-    )
-    return [f"{num_cells:,}", *per_cell, f"{reading:.2f}"]
+    return 1_000 * seconds, (after - before) * 1_024 / 1e6
 
 
 def cells(_: int) -> None:
-    print(head("cells", "ms a cell", "growth, MB", "log bytes a cell", "reading the log, s"))
+    print(head("cells", "ms a cell", "growth, MB"))
     for size in (1_000, 10_000, 100_000):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            print(row(*process.submit(cells_of, size).result()), flush=True)
+            taken, growth = process.submit(cells_of, size).result()
+        print(row(f"{size:,}", f"{taken / size:.2f}", f"{growth:.1f}"), flush=True)
 
 
 def threads(_: int, num_threads: int = 16) -> None:
@@ -192,23 +185,18 @@ def threads(_: int, num_threads: int = 16) -> None:
     student, devset = Answering(sleeps=True), questions("question", 100)
     slots, factory = ProgramSlots(student), ProgramFactory(student)
     common = {"metric": metric, "num_threads": num_threads}
-    print(
-        head(
-            "round",
-            "latency / threads, s",
-            "plr_dspy",
-            "Evaluate",
-            "Evaluate / plr_dspy",
-            "plr_dspy / latency",
-        )
-    )
+    print(head("latency / threads, s", "plr_dspy", "Evaluate", "Evaluate / plr_dspy", "plr_dspy / latency"))
     for number in range(3):
         orders = shuffled_orders(8, 15, seed=number)
         programs = [factory.build(slots.demos(order)) for order in orders]
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
         with tempfile.TemporaryDirectory() as folder:
             ledger = Ledger(Path(folder) / "cells.jsonl")
-            scorer = program_scorer(student, slots, examples=devset, ledger=ledger, **common)
+            names, work = [str(i) for i in range(len(devset))], MetricWork(metric, devset)
+            evaluator = ProgramEvaluator(
+                student, slots, work, names=names, ledger=ledger, num_threads=num_threads
+            )
+            scorer = CellScorer(evaluator)
             start = time.perf_counter()
             scorer.table(orders, range(len(devset)))
             ours = time.perf_counter() - start
@@ -218,34 +206,29 @@ def threads(_: int, num_threads: int = 16) -> None:
         for program in programs:
             evaluate(program)
         plain = time.perf_counter() - start
-        ratios = f"{plain / ours:.2f}", f"{ours / bound:.2f}"
-        print(row(number + 1, *(f"{each:.1f}" for each in (bound, ours, plain)), *ratios), flush=True)
+        found = (bound, ours, plain, plain / ours, ours / bound)
+        print(row(*(f"{each:.2f}" for each in found)), flush=True)
 
 
 def pools(num_demos: int) -> None:
     """Inputs have 20 words of 5,000, the first ones more often."""
     rng = np.random.default_rng(0)
-    print(head("demos", "to make the pool, s", "an input, ms (median)", "95 % below"))
+    print(head("demos", "an input, ms (median)"))
     for size in (100, 1_000, 10_000):
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
         texts = [" ".join(f"word{number}" for number in row) for row in words]
         demos = [dspy.Example(text=text, label=f"label {i % 5}") for i, text in enumerate(texts[:size])]
-        start, taken = time.process_time(), []
-        pool = make_pool(dspy.Predict("text -> label"), demos, [""] * size)
-        made = time.process_time() - start
+        pool, taken = make_pool(dspy.Predict("text -> label"), demos, [""] * size), []
         for text in texts[size:]:
             start = time.process_time()
             pool.shown({"text": text}, Rule(num_demos))
             taken.append(1e3 * (time.process_time() - start))
-        cells = [f"{each:.1f}" for each in (made, statistics.median(taken), np.quantile(taken, 0.95))]
-        print(row(f"{size:,}", *cells), flush=True)
+        print(row(f"{size:,}", f"{statistics.median(taken):.1f}"), flush=True)
 
 
 def prefixes(num_demos: int, num_examples: int = 25) -> None:
-    reviews, student = (
-        load_reviews("train"),
-        dspy.Predict("review -> sentiment: Literal['negative', 'positive']"),
-    )
+    reviews = load_reviews("train")
+    student = dspy.Predict("review -> sentiment: Literal['negative', 'positive']")
     student.demos = reviews[:num_demos]
     slots, examples = ProgramSlots(student), reviews[num_demos : num_demos + num_examples]
     work = MetricWork(lambda example, prediction: example.sentiment == prediction.sentiment, examples)

@@ -54,15 +54,14 @@ def load_program(
             program = PerInputOrder(program)
         for name, saved in state.items():
             place, _, last = name.rpartition(".")
-            if last != "calibration" or "found" not in saved:
-                continue
-            part = magicattr.get(program, place) if place else program
-            if not isinstance(part, CalibratedProgram):
-                part = CalibratedProgram(part, predictor=saved["predictor"])
-            if place:
-                set_attribute_by_name(program, place, part)
-            else:
-                program = part
+            if last == "calibration" and "found" in saved:
+                part = magicattr.get(program, place) if place else program
+                if not isinstance(part, CalibratedProgram):
+                    part = CalibratedProgram(part, predictor=saved["predictor"])
+                if place:
+                    set_attribute_by_name(program, place, part)
+                else:
+                    program = part
         retrievals = {
             name: loaded(predictor, saved["retrieval"], embedder)
             for name, predictor in named_predictors(program)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -11,10 +10,12 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.programs.evaluator import program_scorer
+from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
 
@@ -39,9 +40,7 @@ class HeldOut:
         self.slots = ProgramSlots(program)
         self._examples = range(len(examples))
         self._path = None if folder is None else folder / f"held_out-{digest(examples)}.jsonl"
-        self._new_scorer = functools.partial(
-            program_scorer, program, self.slots, metric=metric, examples=examples, num_threads=num_threads
-        )
+        self._program, self._work, self._num_threads = program, MetricWork(metric, examples), num_threads
 
     def scores(self) -> list[float]:
         """Scores of the program as it is, one for each example."""
@@ -49,10 +48,13 @@ class HeldOut:
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
         """Score each ordering on each example, ``[orderings, examples]``; the next run repeats calls that failed."""
-        ledger = Ledger(self._path)
-        ledger.number_examples([str(number) for number in self._examples])
+        ledger, names = Ledger(self._path), [str(number) for number in self._examples]
+        ledger.number_examples(names)
+        evaluator = ProgramEvaluator(
+            self._program, self.slots, self._work, names=names, ledger=ledger, num_threads=self._num_threads
+        )
         try:
-            cells = self._new_scorer(ledger=ledger).cells(dict.fromkeys(orderings, self._examples))
+            cells = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
             failed = [cell for row in cells.values() for cell in row.values() if cell.outcome == FAILED]
             if failed:
                 ledger.retry()

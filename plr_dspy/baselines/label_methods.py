@@ -1,4 +1,4 @@
-"""LocalE, GlobalE and PDO: the order with the best criterion of its label probabilities.
+"""LocalE, GlobalE and PDO: all orders are asked for label probabilities, and the one with the best criterion is taken.
 
 Criteria are functions of tables ``[E, L]``, a probability distribution over L labels for each of E inputs; larger is
 better. Entropies are in nats.
@@ -6,20 +6,59 @@ better. Entropies are in nats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
 import numpy as np
+from dspy.utils.exceptions import AdapterParseError
 from numpy.typing import ArrayLike
-from scipy.special import entr
+from pydantic import Field
+from scipy.special import entr, ndtr
 
-from plr_dspy.baselines.label_based import Criterion, LabelReorderer
-from plr_dspy.labels.outputs import prior_shares
+from plr_dspy.compilation.choice import Outcome, Result, comparison
+from plr_dspy.compilation.path import calls_by_phase
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
+from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities
+from plr_dspy.labels.tokens import positions_of
+from plr_dspy.labels.work import LabelWork
+from plr_dspy.lm.engines import CompletionEngine
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
+from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.arguments import Number, Positive, arguments
+from plr_dspy.programs.arguments import Count, Number, Positive, arguments
+from plr_dspy.programs.calls import MetricWork, WrongAnswer
+from plr_dspy.programs.prompts import decision_adapter
+from plr_dspy.programs.splits import value_key
+from plr_dspy.scoring.budget import MARGIN
+from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.scorer import CellScorer, NothingRan
+from plr_dspy.search.model.ordering_model import Gain
+from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.comparisons import paired_interval
+
+logger = logging.getLogger(__name__)
+
+Criterion = Callable[[Array], float]
+
+COMPARED_SHARE = 0.2
+"""Of a budget for the comparison with the original order, at most."""
+
+OTHERS = ", or use PLReorder or TopKOrder, which need none"
+"""What else can be done where a program has no such output."""
+
+WRITTEN_TOKENS = 128
+"""Of a probing input and its answer, at most."""
+
+WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
 
 def entropy(distribution: ArrayLike) -> Array:
@@ -29,36 +68,311 @@ def entropy(distribution: ArrayLike) -> Array:
 
 
 def local_entropy(table: ArrayLike) -> float:
-    """Mean entropy over the inputs (LocalE; Lu et al., ACL 2022, Eq. 5): high where no answer is over-confident."""
+    """Mean entropy over the inputs (LocalE; Lu et al., ACL 2022, Eq. 5)."""
     return float(entropy(table).mean())
 
 
 def global_entropy(table: ArrayLike) -> float:
-    """Entropy of the shares of the predicted labels (GlobalE; Lu et al., ACL 2022, Eq. 3): high where all occur.
-
-    Of equally probable labels the first is predicted.
-    """
+    """Entropy of the shares of the predicted labels, the first of equals (GlobalE; Lu et al., ACL 2022, Eq. 3)."""
     table = np.asarray(table)
     return float(entropy(np.bincount(table.argmax(axis=1), minlength=table.shape[1]) / len(table)))
 
 
-def mean_confidence(table: ArrayLike) -> float:
-    """Minus the mean entropy over the inputs: LocalE as arXiv:2603.21373 words it, which prefers confidence."""
-    return -local_entropy(table)
-
-
-def best_confidence(table: ArrayLike) -> float:
-    """Minus the least entropy of any input: GlobalE as arXiv:2603.21373 words it."""
-    return -float(entropy(table).min())
-
-
 def closeness(table: ArrayLike, prior: ArrayLike) -> float:
-    """Minus KL(mean distribution || prior) (PDO; Xu et al., NAACL Findings 2024); 0 at best.
-
-    No label has a share of 0 in `prior`, ``[L]``.
-    """
+    """Minus KL(mean distribution || prior ``[L]``), which has no zeros (PDO; Xu et al., NAACL Findings 2024)."""
     mean = np.asarray(table).mean(axis=0)
     return float(entropy(mean) + mean @ np.log(prior))
+
+
+@arguments
+class LabelReorderer(Reorderer):
+    """What the methods that look at label probabilities share: each has a criterion and probing inputs.
+
+    The metric does not choose the order: the report says how the order chosen does by it beside the original one.
+    """
+
+    scored_on = "probing inputs"
+    judges = False
+    fillers: ClassVar[tuple[str, ...]] = ()
+    """Texts that each make a probing input; without any, these are the inputs of the train split."""
+    temperature: ClassVar[float | None] = None
+    """At which the LM writes the probing inputs; None where it writes none."""
+
+    num_candidates: Annotated[Count, Field(ge=2)] = 24
+
+    @abstractmethod
+    def criterion(self, job: Job) -> Criterion:
+        """Return what the order chosen has most of."""
+
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
+        predictors = program.predictors()
+        if isinstance(program, CalibratedProgram):
+            raise ValueError(
+                f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
+                "student.program, and calibrate what comes of it"
+            )
+        if len(predictors) != 1:
+            needs = f"{self.name} needs a program with one predictor"
+            raise ValueError(f"{needs}; this one has {len(predictors)}: use PLReorder or TopKOrder")
+        if (decisions := decision_adapter(predictors[0])) is not None:
+            client = type(predictors[0].lm or dspy.settings.lm).__name__
+            cure = f"use an LM in place of {client}" if decisions.system_one else "declare a Literal alone"
+            raise ValueError(
+                f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
+                f"place: {cure}{OTHERS}"
+            )
+        self.output(program)
+        for example in trainset if self.fillers or self.temperature else ():
+            cure = f"use PDO(setting='unlabelled'){OTHERS}"
+            check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
+
+    def output(self, program: dspy.Module) -> LabelOutput:
+        return needed_output(program, self.name, cure=OTHERS)
+
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+        """Each order on as many probing inputs as the budget pays for; then the winner beside the original."""
+        num_orders, budget = min(self.num_candidates, num_distinct), self.max_metric_calls
+        most, least = len(self.fillers) or num_train, len(self.fillers) or 1
+        if self.temperature:  # A call writes an input, and one each is for those that were written.
+            most, least = 1 + num_orders, 2
+
+        def affordable(budget: int) -> tuple[int, int]:
+            """Program calls for each order, and examples of the comparison."""
+            compared = min(num_selection, max(MIN_EXAMPLES, int(COMPARED_SHARE * budget) // 2))
+            return min(most, (budget - 2 * compared) // num_orders), compared
+
+        num_calls, num_compared = (most, num_selection) if budget is None else affordable(budget)
+        if num_calls < least:
+            enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= least)
+            raise ValueError(
+                f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: raise it, or lower "
+                "num_candidates"
+            )
+        return random_plan(
+            num_orders,
+            batch=num_orders,
+            num_examples=num_calls,
+            num_best=1,
+            num_compared=num_compared,
+            max_metric_calls=budget,
+        )
+
+    def work(self, job: Job) -> ProbingWork:
+        return ProbingWork(self, job)
+
+    def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
+        names, keys = super()._examples(job, work)
+        probing = ["the writing of a probing input"][: work.first]
+        probing += [f"probing input {i}" for i in range(work.first, work.num_probing)]
+        return [*probing, *names[len(job.splits.train) :]], [*probing, *keys[len(job.splits.train) :]]
+
+    def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
+        return LabelCompilation(self, job, work, scorer)
+
+
+class LabelCompilation:
+    """One compile: all orders are asked for label probabilities, and the best one is compared with the original.
+
+    `means` holds the mean distribution ``[L]`` over the inputs of each order asked.
+    """
+
+    def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
+        self.means: dict[Ordering, Array] = {}
+        self.scorer, self.plan, self.search = scorer, job.plan, optimizer.search(job, job.plan)
+        self._work, self._criterion = work, optimizer.criterion(job)
+        self._original = self._best = job.original
+        self._selection = range(work.num_probing, work.num_probing + job.plan.num_selection_examples)
+
+    def run(self) -> Outcome:
+        """Ask all orders, and compare the best; the original order wins ties."""
+        scorer, plan = self.scorer, self.plan
+        if self.search.space.num_distinct < 2:
+            logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
+            return self._outcome("all choices give the same prompt")
+        scorer.phase = "search"
+        scorer.budget.allow(1.0 - min(0.5, MARGIN * plan.final_calls / max(1, plan.program_calls)))
+        orderings = self.search.ask()
+        rows = self._ask(orderings)
+        scores = self._scores(rows) if rows else {}
+        scorer.ledger.settle()
+        stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
+        if not rows:
+            return self._outcome(f"{stopped}, nothing compared")
+        self._best = max(scores, key=scores.__getitem__)
+        entries = list(dict.fromkeys([self._original, self._best]))
+        scorer.phase, count = "final", len(self._selection)
+        scorer.budget.allow(1.0)
+        while count and not scorer.fits(dict.fromkeys(entries, self._selection[:count])):
+            count -= 1
+        try:
+            _, table = scorer.table(entries, self._selection[:count], favoured=0) if count else ([], [])
+        except NothingRan as error:
+            logger.warning("what was chosen could not be compared with the original: %s", error)
+            return self._outcome(f"{stopped}, nothing compared: {error}")
+        if len(table) < len(entries):
+            return self._outcome(f"{scorer.budget.refused or stopped}, nothing compared")
+        differences = [b - a for a, b in zip(table[0], table[-1], strict=True)]
+        low, high = paired_interval(differences, 2 * ndtr(1.0) - 1)
+        mean, deviation = (low + high) / 2, (high - low) / 2
+        gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)
+        gains = [Gain(0.0, 0.0), gain]
+        named = zip(("original", "best seen"), entries, table, gains, strict=False)
+        results = [Result(name, order, math.fsum(row) / len(row), gain) for name, order, row, gain in named]
+        compared = comparison(table[0], table[-1], num_candidates=2, gain=results[-1].gain)
+        return self._outcome(stopped, comparison=compared, candidates=results, chosen=len(results) - 1)
+
+    def unfinished(self, error: BaseException) -> Outcome:
+        """What is known where the compile ended in an exception."""
+        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
+        return self._outcome(ended + " in the final comparison" * (self.scorer.phase == "final"))
+
+    def _ask(self, orderings: Sequence[Ordering]) -> dict[Ordering, dict[int, Cell]]:
+        """The cells of orders on the probing inputs; of the first orders only when time or money is up."""
+        scorer, work = self.scorer, self._work
+        # The first one alone: if the LM gives no log-probabilities, no other call is made.
+        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
+        if work.first:
+            written = scorer.cells(dict.fromkeys(orderings, range(1)))
+            if len(written) < len(orderings):
+                return {}
+            work.take([row[0].value for row in written.values()])
+        scorer.ledger.settle()  # An input that is written later would move the others.
+        return scorer.cells(dict.fromkeys(orderings, work.probing))
+
+    def _scores(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> dict[Ordering, float]:
+        """The criterion of each order, from its cells; sets `means`.
+
+        Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst.
+        Where no label is among the likeliest tokens, the probabilities are taken for equal.
+        """
+        cells, probing = [cell for row in rows.values() for cell in row.values()], self._work.probing
+        inputs = [e for e in probing if all(row[e].outcome != FAILED for row in rows.values())] or probing
+        tables = {
+            ordering: [row[example].value for example in inputs]
+            for ordering, row in rows.items()
+            if all(row[example].outcome != FAILED for example in inputs)
+        }
+        if not tables:
+            raise self.scorer.nothing_ran(cells, len(rows))
+        told = next((value for values in tables.values() for value in values if value is not None), None)
+        if told is None:
+            cell = next(cell for cell in cells if cell.outcome != FAILED)
+            raise RuntimeError(
+                f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
+                f"said: {cell.error}: {cell.message}"
+            )
+        uniform, scores = [1.0 / len(told)] * len(told), {}
+        for ordering, values in tables.items():
+            table = np.array([uniform if value is None else value for value in values])
+            self.means[ordering] = table.mean(axis=0)
+            scores[ordering] = float(self._criterion(table))
+        return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
+
+    def _outcome(self, stopped: str, **compared: Any) -> Outcome:
+        """The outcome; without what was compared, nothing was."""
+        calls = calls_by_phase(self.scorer, self._original, self._selection)
+        return Outcome(self._best, self.search.distributions, [], calls, stopped, **compared)
+
+
+class ProbingWork(MetricWork):
+    """Finds label probabilities of probing inputs, and has answers to the selection split, which follow, scored.
+
+    Where the LM writes the inputs, one from each order's demos (Lu et al., ACL 2022, Section 3.1), that is the
+    `first` "example". `num_probing` counts all before those that are scored.
+    """
+
+    def __init__(self, optimizer: LabelReorderer, job: Job) -> None:
+        super().__init__(optimizer.metric, job.splits.selection)
+        self._temperature, self.first = optimizer.temperature, int(optimizer.temperature is not None)
+        inputs = [dict(example.inputs().items()) for example in job.splits.train]
+        if optimizer.fillers:
+            inputs = [dict.fromkeys(fields, text) for fields in inputs[:1] for text in optimizer.fillers]
+        known = [] if self.first else inputs[: job.plan.num_train_examples]
+        self._inputs = [dspy.Example(fields).with_inputs(*fields) for fields in known]
+        output = optimizer.output(job.program)
+        self._labels = LabelWork(None, self._inputs, output=output, purpose=optimizer.name, calibrating=True)
+        self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self._inputs)
+
+    @property
+    def probing(self) -> range:
+        return range(self.first, self.first + len(self._inputs))
+
+    def take(self, written: Sequence[Any]) -> None:
+        """Take the inputs that the LM has written, None for failures: those that differ and came first."""
+        distinct = {value_key(fields): fields for fields in reversed(written) if fields}
+        kept = list(reversed(distinct.values()))[: self.num_probing - 1]
+        self._inputs[:] = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
+        if not kept:
+            raise RuntimeError(
+                f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, or use a "
+                "method that needs none, such as PDO"
+            )
+        logger.info("%d distinct probing inputs were written", len(kept))
+
+    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+        """Return a cell with a distribution over labels, with the fields of an input, or with a score."""
+        if example >= self.num_probing:
+            return super().__call__(program, example - self.num_probing, usage)
+        if self._temperature is not None and example < self.first:
+            requests = self._labels.requests
+            return Cell(None, value=written_input(program, temperature=self._temperature, requests=requests))
+        found = self._labels(program, example - self.first, usage)
+        if found.label_logprobs is None:
+            raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
+        return Cell(None, value=distribution(found.label_logprobs, found.unseen_labels).tolist())
+
+
+def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
+    """Return the probabilities ``[L]`` of labels, 0 for those that are not among the likeliest tokens."""
+    probabilities = np.exp(np.array(log_probabilities))
+    probabilities[list(unseen)] = 0.0
+    normalised: Array = probabilities / probabilities.sum()
+    return normalised
+
+
+def written_input(program: dspy.Module, *, temperature: float, requests: LogprobRequests) -> dict[str, str]:
+    """Return a new input in the manner of a program's demos, in their order.
+
+    Plain completions go on after the last demo; other models are asked for one more example. As long as no call had
+    log-probabilities, this one must have them.
+    """
+    predictor = program.predictors()[0]
+    lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
+    signature, plain, options = (
+        predictor.signature,
+        PlainTextAdapter(),
+        dict[str, Any](temperature=temperature),
+    )
+    demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
+    outputs, inputs = (
+        {name: (str, dspy.OutputField()) for name in signature.input_fields},
+        {"examples": demos},
+    )
+    asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
+    if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
+        adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
+        for name, field in signature.input_fields.items():
+            asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
+        answer_title = title_of(*next(iter(signature.output_fields.items())))
+        options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
+    if telling := not requests.given:
+        options = asking_for_probabilities(lm, options)
+    try:
+        written = adapter(lm, options, asks, [], inputs)[0]
+    except AdapterParseError as error:
+        raise WrongAnswer(error) from error
+    except Exception as error:
+        requests.note_error(lm, error)
+        requests.check(error)
+        raise
+    if telling:
+        requests.note_reply(lm, given=bool(positions_of(written.get("logprobs"))))
+        requests.check()
+    fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
+    if not all(fields.values()):
+        raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
+    return fields
 
 
 @arguments
@@ -74,8 +388,7 @@ class LocalE(LabelReorderer):
 
     Args:
         metric: Only says in the report how the order does beside the original one, on the selection split.
-        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest mean entropy, which prefers
-            confident orders.
+        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest mean entropy.
         num_candidates: Random orders, the original one among them; of fewer orders, all.
         temperature: At which probing inputs are written.
         all others: As in `PLReorder`; with max_metric_calls fewer probing inputs, so that it is never exceeded.
@@ -84,7 +397,7 @@ class LocalE(LabelReorderer):
     name = "LocalE"
     entropies: ClassVar[dict[str, Criterion]] = {
         "lu": local_entropy,
-        "plr": mean_confidence,
+        "plr": lambda table: -local_entropy(table),
     }
 
     variant: Literal["lu", "plr"] = "lu"
@@ -102,7 +415,6 @@ class LocalE(LabelReorderer):
                 )
 
     def criterion(self, job: Job) -> Criterion:
-        """Return the entropy of the method."""
         return self.entropies[self.variant]
 
 
@@ -120,7 +432,7 @@ class GlobalE(LocalE):
     name = "GlobalE"
     entropies: ClassVar[dict[str, Criterion]] = {
         "lu": global_entropy,
-        "plr": best_confidence,
+        "plr": lambda table: -float(entropy(table).min()),
     }
 
 
@@ -148,22 +460,18 @@ class PDO(LabelReorderer):
     prior: Mapping[Any, Number] | None = None
 
     def check_together(self) -> None:
-        """Raise a ValueError where arguments do not go together."""
         if self.prior is not None and self.setting != "prior":
             raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
 
     @property
     def fillers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The null input."""
         return ("",) if self.setting == "few-shot" else ()
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise also where the prior is none."""
         super().check(program, trainset)
         self._prior(program, trainset)
 
     def criterion(self, job: Job) -> Criterion:
-        """Closeness to the prior, or to the uniform distribution."""
         return partial(closeness, prior=self._prior(job.program, job.splits.train))
 
     def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> Array:
@@ -174,6 +482,6 @@ class PDO(LabelReorderer):
         if self.prior is not None:
             return prior_shares(self.prior, output.labels)
         known = output.numbers(examples)
-        counts = np.bincount(known[known >= 0], minlength=len(output.labels)).tolist()
-        shares = {text: each / max(1, sum(counts)) for text, each in zip(output.labels, counts, strict=True)}
+        counts = np.bincount(known[known >= 0], minlength=len(output.labels))
+        shares = dict(zip(output.labels, (counts / max(1, counts.sum())).tolist(), strict=True))
         return prior_shares(shares, output.labels, name="the trainset, or the prior that you pass instead,")

@@ -1,42 +1,23 @@
-"""DEmO: an order for each input, of a few orders that favour no label.
-
-Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
-"""
+"""DEmO: an order for each input, of a few orders that favour no label."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import dspy
-import numpy as np
-from numpy.typing import ArrayLike
 from pydantic import Field
 
-from plr_dspy.baselines.label_based import OTHERS, Criterion, LabelReorderer, distribution, likely_labels
-from plr_dspy.baselines.label_methods import entropy
+from plr_dspy.baselines.label_methods import OTHERS, Criterion, LabelReorderer, distribution, entropy
 from plr_dspy.compilation.plan import Plan
+from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
-from plr_dspy.labels.reader import LogprobRequests
+from plr_dspy.labels.reader import LogprobRequests, labels_read
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, arguments
+from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.copies import ProgramFactory
-
-
-def fairness(table: ArrayLike) -> float:
-    """Entropy of the mean distribution over content-free inputs (DEmO's filter; Guo et al., ACL Findings 2024)."""
-    return float(entropy(np.asarray(table).mean(axis=0)))
-
-
-def influence(distribution: ArrayLike, content_free: ArrayLike) -> float:
-    """How much an input adds to the probability of the label predicted for it (DEmO's choice; Guo et al. 2024).
-
-    Args:
-        distribution: Of the input, ``[L]``.
-        content_free: Mean one of content-free inputs, ``[L]``.
-    """
-    p, label = np.asarray(distribution), int(np.argmax(distribution))
-    return float(p[label] - np.asarray(content_free)[label])
 
 
 class PerInputOrder(dspy.Module):
@@ -64,19 +45,23 @@ class PerInputOrder(dspy.Module):
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program.
         """
-        answers, example = [], dspy.Example(inputs).with_inputs(*inputs)
-        requests = LogprobRequests("DEmO")
+        answers, requests = [], LogprobRequests("DEmO")
         for order in self.orders:
             if (program := self._in_order(order["permutations"])) is None:
                 continue
-            output = needed_output(self.program, "DEmO", cure=OTHERS)
-            found, answer = likely_labels(program, example, output, requests)
-            if found is not None and answer is not None:  # Else no label is likely in this order.
-                answers.append((influence(distribution(found), order["content_free"]), answer))
+            output, answer = needed_output(self.program, "DEmO", cure=OTHERS), None
+            likeliest = Calibration.none(output.labels).applied
+            reading = labels_read(program, output, requests, decision=likeliest)
+            with reading as reader, suppress(*WRONG_ANSWERS):
+                answer = program(**inputs)
+            if answer is not None and (
+                found := reader.behind(answer)
+            ):  # Else no label is likely in this order.
+                p = distribution(found.log_probabilities, found.unseen)
+                answers.append((p.max() - order["content_free"][int(p.argmax())], answer))
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
-        """What `forward` does, in a thread."""
         return await dspy.asyncify(self.forward)(**inputs)
 
     def _in_order(self, permutations: Mapping[str, Sequence[int]]) -> dspy.Module | None:
@@ -90,11 +75,9 @@ class PerInputOrder(dspy.Module):
         return ProgramFactory(self.program).build(demos)
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """That of the program, and the orders."""
         return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
-        """Become what `dump_state` was taken of."""
         super().load_state(state, **options)
         self.orders = tuple(state.get("orders", ()))
 
@@ -105,9 +88,9 @@ class DEmO(LabelReorderer):
 
     The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
     are kept; for each input, the program takes the one under which the input adds most to the probability of the
-    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset; the program it
-    returns makes `num_kept` LM calls for each input. It needs a program with one predictor, one finite output
-    (Literal, enum or bool) and text inputs, and an LM that gives log-probabilities.
+    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset, and the program it
+    returns `num_kept` LM calls for each input. It needs one predictor, one finite output (Literal, enum or bool) and
+    text inputs, and an LM that gives log-probabilities.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
 
@@ -132,15 +115,15 @@ class DEmO(LabelReorderer):
         return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
 
     def criterion(self, job: Job) -> Criterion:
-        """Entropy of the mean."""
-        return fairness
+        return lambda table: float(entropy(table.mean(axis=0)))
 
     def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
         """The program that orders its demos for each input."""
         means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
-        kept = []
-        for ordering, mean in means[: self.num_kept]:
-            kept.append({"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()})
+        kept = [
+            {"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()}
+            for ordering, mean in means[: self.num_kept]
+        ]
         program = PerInputOrder(ProgramFactory(job.program).build({}), kept)
         program._compiled = True
         return program

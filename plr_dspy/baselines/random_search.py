@@ -22,9 +22,7 @@ class StaticOrder(Reorderer):
 
     The place of a method in a comparison: the program comes back with a report, as from the others.
 
-    Args:
-        metric, max_metric_calls, max_seconds, num_demos, num_threads, max_errors, seed, log_dir,
-            accept_changes, display_progress: As in `PLReorder`.
+    All arguments are as in `PLReorder`.
     """
 
     name = "StaticOrder"

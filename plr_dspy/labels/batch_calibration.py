@@ -52,11 +52,11 @@ INPUTS_PER_LABEL = 5
 """With fewer, the labels that the inputs happen to have cost a point or more where there is nothing to correct."""
 
 PENALTY = 2.0
-"""On squared distances of scales from 1 and of offsets from 0, beside the log losses of all examples: as if distances
-of .5 were expected before any example is seen. Weaker ones lose more on 10 and 20 examples than they gain on 100."""
+"""On squared distances of scales from 1 and of offsets from 0, beside the log losses of all examples. Weaker ones lose
+more on 10 and 20 examples than they gain on 100."""
 
 MAX_FOLDS = 10
-"""Parts of the examples for the cross-validation of a linear calibration."""
+"""Of the cross-validation of a linear calibration."""
 
 
 @arguments
@@ -157,25 +157,22 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.accuracies = {}
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
-        calibration: Calibration | None
-        labels = replies.labels
-        if self.method == "linear":
-            calibration, fit = None, fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed)
-            if fit is not None:
-                scales, offsets = (tuple(each.tolist()) for each in fit)
-                calibration = Calibration("linear", tuple(labels), offsets, scales, len(replies.inputs))
-        elif deciding:
+        calibration: Calibration | None = None
+        if deciding:
             calibration = self._best(replies, answers, counts=counts)
-        else:
+        elif self.method != "linear":
             calibration = replies.calibrated_to(prior, method=self.method)
             if prior is None:
                 replies.warn_of_answers(calibration)
-        to = f" to {_named(labels, calibration.shares)}" if calibration and calibration.shares else ""
+        elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
+            scales, offsets = (tuple(each.tolist()) for each in fit)
+            calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
+        to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
         logger.info(
             "%s, by %d inputs; mean probabilities before: %s%s",
             "answers stay as they are" if calibration is None else f"calibrated{to}",
             len(replies.inputs),
-            _named(labels, np.exp(replies.log_probabilities).mean(axis=0)),
+            _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0)),
             "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
         )
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
@@ -183,15 +180,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _best(
         self, replies: LabelReplies, answers: NDArray[np.int64], *, counts: Array
     ) -> Calibration | None:
-        """The calibration by which the labels are answered best; None where that is none. Sets `accuracies`.
+        """Return the calibration that answers all inputs best, by their labels' numbers ``[N]``, and set `accuracies`.
 
-        Replies that say nothing of labels count as wrong; `answers` ``[N]`` are the right labels of all inputs, and
-        `counts` ``[L]`` the examples of the trainset that each label is right for.
+        It is None for answers as they are. Replies that say nothing of labels count as wrong; `counts` ``[L]`` are
+        those of the labels in the trainset.
         """
         told, labels = replies.log_probabilities, replies.labels
         right, rows = np.eye(len(labels))[answers[replies.inputs]], np.arange(len(told))
-        ways: dict[str, tuple[Array, Calibration | None]] = {
-            "as it is": ((replies.answered == answers[replies.inputs]).astype(np.float64), None),
+        ways: dict[str, tuple[NDArray[Any], Calibration | None]] = {
+            "as it is": (replies.answered == answers[replies.inputs], None),
             "likeliest label": (right[rows, told.argmax(axis=1)], Calibration.none(labels)),
         }
         for shares in likely_shares(counts):
@@ -207,14 +204,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
     ) -> tuple[list[dspy.Example], Array]:
         """The examples that are used, inputs that differ and that no demo shows, and how often all have each label."""
-        num_labels = len(output.labels)
         if self.method == "contextual":
             if not trainset:
                 raise ValueError("trainset must hold an example, whose inputs are filled without content")
             inputs = dict(trainset[0].inputs().items())
             check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
             free = [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
-            return free, np.zeros(num_labels)
+            return free, np.zeros(len(output.labels))
         shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
         unshown = [example for i, example in enumerate(trainset) if i not in shown]
         usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
@@ -223,50 +219,49 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
                 f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
             )
-        known = output.numbers(usable)
-        if self.method == "batch" and self.prior is None and (known < 0).any():
-            _warn_of_missing(usable, known, output)
-            if (known >= 0).sum() > 1:
-                usable = [each for each, number in zip(usable, known, strict=True) if number >= 0]
-                known = known[known >= 0]
-        count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * num_labels
+        if self.method == "batch" and self.prior is None:
+            usable = _labelled(usable, output)
+        count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
             logger.warning(
                 "only %d inputs to calibrate %d labels on: which labels they happen to have moves the result; pass %d "
                 "or more%s",
                 count,
-                num_labels,
+                len(output.labels),
                 wanted,
                 " and a larger num_inputs" if self.num_inputs < wanted else "",
             )
-        counts = np.bincount(known[known >= 0], minlength=num_labels).astype(np.float64)
         examples = random.Random(seed).sample(usable, count)
         if self.method == "linear":
             _check_labels(examples, output)
-        return examples, counts
+        known = output.numbers(usable)
+        return examples, np.bincount(known[known >= 0], minlength=len(output.labels)).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """What replies said of labels: those to the `inputs` ``[n]``, by number, that said anything.
+    """What the replies to n inputs, given by number, said of labels: those that said anything.
 
-    Log-probabilities are ``[n, L]``; a label was `unseen` ``[n, L]`` where it was not among the likeliest tokens, and
-    `answered` ``[n]`` has the number of the label that the program answered, -1 for none.
+    A label was `unseen` where it was not among the likeliest tokens; `answered` has the number of the program's own
+    answer, -1 for none.
     """
 
     labels: list[str]
-    inputs: NDArray[np.int64]
-    log_probabilities: Array
-    unseen: NDArray[np.bool_]
-    answered: NDArray[np.int64]
+    inputs: NDArray[np.int64]  # [n]
+    log_probabilities: Array  # [n, L]
+    unseen: NDArray[np.bool_]  # [n, L]
+    answered: NDArray[np.int64]  # [n]
 
     def calibrated_to(self, shares: ArrayLike | None = None, *, method: str = "batch") -> Calibration:
         """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
         to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else np.asarray(shares)
         offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen)
-        shares, count = tuple(np.round(to, 6).tolist()), len(self.inputs)
         return Calibration(
-            method, tuple(self.labels), tuple(offsets.tolist()), num_inputs=count, shares=shares
+            method,
+            tuple(self.labels),
+            tuple(offsets.tolist()),
+            num_inputs=len(self.inputs),
+            shares=tuple(np.round(to, 6).tolist()),
         )
 
     def warn_of_answers(self, calibration: Calibration) -> None:
@@ -288,30 +283,23 @@ def read_replies(
     output: LabelOutput,
     *,
     as_it_is: bool = False,
-    num_threads: int | None = None,
-    max_errors: int | None = None,
     display_progress: bool = False,
+    **limits: Any,
 ) -> LabelReplies:
     """Run a program on the inputs of examples, for what its replies say of the labels of an output.
 
     Unless it is to answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no
-    second call, as in use. Other arguments are those of `BatchCalibration`.
-
-    Raises:
-        NoProbabilities: when the LM gives no log-probabilities, or fewer than two replies say anything of labels.
-        RuntimeError: when no call ended with an answer.
-        Exception: of the program, see `max_errors`.
+    second call, as in use. Limits are `num_threads` and `max_errors`.
     """
-    slots, names = ProgramSlots(program), [f"calibration input {i}" for i in range(len(examples))]
+    slots = ProgramSlots(program)
     work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
     with (
         progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar,
         interrupts() as interrupted,
     ):
-        options = {"on_cell": bar.update, "interrupted": interrupted, "max_errors": max_errors}
-        scorer = CellScorer(
-            ProgramEvaluator(program, slots, work, names=names, num_threads=num_threads, **options)
-        )
+        names = [f"calibration input {i}" for i in range(len(examples))]
+        options: dict[str, Any] = {"on_cell": bar.update, "interrupted": interrupted, **limits}
+        scorer = CellScorer(ProgramEvaluator(program, slots, work, names=names, **options))
         # The first one alone: where log-probabilities are refused, no other call is made.
         scorer.cells({slots.space.identity: range(1)})
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
@@ -342,28 +330,20 @@ def read_replies(
 def fit_linear(
     log_probabilities: Array, answers: NDArray[np.int64], *, seed: int = 0
 ) -> tuple[Array, Array] | None:
-    """Fit scales and offsets of the labels, each ``[L]``, by penalised logistic regression.
+    """Fit scales and offsets of the labels, each ``[L]``, to the right labels ``[N]`` by penalised logistic regression.
+
+    It is None where cross-validation finds no gain in log loss beyond its error.
 
     Source: M. Abbas et al., "Enhancing in-context learning via linear probe calibration", AISTATS 2024.
 
     Deviation: The paper multiplies probabilities by a full matrix; log-probabilities with one scale for each label need
     fewer examples, and batch calibration is a special case of them.
-
-    Args:
-        log_probabilities: Of labels, ``[N, L]``, N at least 2.
-        answers: Number of the right label of each example, ``[N]``.
-        seed: Of the division into folds.
-
-    Returns:
-        None where cross-validation finds no gain in log loss beyond its error.
     """
     num = len(answers)
     shuffled = np.random.default_rng(seed).permutation(num)
-    by_label = shuffled[
-        np.argsort(answers[shuffled], kind="stable")
-    ]  # Each fold has its share of each label.
+    by_label = shuffled[np.argsort(answers[shuffled], kind="stable")]
     fold_of = np.empty(num, dtype=np.int64)
-    fold_of[by_label] = np.arange(num) % min(MAX_FOLDS, num)
+    fold_of[by_label] = np.arange(num) % min(MAX_FOLDS, num)  # Each fold has its share of each label.
     gains = np.zeros(num)
     for fold in range(fold_of.max() + 1):
         held = fold_of == fold
@@ -400,11 +380,14 @@ def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
 
 
-def _warn_of_missing(examples: Sequence[dspy.Example], known: NDArray[np.int64], output: LabelOutput) -> None:
-    """Warn where some examples have no label of the output, unless none has any value there."""
+def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Example]:
+    """Return those that have a label, or all where fewer than two have one; warn where some have none, unless none has
+    any value there."""
+    known = output.numbers(examples)
     values = [each.get(output.name) for each, number in zip(examples, known, strict=True) if number < 0]
+    labelled = [each for each, number in zip(examples, known, strict=True) if number >= 0]
     strange = next((value for value in values if value), None)
-    if strange is not None or (known >= 0).any():
+    if values and (labelled or strange is not None):
         logger.warning(
             "%d of %d examples have none of the labels %s at %r%s: %s",
             len(values),
@@ -412,20 +395,21 @@ def _warn_of_missing(examples: Sequence[dspy.Example], known: NDArray[np.int64],
             list(output.labels),
             output.name,
             "" if strange is None else f" (one has {strange!r})",
-            "they are left out" if (known >= 0).sum() > 1 else "all are taken to be equally frequent",
+            "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent",
         )
+    return labelled if len(labelled) > 1 else examples
 
 
 def _check_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> None:
     """Raise a ValueError unless all examples have one of the labels, and not all the same."""
     answers = output.numbers(examples)
     texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
-    for answer, example in zip(answers, examples, strict=True):
-        if answer < 0:
-            raise ValueError(
-                f"method='linear' needs examples whose {output.name!r} is one of {texts}; got "
-                f"{example.get(output.name)!r}: give all examples one, {cure}"
-            )
+    if (answers < 0).any():
+        example = examples[int(answers.argmin())]
+        raise ValueError(
+            f"method='linear' needs examples whose {output.name!r} is one of {texts}; got "
+            f"{example.get(output.name)!r}: give all examples one, {cure}"
+        )
     if len(set(answers)) == 1:
         raise ValueError(
             f"method='linear' needs examples with different labels; all {len(answers)} have {texts[answers[0]]!r}: "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,8 @@ PURPOSE = "calibration"
 PROBABILITIES = "probabilities"
 """Field of a prediction that calibrated programs add."""
 
-CURE = "the program that it wraps (its attribute program)"
-"""What answers without log-probabilities."""
-
 LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
 """A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
-
-_WARNED: set[Any] = set()
-_WARNING = threading.Lock()
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files from later versions may hold more.
@@ -54,8 +48,7 @@ class Calibration:
         num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile.
         shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are not known.
         adapter, model, prompt: What it was found with, which `CalibratedProgram` compares with what it is used with:
-            their names, and a digest of the instructions, fields and demos. None where that is not known. Equality of
-            calibrations does not look at them.
+            their names, and a digest of the instructions, fields and demos; None where that is not known.
     """
 
     method: str
@@ -106,19 +99,21 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     return output
 
 
+@cache
+def warn_once(other: str, prompt: str | None) -> None:
+    """Warn that the calibration of a prompt was found with something other, whichever copy of a program is called."""
+    logger.warning("the calibration was found with %scalibrate the program anew", other)
+
+
 class CalibratedProgram(dspy.Module):
     """A program whose finite output is the likeliest label by calibrated probabilities.
 
     It makes the LM calls of the program and no others, and asks for log-probabilities with them, unless replies state
-    probabilities, as `dspy.experimental.Choice` and `Noul` have them do. A prediction has the
-    calibrated probability of each label, by the label, at ``prediction.probabilities``; None where a reply says nothing
-    of any label. It saves to JSON, also as a part of a larger program; `load_program` loads it.
-
-    A calibration is of one prompt and one model. A call with another adapter or model than it was found with, or with
-    other instructions or demos, is logged as a warning, once.
-
-    DSPy neither saves nor optimizes parts of a program that are frozen. This one is never frozen, whatever is assigned
-    to its ``_compiled``.
+    probabilities, as `dspy.experimental.Choice` and `Noul` have them do. A prediction has the calibrated probability of
+    each label, by the label, at ``prediction.probabilities``; None where a reply says nothing of any label. It saves to
+    JSON, also as a part of a larger program; `load_program` loads it. A call with another adapter, model, instructions
+    or demos than the calibration was found with is logged as a warning, once. It is never frozen, whatever is assigned
+    to its ``_compiled``: DSPy neither saves nor optimizes frozen parts of a program.
 
     Args:
         program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is not changed.
@@ -179,7 +174,10 @@ class CalibratedProgram(dspy.Module):
         """Read what is said of labels in this context, and decide by it; yield what adds it to a prediction."""
         output, found = calibrated_output(self.program, self.predictor), self.calibration
         if found is not None:
-            self._warn_of_another_use(found)
+            for name, now in self._now().items():
+                if (own := getattr(found, name)) and now and own != now:
+                    other = f"the {name} {own}, and is used with {now}: configure {own}, or "
+                    warn_once("other instructions or demos: " if name == "prompt" else other, found.prompt)
 
         def with_probabilities(prediction: Any) -> Any:
             if isinstance(prediction, dspy.Prediction):
@@ -188,26 +186,10 @@ class CalibratedProgram(dspy.Module):
                 prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
             return prediction
 
-        decision, requests = None if found is None else found.applied, LogprobRequests(PURPOSE, cure=CURE)
+        decision = None if found is None else found.applied
+        requests = LogprobRequests(PURPOSE, cure="the program that it wraps (its attribute program)")
         with labels_read(self.program, output, requests, decision=decision) as reader:
             yield with_probabilities
-
-    def _warn_of_another_use(self, calibration: Calibration) -> None:
-        """Warn where the calibration was found with another adapter, model or prompt than this call is made with."""
-        for name, now in self._now().items():
-            found = getattr(calibration, name)
-            if found and now and found != now:
-                other = f"the {name} {found}, and is used with {now}: configure {found}, or "
-                other = "other instructions or demos: " if name == "prompt" else other
-                # Once, whichever copy of the program is called in whatever thread.
-                warning = (
-                    f"the calibration was found with {other}calibrate the program anew",
-                    calibration.prompt,
-                )
-                with _WARNING:
-                    if warning not in _WARNED:
-                        _WARNED.add(warning)
-                        logger.warning("%s", warning[0])
 
     def bound(self) -> CalibratedProgram:
         """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment."""
@@ -216,14 +198,9 @@ class CalibratedProgram(dspy.Module):
             self.calibration = replace(found, **of)
         return self
 
-    @property
-    def _predictor(self) -> dspy.Predict:
-        """The predictor whose output is calibrated."""
-        return dict(named_predictors(self.program))[self.predictor]
-
     def _now(self) -> dict[str, str | None]:
         """Return the adapter, the model and a digest of the prompt that a call would be made with."""
-        predictor = self._predictor
+        predictor = dict(named_predictors(self.program))[self.predictor]
         fields = list(predictor.signature.fields)
         shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
         prompt = [fields, predictor.signature.dump_state(), serialize_object(shown)]
@@ -254,17 +231,11 @@ class CalibratedProgram(dspy.Module):
         """Return those of the program, and the calibration, which DSPy then saves and loads, too."""
         return [*super().named_parameters(), ("calibration", _SavedCalibration(self))]
 
-    @property
-    def _compiled(self) -> bool:
-        """Whether it is frozen, which it never is: a larger program would not save it."""
-        return False
-
-    @_compiled.setter
-    def _compiled(self, value: bool) -> None:
-        """Take what optimizers assign."""
+    # A larger program would not save it where it is frozen, as optimizers leave what they compile.
+    _compiled = property(lambda self: False, lambda self, value: None)
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
-        """Become what `dump_state` was taken of; a ValueError says where that is a program without calibration."""
+        """Become what `dump_state` was taken of, which must be a calibrated program."""
         if "calibration" not in state:
             raise ValueError(
                 "the state is of a program that is not calibrated: load it into the program itself, and wrap that"

@@ -36,13 +36,10 @@ ONE_SIDED = 3
 
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
-    """The one output of a program that has few possible values.
+    """An output that has few possible values: its predictor, its field, its labels by what demos call them.
 
     Attributes:
-        predictor, name: Names of the predictor that gives it, and of the field.
-        labels: Its values, by what demos call them.
-        decision: Its type where replies state its probabilities, a `dspy.experimental.Choice` or `Noul`; None where
-            log-probabilities tell them.
+        decision: Its type where replies state its probabilities; None where log-probabilities tell them.
         weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
             `Noul` is the weights 1 - t of True and t of False.
         held: Whether predictions hold the decision, and not the label itself.
@@ -84,12 +81,12 @@ class LabelOutput:
 
     def numbers(self, examples: Sequence[Any]) -> NDArray[np.int64]:
         """Return the numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
-        places = {text: place for place, text in enumerate(self.labels)}
-        values = [example.get(self.name) for example in examples]
+        labels, values = list(self.labels), [example.get(self.name) for example in examples]
         # Data may hold what demos call an enum's member.
         texts = [label_text(self.labels, value) or value for value in values]
+        is_label = (isinstance(text, str) and text in labels for text in texts)
         return np.array(
-            [places.get(text, -1) if isinstance(text, str) else -1 for text in texts], dtype=np.int64
+            [labels.index(text) if ok else -1 for text, ok in zip(texts, is_label, strict=True)], np.int64
         )
 
 
@@ -109,8 +106,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
             weights = (1.0 - settings["threshold"], settings["threshold"])
         else:
             weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
-        held = field.annotation is kind
-        found.append(LabelOutput(predictor_name, name, labels, kind, weights, held))
+        found.append(LabelOutput(predictor_name, name, labels, kind, weights, field.annotation is kind))
     return found
 
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -86,7 +86,6 @@ class LogprobRequests:
             ) from cause
 
     def _stop(self, lm: Any, why: str) -> None:
-        """Note that no more are asked for, and why."""
         self.wanted, self._model = False, str(lm.model)
         self.reason = self.reason or f"{self._model} {why}"
 
@@ -103,14 +102,37 @@ def _light_memory() -> Iterator[None]:
 
     One reply of 150 tokens takes 3 MB in each. Where there is no disk cache, replies stay in the memory cache.
     """
-    record = SimpleNamespace(history=[])  # DSPy writes each entry to the histories of all that are calling.
+    record, noted = SimpleNamespace(history=[]), _NotedCalls()
     callers, callbacks = dspy.settings.caller_modules or [], dspy.settings.callbacks or []
     try:
-        with dspy.context(caller_modules=[record, *callers], callbacks=[*callbacks, _DiskOnly()]):
+        # DSPy writes each entry to the histories of all that are calling.
+        with dspy.context(caller_modules=[record, *callers], callbacks=[*callbacks, noted]):
             yield
     finally:
         for entry in record.history:
             entry.update(response=None, outputs=list(map(_without_tokens, entry["outputs"])))
+        cache = dspy.cache
+        if cache.enable_disk_cache and cache.enable_memory_cache:
+            with suppress(Exception):  # Another DSPy may have no such names: that costs memory and no more.
+                from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
+
+                for lm, inputs in noted.calls:
+                    call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
+                    for asynchronous in (False, True) if call.cache else ():
+                        key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
+                        if key in cache.disk_cache:
+                            with cache._lock:
+                                cache.memory_cache.pop(key, None)
+
+
+class _NotedCalls(BaseCallback):  # type: ignore[misc]
+    """Notes the LM calls of a context."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, dict[str, Any]]] = []
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        self.calls.append((instance, inputs))
 
 
 def _without_tokens(output: Any) -> Any:
@@ -121,39 +143,12 @@ def _without_tokens(output: Any) -> Any:
     return rest["text"] if rest.keys() == {"text"} else rest
 
 
-class _DiskOnly(BaseCallback):  # type: ignore[misc]
-    """Takes replies out of DSPy's memory cache again, where its disk cache holds them to answer the same call."""
-
-    def __init__(self) -> None:
-        self._calls: dict[str, tuple[dspy.LM, dict[str, Any]]] = {}
-
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        self._calls[call_id] = (instance, inputs)
-
-    def on_lm_end(
-        self, call_id: str, outputs: dict[str, Any] | None, exception: Exception | None = None
-    ) -> None:
-        # DSPy has no public name for the key of a call. Imported here, another DSPy costs memory and no more.
-        from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
-
-        (lm, inputs), cache = self._calls.pop(call_id), dspy.cache
-        if exception is not None or not (cache.enable_disk_cache and cache.enable_memory_cache):
-            return
-        call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
-        for asynchronous in (False, True) if call.cache else ():
-            key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
-            if key in cache.disk_cache:
-                with cache._lock:
-                    cache.memory_cache.pop(key, None)
-
-
 class Reading(NamedTuple):
-    """What one reply says of labels.
+    """What one reply says of labels: the one that was answered, as demos call it, or None where the adapter could not
+    read one; and log-probabilities ``[L]``, normalised over the labels.
 
-    Attributes:
-        label: The label that was answered, as demos call it; None where the adapter could not read one.
-        log_probabilities: Of all labels ``[L]``, normalised over them. One that is not among the likeliest tokens has
-            the smallest of these, which is an upper bound, and its number in `unseen`.
+    A label that is not among the likeliest tokens has the smallest of these, which is an upper bound, and its number in
+    `unseen`.
     """
 
     label: str | None
@@ -162,15 +157,14 @@ class Reading(NamedTuple):
 
 
 Decision: TypeAlias = Callable[[Reading], Reading]
-"""Gives, for what a reply says of labels, the label that is the answer and its probabilities."""
+"""Gives the label that is the answer, and its probabilities."""
 
 
 class LabelReader:
     """Comes before an adapter's own type, and reads what its calls return; `labels_read` makes one.
 
-    Attributes:
-        readings: One for each call with the output; None where a reply says nothing of labels.
-        unread: What the first reply that the adapter could not read says, where nothing decides; None for nothing.
+    `readings` has one for each call with the output, None where the reply says nothing of labels; `unread` is that of
+    the first reply that the adapter could not read, where nothing decides.
     """
 
     readings: list[Reading | None]
@@ -205,12 +199,12 @@ class LabelReader:
 
         A refusal ends the context without an error: the call is then to be made without asking.
         """
-        ours, requests = self._is_ours(signature), self._requests
-        if ours and self._output.decision is None:
+        requests, states = self._requests, self._output.decision is not None
+        ours = self._is_ours(signature)
+        if ours and not states:
             requests.check()
-            ours = requests.wanted
-        if not ours or self._output.decision is not None:
-            yield lm_kwargs if ours else None
+        if not ours or states or not requests.wanted:
+            yield lm_kwargs if ours and states else None
             return
         try:
             # What is streamed might not be the answer, and parts of chat replies come without any.
@@ -258,9 +252,7 @@ class LabelReader:
             given = bool(value) if states else any(len(place.alternatives) > 1 for place in positions)
             if states and value:
                 found = _stated_reading(output.stated(said), output)
-            elif label is not None or (
-                self._decision and said is not None
-            ):  # None may be an answer of its own.
+            elif label is not None or (self._decision and said is not None):  # None may be an answer, too.
                 found = _reading_of(positions, output, label)
             if found is not None and self._decision is not None:
                 found = self._decision(found)
@@ -282,17 +274,11 @@ class LabelReader:
             outer._keep(found, lm, given=given)
 
     def behind(self, answer: Any) -> Reading | None:
-        """Return what the reply behind a program's answer said of labels; None where that is nothing.
-
-        Where the program made several calls, the last of those that gave the same label counts; the last of all where
-        the answer holds no label, and none where no call gave its label.
-        """
+        """Return what the last reply that gave a program's answer said of labels, or of an answer without a label the
+        last reply of all; None where that is nothing."""
         label = self._output.answered(answer)
-        if label is None:
-            return self.readings[-1] if self.readings else None
-        return next(
-            (each for each in reversed(self.readings) if each is not None and each.label == label), None
-        )
+        alike = [each for each in self.readings if label is None or (each and each.label == label)]
+        return alike[-1] if alike else None
 
 
 @contextmanager
@@ -302,13 +288,9 @@ def labels_read(
     """Read what replies to a program's calls in this context say of labels; yield the `LabelReader`.
 
     It is a copy of the context's adapter, of a subclass of the adapter's type, and makes the calls that the adapter
-    makes, but for one that the endpoint refuses. Where something cannot do without log-probabilities, and the LM gives
-    none, it raises `NoProbabilities`.
-
-    Args:
-        program: Its calls of the predictor are read, those of copies that it makes on the way (`dspy.BestOfN`) too.
-        decision: Gives the answer, whatever label the reply says, and where the adapter could not read the reply, too,
-            if the output is the only one. None leaves the answer as it is.
+    makes, but for one that the endpoint refuses. Those of copies that the program makes on the way (`dspy.BestOfN`) are
+    read, too. A decision gives the answer, whatever label the reply says, and where the adapter could not read the
+    reply, too, if the output is the only one.
     """
     predictors = dict(named_predictors(program))
     own = predictors.pop(output.predictor)

@@ -36,11 +36,11 @@ def positions_of(logprobs: Any) -> list[Position]:
 
 
 def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) -> Array:
-    """Return probabilities ``[L]`` of labels by their tokens: their sum is at most 1, as other answers have the rest.
+    """Return probabilities ``[L]`` of labels, by the likely tokens after each text; empty is where the label begins.
 
     A token that only one label begins with counts for this label. One that several begin with is followed by the tokens
     after it, where these are known, and shared evenly among them elsewhere. Case matters only where labels differ in
-    nothing else. Likely tokens are given by the text before them, which is empty where the label begins.
+    nothing else. The sum is at most 1, as other answers have the rest.
     """
     fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
     before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
@@ -55,11 +55,10 @@ def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) 
             fitting = [
                 i
                 for i, rest in rests.items()
-                if token
-                and rest
+                if rest
                 and (rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum()))
             ]
-            if not fitting:
+            if not (token and fitting):
                 continue
             mass = probability * math.exp(min(0.0, log_probability))
             left -= mass

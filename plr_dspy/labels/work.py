@@ -35,11 +35,9 @@ class LabelWork(MetricWork):
         output: The program's output whose labels are read.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
         purpose: What cannot do without log-probabilities, as in `LogprobRequests`.
-        calibrating: Whether the likeliest label is the answer, as of a `CalibratedProgram`, also of replies that the
-            adapter cannot read.
+        calibrating: Whether the likeliest label is the answer, also of replies that the adapter cannot read.
         original: Where answers are to be calibrated, the demos of what the user has, by predictor: it answers as it
-            does in use, failed replies included. None for nothing.
-        own: The calibration that it has in use; None for none.
+            does in use, by its `own` calibration if it has one, failed replies included. None for nothing.
 
     Attributes:
         requests: Decides whether log-probabilities are asked for; switched off, this is `MetricWork`.
@@ -132,8 +130,7 @@ class LabelWork(MetricWork):
 def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:
     """Ask a metric for the score of each label on each example, ``[E, L]``, or say why there are none.
 
-    The metric gets copies of the examples, and predictions that hold the label alone. One that needs more, calls a
-    language model, takes long, or fails is not asked any further.
+    Predictions hold the label alone. A metric that needs more, calls a model, takes long, or fails is asked no further.
     """
     values = list(output.labels.values())
     if output.decision is not None and output.held:  # Without a confidence: a metric that looks at it fails.

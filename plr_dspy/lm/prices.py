@@ -13,8 +13,7 @@ import dspy
 import orjson
 
 WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-"""Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models"; litellm takes
-the part for the whole with these alone."""
+"""Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models"."""
 
 
 class Price(NamedTuple):
@@ -29,9 +28,8 @@ class Price(NamedTuple):
 
 def price_of(model: str) -> Price | None:
     """The price of a model by DSPy's name for it, such as "openai/gpt-4o-mini"; None where none is known."""
-    table = (
-        getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
-    )  # the user's own prices, too
+    # The user's own prices are in litellm's table, too, where that is imported.
+    table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
     provider, _, name = model.partition("/")
     if (entry := table.get(model)) is None:
         entry = table.get(name, {})
@@ -43,9 +41,7 @@ def price_of(model: str) -> Price | None:
         return None
     cached = entry.get("cache_read_input_token_cost")
     written = entry.get("cache_creation_input_token_cost") or prompt
-    return Price(
-        float(prompt), float(completion), float(prompt if cached is None else cached), float(written)
-    )
+    return Price(*map(float, (prompt, completion, prompt if cached is None else cached, written)))
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:

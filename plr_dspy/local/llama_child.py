@@ -6,25 +6,11 @@ It answers with a line of JSON, and ends when its input ends, so that it never o
 import json
 import os
 import sys
-from typing import Any
 
 
 def main() -> None:
     settings = json.loads(sys.stdin.readline())
     sys.path[:] = settings["sys_path"]
-    try:
-        server = start(settings)
-        reply = {"address": server.listening_address}
-    except RuntimeError as error:
-        reply = {"error": str(error)}
-    print(json.dumps(reply), flush=True)
-    os.dup2(2, 1)
-    sys.stdin.read()
-    # The server's destructor waits for calls in flight, for whom nobody waits any more.
-    os._exit(0)
-
-
-def start(settings: dict[str, Any]) -> Any:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -42,7 +28,16 @@ def start(settings: dict[str, Any]) -> Any:
     params.cache_ram_mib = 0  # the slots keep the prefixes; the cache behind them grows to gigabytes
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["num_threads"]
     params.verbosity = 1
-    return xllamacpp.Server(params)
+    try:
+        server = xllamacpp.Server(params)
+        reply = {"address": server.listening_address}
+    except RuntimeError as error:
+        reply = {"error": str(error)}
+    print(json.dumps(reply), flush=True)
+    os.dup2(2, 1)
+    sys.stdin.read()
+    # The server's destructor waits for calls in flight, for whom nobody waits any more.
+    os._exit(0)
 
 
 if __name__ == "__main__":

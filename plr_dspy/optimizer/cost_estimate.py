@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import dspy
 
 from plr_dspy.compilation.path import MIN_COMPARED
-from plr_dspy.compilation.plan import MIN_ORDERS
+from plr_dspy.compilation.plan import MIN_ORDERS, Plan
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
@@ -86,25 +85,21 @@ class Estimate:
 def estimate(job: Job) -> Estimate:
     """The cost of a prepared compile, and of calls that make demos before."""
     plan, max_cost, num_distinct = job.plan, job.optimizer.max_cost, job.slots.space.num_distinct
+    calls, all_calls = plan.program_calls, plan.program_calls + len(job.attempts)
     tokens = tokens_a_call(job)
-    dollars_a_call = cost_a_call(job, tokens)
-    calls = plan.program_calls
-    all_calls = calls + len(job.attempts)
     prompt_tokens = cost = affordable = None
     if tokens is not None:
         prompt_tokens = round(all_calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
-    if dollars_a_call is not None:
-        cost = dollars_a_call * all_calls
-        pays = all_calls if max_cost is None or not dollars_a_call else max_cost / dollars_a_call
-        affordable = min(all_calls, int(pays))
-    first = plan.num_first_examples if plan.racing else plan.num_train_examples
+    if (a_call := cost_a_call(job, tokens)) is not None:
+        cost = a_call * all_calls
+        affordable = all_calls if max_cost is None or not a_call else min(all_calls, int(max_cost / a_call))
     search_calls = calls - min(plan.race_calls + plan.final_calls, calls)
     found = Estimate(
         orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
         distinct_prompts=num_distinct,
         num_train=len(job.splits.train),
         num_selection=len(job.splits.selection),
-        num_orders=min(search_calls // first if first else 0, num_distinct),
+        num_orders=min(search_calls // max(1, _num_first(plan)), num_distinct),
         num_finalists=min(plan.num_finalists, num_distinct),
         num_selection_examples=plan.num_selection_examples,
         bootstrap_calls=len(job.attempts),
@@ -117,11 +112,16 @@ def estimate(job: Job) -> Estimate:
         affordable_calls=affordable,
         text="",
     )
-    return replace(found, text="\n  ".join(_lines(job, found, first)))
+    return replace(found, text="\n  ".join(_lines(job, found)))
 
 
-def _lines(job: Job, found: Estimate, first: int) -> list[str]:
-    """What is printed; orders are scored on so many examples at first."""
+def _num_first(plan: Plan) -> int:
+    """Examples that a search scores an order on at first."""
+    return plan.num_first_examples if plan.racing else plan.num_train_examples
+
+
+def _lines(job: Job, found: Estimate) -> list[str]:
+    """What is printed."""
     optimizer, noun, affordable = job.optimizer, job.slots.noun, found.affordable_calls
     line = f"at most {found.program_calls:,} program calls, prompt tokens "
     line += "not known" if found.prompt_tokens is None else f"about {found.prompt_tokens:,}"
@@ -134,7 +134,7 @@ def _lines(job: Job, found: Estimate, first: int) -> list[str]:
         line += f"; max_cost=${optimizer.max_cost:g} {effect}"
     if found.program_calls and optimizer.max_seconds is not None:
         line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
-    most = job.plan.num_train_examples
+    first, most = _num_first(job.plan), job.plan.num_train_examples
     examples = f"{most} {optimizer.scored_on}"
     if optimizer.scored_on == "train examples":
         examples = f"{f'{first} to ' * (first < most)}{most} of {found.num_train} train examples"
@@ -156,27 +156,24 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
     None where some predictor reads more than the examples' inputs; nan for answers where it has no demos to show any.
     """
     examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
-    renderer, tokens = PromptRenderer(), dict[str, dict[str, float]]()
+    renderer, tokens, count = PromptRenderer(), dict[str, dict[str, float]](), token_counter()
     try:
         program = job.slots.build(ProgramFactory(job.program), job.slots.typical)
-        with token_counter() as count:
-            for inputs, predictor in product(
-                [dict(each.inputs().items()) for each in examples], program.predictors()
-            ):
-                lm = predictor.lm or dspy.settings.lm
-                if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
-                    return None
-                finds = isinstance(predictor, RetrievingPredict)
-                shown = predictor.shown(inputs) if finds else predictor.demos
-                messages = renderer.prompt(predictor, shown, inputs)
-                answers = [message for message in messages if message["role"] == "assistant"]
-                kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
-                kinds["prompt_tokens"] += count(messages=messages) / len(examples)
-                answer = count(messages=answers) / len(answers) if answers else math.nan
-                kinds["completion_tokens"] += answer / len(examples)
-    except (
-        Exception
-    ):  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
+        for example, predictor in product(examples, program.predictors()):
+            lm, inputs = predictor.lm or dspy.settings.lm, dict(example.inputs().items())
+            if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
+                return None
+            finds = isinstance(predictor, RetrievingPredict)
+            messages = renderer.prompt(
+                predictor, predictor.shown(inputs) if finds else predictor.demos, inputs
+            )
+            answers = [message for message in messages if message["role"] == "assistant"]
+            kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
+            kinds["prompt_tokens"] += count(messages=messages) / len(examples)
+            answer = count(messages=answers) / len(answers) if answers else math.nan
+            kinds["completion_tokens"] += answer / len(examples)
+    # Of an adapter, or a message that litellm does not know: no reason to refuse an estimate.
+    except Exception:
         return None
     return tokens or None
 
@@ -189,28 +186,18 @@ def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> f
     return None if cost is None or math.isnan(cost) else cost
 
 
-@contextmanager
-def token_counter() -> Iterator[Callable[..., int]]:
-    """Count the tokens of messages, without the look at its price list on the network that litellm's import takes."""
-    name = "LITELLM_LOCAL_MODEL_COST_MAP"
-    before = os.environ.get(name)
-    os.environ[name] = "True"
-    try:
-        litellm = importlib.import_module("litellm")
-        # Images count as so many tokens each, so that none is downloaded.
-        yield partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+def token_counter() -> Callable[..., int]:
+    """What counts the tokens of messages; litellm's import looks for no price list on the network."""
+    with patch.dict(os.environ, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}):
+        import litellm
+    # Images count as so many tokens each, so that none is downloaded.
+    return partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
 
 
 def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
     """Return the budget of a compile, whose time begins now; the ledger has what was paid for before.
 
-    Raises:
-        ValueError: when a model has no price, or the money pays for no comparison of a few orders.
+    A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
     plan, max_cost, max_calls = job.plan, job.optimizer.max_cost, job.plan.max_metric_calls
     limits: dict[str, Any] = {
@@ -224,8 +211,7 @@ def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
         raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
     expected = cost_a_call(job, tokens_a_call(job))
     if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):
-        num_first = plan.num_first_examples if plan.racing else plan.num_train_examples
-        num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
+        num_first, num_orders = _num_first(plan), min(MIN_ORDERS, job.slots.space.num_distinct)
         num_compared = min(MIN_COMPARED, plan.num_selection_examples)
         calls = num_orders * num_first + plan.num_finalists * num_compared
         least = (MARGIN * calls + 1) * expected / (1.0 - BOOTSTRAP_SHARE * bool(job.attempts))

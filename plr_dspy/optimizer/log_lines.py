@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 
-from plr_dspy.runtime.progress_bar import DSPY_HANDLER, shows_progress
+from plr_dspy.runtime.progress_bar import shows_progress
 
 PACKAGE = "plr_dspy"
 
+# As DSPy has them.
+HANDLER = "dspy_handler"
 LINE_FORMAT, TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"
-"""DSPy's."""
 
 
 def show_log_lines() -> None:
@@ -19,11 +20,11 @@ def show_log_lines() -> None:
     They also go to whatever the user has configured, and then to that alone: nothing is shown twice.
     """
     logger = logging.getLogger(PACKAGE)
-    for handler in [handler for handler in logger.handlers if handler.name == DSPY_HANDLER]:
+    for handler in [handler for handler in logger.handlers if handler.name == HANDLER]:
         logger.removeHandler(handler)
     handler = logging.StreamHandler(_DSPyStream())
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
-    handler.set_name(DSPY_HANDLER)
+    handler.set_name(HANDLER)
     handler.addFilter(_is_needed)
     logger.addHandler(handler)
     logger.setLevel(logger.level or logging.INFO)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from types import ModuleType
+from typing import Any
 
 from plr_dspy.report.data import Report
 
@@ -18,23 +18,19 @@ PREFIX = "reorder"
 def track(report: Report) -> None:
     """Log a report to the active MLflow run; do nothing where MLflow is not imported, or no run is active.
 
-    Logged are the settings as parameters, the scores of each round by program calls and what came out as metrics, with
-    the best score in percent as `eval`, which MLflow compares programs by; and the report as ``reorder_report.json``,
-    with matplotlib also as ``reorder_report.html``. What MLflow cannot take is a warning: the compile is paid for.
+    What MLflow cannot take is a warning: the compile is paid for.
     """
-    mlflow = sys.modules.get("mlflow")
-    run = mlflow.active_run() if mlflow is not None and hasattr(mlflow, "active_run") else None
-    if run is None:
-        return
-    assert mlflow is not None
+    mlflow: Any = sys.modules.get("mlflow")
     try:
-        _log(mlflow, report, run.info.run_id)
+        if run := getattr(mlflow, "active_run", lambda: None)():
+            _log(mlflow, report, run.info.run_id)
     except Exception as error:  # of whatever stores it, wherever that is
         logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)
 
 
-def _log(mlflow: ModuleType, report: Report, run_id: str) -> None:
-    """Log parameters, metrics and the report."""
+def _log(mlflow: Any, report: Report, run_id: str) -> None:
+    """Log settings as parameters; scores by program calls, and in percent as `eval`, by which MLflow compares programs;
+    and the report as ``reorder_report.json``, with matplotlib also as ``reorder_report.html``."""
     scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
     if report.signal is not None:
         scalars["signal_used"] = report.signal.used

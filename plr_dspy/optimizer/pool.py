@@ -82,26 +82,21 @@ def pools_of(
 
     Then come what attempts made, labelled examples by their numbers in the trainset, and the list that the user gave.
     """
-    renderer, pools = PromptRenderer(), {}
+    renderer, count, pools = PromptRenderer(), token_counter(), {}
     others = [(example, f"trainset[{number}]") for number, example in labelled.items()]
     others += [(demo, f"candidates[{i}]") for i, demo in enumerate(given)]
-    with token_counter() as count:
-        for name, predictor in named_predictors(program):
-            nothing = renderer.render(predictor, [])
-            tokens_before = count(messages=renderer.messages(predictor, []))
-            seen, pool = {nothing}, []
-            made = [
-                (each.demos[name], f"bootstrapped from trainset[{each.example}]")
-                for each in attempts
-                if name in each.demos
-            ]
-            for demo, origin in [*((demo, OWN) for demo in predictor.demos), *made, *others]:
-                messages = renderer.messages(predictor, [demo])
-                text = renderer.text(messages)
-                if text == nothing or (text in seen and origin != OWN):
-                    continue
+    for name, predictor in named_predictors(program):
+        own = [(demo, OWN) for demo in predictor.demos]
+        made = [
+            (a.demos[name], f"bootstrapped from trainset[{a.example}]") for a in attempts if name in a.demos
+        ]
+        tokens_before = count(messages=renderer.messages(predictor, []))
+        seen, pool = {nothing := renderer.render(predictor, [])}, []
+        for demo, origin in [*own, *made, *others]:
+            messages = renderer.messages(predictor, [demo])
+            text = renderer.text(messages)
+            if text != nothing and (text not in seen or origin == OWN):
                 seen.add(text)
-                tokens = count(messages=messages) - tokens_before
-                pool.append(PooledDemo(demo, origin, int(tokens)))
-            pools[name] = pool
+                pool.append(PooledDemo(demo, origin, int(count(messages=messages) - tokens_before)))
+        pools[name] = pool
     return pools

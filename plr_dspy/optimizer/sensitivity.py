@@ -23,7 +23,6 @@ from plr_dspy.programs.calls import Metric, MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.retrieval.slots import FoundOrders
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.spread import Array, spread
@@ -83,7 +82,8 @@ class RandomSample(Reorderer):
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, on fewer examples where failures have cost calls, and say how far apart they lie."""
         prepared = self._prepared(program, dataset, [], seed=self.seed)
-        if prepared.slots.space.num_distinct < 2:
+        num_distinct = prepared.slots.space.num_distinct
+        if num_distinct < 2:
             raise ValueError(
                 "program has one order of its demos only: nothing to compare; choose 2 demos or more"
             )
@@ -104,12 +104,31 @@ class RandomSample(Reorderer):
             # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
             table, ended = np.array(rows), outcomes != FAILED
             table = np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
-            found = _sensitivity(table, scorer, job, num_unusable=int((outcomes == WRONG).sum()))
+
+            def sensitivity(scores: Array, num_unusable: int = 0) -> OrderSensitivity:
+                num_searched = min(num_distinct, max(SEARCHED, len(scores)))
+                found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, seed=self.seed)
+                return OrderSensitivity(
+                    scores=scores.mean(axis=1).tolist(),
+                    num_distinct=num_distinct,
+                    num_examples=scores.shape[1],
+                    num_unusable=num_unusable,
+                    p_value=found.p_value,
+                    noise=found.noise,
+                    deviation=found.deviation,
+                    deviation_interval=found.interval,
+                    num_searched=num_searched,
+                    expected_gain=found.gain,
+                    gain_interval=found.gain_interval,
+                    program_calls=scorer.budget.calls,
+                )
+
+            found = sensitivity(table, int((outcomes == WRONG).sum()))
             moved = None
             if isinstance(work, LabelWork):
                 moved = _calibrated(work, [list(cells[order].items()) for order in orders], table)
-            found = replace(found, calibrated=None if moved is None else _sensitivity(moved, scorer, job))
-            return replace(found, turned=found.scores[1] if finds else None)
+            found = replace(found, turned=found.scores[1] if finds else None)
+            return replace(found, calibrated=None if moved is None else sensitivity(moved))
 
 
 def order_sensitivity(
@@ -136,9 +155,8 @@ def order_sensitivity(
     Where the first 60 scores are all the same, no further call is made.
 
     Of a classifier whose endpoint gives log-probabilities, the same calls also tell how far apart the orders lie once
-    they are calibrated, which needs no search: see `BatchCalibration`.
-
-    An order that an optimizer chose on these very examples looks better on them than it is: pass others then.
+    they are calibrated, which needs no search: see `BatchCalibration`. An order that an optimizer chose on these very
+    examples looks better on them than it is: pass others then.
 
     Args:
         program: With demos in one predictor at least; it is not changed.
@@ -153,39 +171,8 @@ def order_sensitivity(
         RuntimeError: when hardly any of the first answers could be parsed.
         Exception: of the program or the metric, as from `PLReorder.compile`.
     """
-    sample = RandomSample(
-        metric,
-        num_orders=num_orders,
-        max_metric_calls=max_metric_calls,
-        num_threads=num_threads,
-        max_errors=max_errors,
-        seed=seed,
-        log_dir=log_dir,
-        accept_changes=accept_changes,
-        display_progress=display_progress,
-    )
-    return sample.measure(program, dataset)
-
-
-def _sensitivity(table: Array, scorer: CellScorer, job: Job, *, num_unusable: int = 0) -> OrderSensitivity:
-    """Say how far apart orders lie, from their scores ``[orders, examples]``."""
-    num_distinct = job.slots.space.num_distinct
-    num_searched = min(num_distinct, max(SEARCHED, len(table)))
-    found = spread(table, num_distinct=num_distinct, num_searched=num_searched, seed=job.seed)
-    return OrderSensitivity(
-        scores=table.mean(axis=1).tolist(),
-        num_distinct=num_distinct,
-        num_examples=table.shape[1],
-        num_unusable=num_unusable,
-        p_value=found.p_value,
-        noise=found.noise,
-        deviation=found.deviation,
-        deviation_interval=found.interval,
-        num_searched=num_searched,
-        expected_gain=found.gain,
-        gain_interval=found.gain_interval,
-        program_calls=scorer.budget.calls,
-    )
+    given = {name: value for name, value in locals().items() if name not in ("program", "dataset")}
+    return RandomSample(**given).measure(program, dataset)
 
 
 def _calibrated(work: LabelWork, cells: Sequence[Sequence[tuple[int, Cell]]], table: Array) -> Array | None:
@@ -203,9 +190,8 @@ def _calibrated(work: LabelWork, cells: Sequence[Sequence[tuple[int, Cell]]], ta
             if len(told) < 2:
                 continue
             known = np.array([of_order[i][1].label_logprobs for i in told])
-            unseen = np.array(
-                [np.isin(np.arange(known.shape[1]), of_order[i][1].unseen_labels) for i in told]
-            )
+            labels = np.arange(known.shape[1])
+            unseen = np.array([np.isin(labels, of_order[i][1].unseen_labels) for i in told])
             offsets = batch_offsets(known, unseen=unseen, prior=shares)
             answers = calibrated(known, offsets, unseen=unseen).argmax(axis=1)
             row[told] = work.scores[[of_order[i][0] for i in told], answers]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
@@ -19,21 +20,6 @@ MAX_ENUMERATED_ITEMS = 10
 
 STEP = 0.125
 """Spacing in log-time of the quadrature of marginals; of up to a few hundred items their errors are below 1e-9."""
-
-
-class _Ranking(constraints.Constraint):
-    """Constrain the last dimension to be different ones of n items; fewer are filled up with `NOT_SHOWN`."""
-
-    is_discrete = True
-    event_dim = 1
-
-    def __init__(self, num_items: int, min_length: int) -> None:
-        self.num_items, self.min_length = num_items, min_length
-        super().__init__()
-
-    def check(self, value: Tensor) -> Tensor:
-        long_enough = (value != NOT_SHOWN).sum(dim=-1) >= self.min_length
-        return are_rankings(value, self.num_items) & long_enough
 
 
 class PlackettLuce(Distribution):
@@ -59,8 +45,6 @@ class PlackettLuce(Distribution):
         TypeError, ValueError: for arguments that do not fit.
     """
 
-    has_enumerate_support = True
-
     def __init__(
         self,
         logits: Tensor,
@@ -79,17 +63,15 @@ class PlackettLuce(Distribution):
         if validate_args is not False and bool(logits.isinf().any()):
             raise ValueError("logits must be finite; got infinities")
         if weights is not None and weights.shape != logits.shape[:-1]:
+            expected, got = list(logits.shape[:-1]), list(weights.shape)
+            raise ValueError(f"weights must have one entry for each component, shape {expected}; got {got}")
+        shares, num_items = length_probabilities, logits.shape[-1]
+        least = 1 if shares is None else 0
+        if length is not None and not (type(length) is int and least <= length <= num_items):
             raise ValueError(
-                f"weights must have one entry for each component of the logits, shape {list(logits.shape[:-1])}; "
-                f"got {list(weights.shape)}"
+                f"length must be a whole number from {least} to the {num_items} items; got {length!r}"
             )
-        shares = length_probabilities
-        self.num_items, least = logits.shape[-1], 1 if shares is None else 0
-        if length is not None and not (type(length) is int and least <= length <= self.num_items):
-            raise ValueError(
-                f"length must be a whole number from {least} to the {self.num_items} items; got {length!r}"
-            )
-        self.length = self.num_items if length is None else length
+        self.num_items, self.length = num_items, num_items if length is None else length
         if shares is not None and not (shares.dim() == 1 and 1 <= len(shares) <= self.length + 1):
             raise ValueError(
                 f"length_probabilities must have 1 to {self.length + 1} entries, one for each number of items down "
@@ -109,47 +91,29 @@ class PlackettLuce(Distribution):
         given = {name: constraints.simplex for name in shares if getattr(self, name) is not None}
         return {"logits": constraints.real_vector, **given}
 
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        return _Ranking(self.num_items, self.min_length)
-
     def copy(self, **changes: Any) -> PlackettLuce:
         """The distribution with other arguments in place of some of its own."""
         names = ("logits", "weights", "length", "length_probabilities", "generator")
         return PlackettLuce(**{**{name: getattr(self, name) for name in names}, **changes})
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> PlackettLuce:
-        logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[len(self.batch_shape) :])
-        weights = None if self.weights is None else self.weights.expand(logits.shape[:-1])
-        return self.copy(logits=logits, weights=weights)
-
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of orderings.
-
-        Args:
-            value: Orderings, ``[*sample, *batch, k]``; ``value[..., 0]`` is the first item.
-
-        Returns:
-            Tensor ``[*sample, *batch]``.
-        """
+        """Log-probabilities ``[*sample, *batch]`` of orderings ``[*sample, *batch, k]``, their first item first."""
+        lengths = (value != NOT_SHOWN).sum(dim=-1)
         if self._validate_args:
-            self._validate_sample(value)
+            fitting = value.shape[-1:] == self.event_shape and are_rankings(value, self.num_items)
+            if not bool(torch.as_tensor(fitting).all()) or bool((lengths < self.min_length).any()):
+                raise ValueError(
+                    f"value must hold {self.min_length} to {self.length} different ones of {self.num_items} items in "
+                    f"each row [..., {self.length}], followed by -1; got {value}"
+                )
         by_component = log_probabilities(self._by_component, value[..., None, :])
         of_items = (by_component + self._shares.log()).logsumexp(dim=-1)
         if self.length_probabilities is None:
             return of_items
-        lengths = (value != NOT_SHOWN).sum(dim=-1)
         return of_items + self.length_probabilities.log()[lengths - self.min_length]
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw orderings by perturbing the logits with Gumbel noise and sorting.
-
-        Args:
-            sample_shape: Leading shape of the draws.
-
-        Returns:
-            Integer tensor ``[*sample_shape, *batch, k]``.
-        """
+        """Draw orderings, ``[*sample_shape, *batch, k]``, by perturbing the logits with Gumbel noise and sorting."""
         with torch.no_grad():
             shape = torch.Size(sample_shape) + self.batch_shape
             logits, lengths = self.logits, torch.tensor(self.length)
@@ -178,14 +142,8 @@ class PlackettLuce(Distribution):
         return modes.take_along_dim(best[None, ..., None], dim=0)[0]
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All orderings, in lexicographic order, the short ones before the long ones.
-
-        Returns:
-            Integer tensor ``[n! / (n - k)!, *batch, k]`` (``[n! / (n - k)!, 1, ..., k]`` if not `expand`).
-
-        Raises:
-            ValueError: for more orderings than 10 items have.
-        """
+        """All orderings, ``[n! / (n - k)!, *batch, k]`` (or 1 for each of the batch without `expand`), in lexical
+        order, the short ones before the long ones; a ValueError for more of them than 10 items have."""
         if math.perm(self.num_items, self.length) > math.factorial(MAX_ENUMERATED_ITEMS):
             raise ValueError(
                 f"enumerate_support lists every ordering and stops at as many as n = {MAX_ENUMERATED_ITEMS} items "
@@ -198,12 +156,8 @@ class PlackettLuce(Distribution):
         return orderings.expand(-1, *self.batch_shape, -1) if expand else orderings
 
     def marginals(self) -> Tensor:
-        """Probability of each item at each position, by quadrature.
-
-        Returns:
-            Tensor ``[*batch, n, k]``; ``[..., i, r]`` is Pr(item i at position r). Its sum over the positions is the
-            probability that an item is drawn at all.
-        """
+        """Probability of each item at each position ``[*batch, n, k]``, by quadrature: ``[..., i, r]`` is Pr(item i at
+        position r). Its sum over the positions is the probability that an item is drawn at all."""
         flat = self.logits.detach().double().reshape(-1, self.num_items)
         tables = torch.stack([_place_probabilities(logits, self.length) for logits in flat])
         tables = tables.view(*self._by_component.shape, self.length).to(self.logits.dtype)
@@ -257,14 +211,12 @@ def completed(rankings: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     Returns:
         Orderings of all items ``[..., n]``, and whether a place of them is shown, ``[..., n]``.
     """
-    shown, length = rankings != NOT_SHOWN, rankings.shape[-1]
-    if length == num_items and bool(shown.all()):
-        return rankings, shown
-    places = torch.arange(num_items, device=rankings.device)
+    shown, places = rankings != NOT_SHOWN, torch.arange(num_items, device=rankings.device)
     behind = places.new_full((*rankings.shape[:-1], num_items + 1), num_items)  # the last takes what fills up
-    keys = behind.scatter(-1, rankings.where(shown, num_items), places[:length].expand(rankings.shape))
-    orderings = keys[..., :num_items].argsort(dim=-1, stable=True)
-    return orderings, places < shown.sum(dim=-1, keepdim=True)
+    keys = behind.scatter(
+        -1, rankings.where(shown, num_items), places[: rankings.shape[-1]].expand(rankings.shape)
+    )
+    return keys[..., :num_items].argsort(dim=-1, stable=True), places < shown.sum(dim=-1, keepdim=True)
 
 
 def are_rankings(rankings: Tensor, num_items: int) -> Tensor:
@@ -292,31 +244,18 @@ def _place_probabilities(logits: Tensor, length: int) -> Tensor:
 
     An item's Gumbel-perturbed rank is the number of independent exponential clocks that ring before its own; given its
     ringing time that number is Poisson-binomial, and the time is integrated out by the trapezoid rule in log-time,
-    which converges geometrically here.
+    which converges geometrically here. The polynomial of that number is known by its values at roots of unity. Of an
+    odd number of roots none is -1, where the factor of a single clock, by which it is divided, may vanish.
     """
-    n = len(logits)
+    number = len(logits) | 1
+    turns = -2 * math.pi / number * torch.arange(number // 2 + 1, device=logits.device, dtype=torch.float64)
+    steps = torch.polar(torch.ones_like(turns), turns) - 1.0
+    values = torch.zeros(len(logits), len(steps), dtype=steps.dtype, device=logits.device)
     # The density of log-time decays as exp(s) to the left and doubly exponentially to the right.
-    times = torch.arange(-float(logits.max()) - 30.0, -float(logits.min()) + 4.0, STEP, dtype=torch.float64)
-    log_hazards = logits + times.to(logits.device)[:, None]  # [q, n]
-    hazards = log_hazards.exp()
-    density = STEP * (log_hazards - hazards).exp()  # of item i ringing at this log-time
-    rung, silent = -torch.expm1(-hazards), (-hazards).exp()  # probability of having rung before, and of not
-    counts = logits.new_zeros(n + 1, len(times))  # of all clocks that have rung
-    counts[0] = 1.0
-    for i in range(n):
-        counts[1:] = counts[1:] * silent[:, i] + counts[:-1] * rung[:, i]
-        counts[0] *= silent[:, i]
-    # Without an item's own clock: the counts divided by its factor (silent + rung x), from the end of the polynomial
-    # where errors do not grow.
-    table = logits.new_zeros(n, length)
-    early, late = rung < 0.5, rung >= 0.5
-    others = torch.zeros_like(rung)
-    for place in range(length):
-        others = ((counts[place, :, None] - rung * others) / silent).masked_fill(late, 0.0)
-        table[:, place] += (density * others).sum(dim=0)
-    others = torch.zeros_like(rung)
-    for place in reversed(range(n)):
-        others = ((counts[place + 1, :, None] - silent * others) / rung).masked_fill(early, 0.0)
-        if place < length:
-            table[:, place] += (density * others).sum(dim=0)
+    for time in np.arange(-float(logits.max()) - 30.0, -float(logits.min()) + 4.0, STEP).tolist():
+        hazards = (logits + time).exp()
+        factors = 1.0 - torch.expm1(-hazards)[:, None] * steps  # of clocks: silent + rung * root
+        density = STEP * (logits + time - hazards).exp()  # of item i ringing at this log-time
+        values += density[:, None] * factors.prod(dim=0) / factors
+    table: Tensor = torch.fft.irfft(values, n=number)[:, :length]
     return table.clamp(min=0.0)

@@ -8,13 +8,14 @@ The fits are written in numpy, with their gradient: for so few numbers torch tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from plr_dspy.plackett_luce.distribution import (
@@ -36,17 +37,7 @@ TINY = 1e-300
 UNIFORM_SHARE = 0.05
 """Share of the probability that all numbers of items have in equal parts, at least: none dies out."""
 
-LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "smoothing": ("lie in (0, 1]", lambda value: 0.0 < value <= 1.0),
-    "clip": ("be positive", lambda value: value > 0.0),
-    "temperature": ("be positive", lambda value: value > 0.0),
-    "learning_rate": ("be positive", lambda value: value > 0.0),
-    "l2": ("not be negative", lambda value: value >= 0.0),
-    "weight_floor": ("lie in [0, 1)", lambda value: 0.0 <= value < 1.0),
-    "num_components": ("be a whole number of at least 1", lambda value: isinstance(value, int) and value > 0),
-    "num_steps": ("be a whole number of at least 1", lambda value: isinstance(value, int) and value > 0),
-}
-"""What must hold for the numbers of a rule, in words and as a check."""
+STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 @runtime_checkable
@@ -68,53 +59,43 @@ class UpdateRule(Protocol):
         """The next distribution, from elites ``[m, n]`` and their weights ``[m]`` (None: all 1)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Rule:
     """What the rules here have in common."""
 
-    smoothing: float = 0.7
-    clip: float = 20.0
+    smoothing: float = Field(default=0.7, gt=0, le=1)
+    clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
-
-    def __post_init__(self) -> None:
-        for name, (expected, holds) in LIMITS.items():
-            if hasattr(self, name) and not holds(value := getattr(self, name)):
-                raise ValueError(f"{name} must {expected}; got {value!r}")
 
     def initial(self, num_items: int) -> PlackettLuce:
         return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
-    def _checked(
-        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None, *, num_components: int = 1
-    ) -> Tensor:
+    def _checked(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None) -> Tensor:
         """The weights ``[m]`` like the distribution's logits; that, the elites and they are checked."""
-        logits = distribution.logits
+        logits, expected = distribution.logits, getattr(self, "num_components", 1)
         count = 1 if distribution.weights is None else len(distribution.weights)
-        if count != num_components:
+        if count != expected:
             raise TypeError(
-                f"{type(self).__name__} updates a PlackettLuce with {num_components} components; got one with {count}: "
+                f"{type(self).__name__} updates a PlackettLuce with {expected} components; got one with {count}: "
                 f"use MixtureEM(num_components={count})"
             )
-        if elites.dim() != 2 or elites.shape[0] < 1 or elites.shape[1] != logits.shape[-1]:
+        shape, size = list(elites.shape), logits.shape[-1]
+        if len(shape) != 2 or not shape[0] or shape[1] != size or not bool(are_rankings(elites, size).all()):
             raise ValueError(
-                f"elites must have shape [m, {logits.shape[-1]}] with m >= 1 orderings of the distribution's items; "
-                f"got {list(elites.shape)}"
-            )
-        if not bool(are_rankings(elites, elites.shape[1]).all()):
-            raise ValueError(
-                "elites must have different items in each row, followed by -1 where they show fewer"
+                f"elites must have shape [m, {size}] with m >= 1, and different items in each row, followed by -1 "
+                f"where they show fewer; got {elites}"
             )
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
-        if weights.shape != elites.shape[:1]:
+        usable = weights.shape == elites.shape[:1] and bool(weights.isfinite().all() & (weights >= 0).all())
+        if not usable or float(weights.sum()) <= 0:
             raise ValueError(
-                f"weights must have one entry for each of the {len(elites)} elites; got {list(weights.shape)}"
+                f"weights must be finite, not negative, not all 0, one entry for each of {len(elites)} elites; "
+                f"got {weights}"
             )
-        if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or float(weights.sum()) <= 0:
-            raise ValueError("weights must be finite, not negative, and not all 0")
         return weights
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RankEMA(_Rule):
     """Moving average towards the elites' mean ranks (the EMA update of PLR).
 
@@ -129,7 +110,7 @@ class RankEMA(_Rule):
     """
 
     name: ClassVar[str] = "ema"
-    temperature: float = 1.0
+    temperature: float = Field(default=1.0, gt=0)
 
     def update(
         self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
@@ -141,7 +122,7 @@ class RankEMA(_Rule):
         return distribution.copy(logits=_centred(mixed).clamp(-self.clip, self.clip))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class MixtureEM(_Rule):
     """One expectation-maximisation step of a mixture of Plackett-Luce (the EM update of PLR).
 
@@ -164,15 +145,14 @@ class MixtureEM(_Rule):
     """
 
     name: ClassVar[str] = "mixture"
-    num_components: int = 4
-    weight_floor: float = 1e-3
-    num_steps: int = 60
-    learning_rate: float = 0.1
-    l2: float = 0.0
+    num_components: int = Field(default=4, ge=1)
+    weight_floor: float = Field(default=1e-3, ge=0, lt=1)
+    num_steps: int = Field(default=60, ge=1)
+    learning_rate: float = Field(default=0.1, gt=0)
+    l2: float = Field(default=0.0, ge=0)
 
     def initial(self, num_items: int) -> PlackettLuce:
-        count = self.num_components
-        if count == 1:
+        if (count := self.num_components) == 1:
             return super().initial(num_items)
         logits = torch.zeros(count, num_items, dtype=torch.float64)
         return PlackettLuce(logits, weights=logits.new_full((count,), 1.0 / count))
@@ -219,7 +199,7 @@ class MixtureEM(_Rule):
         self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
     ) -> PlackettLuce:
         logits = distribution.logits
-        weights = self._checked(distribution, elites, weights, num_components=self.num_components)
+        weights = self._checked(distribution, elites, weights)
         shares = weights
         if distribution.weights is not None:
             shares = weights * _responsibilities(distribution, elites)  # [c, m]
@@ -232,7 +212,7 @@ class MixtureEM(_Rule):
         return distribution.copy(logits=mixed, weights=explained / explained.sum())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class MaximumLikelihood(MixtureEM):
     """Smoothed maximum likelihood of the elites, by Adam from the current logits (the MLE update of PLR).
 
@@ -251,11 +231,10 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
     log_joint = log_probabilities(logits[:, None, :], elites) + mixture.weights.log()[:, None]
     responsibilities = torch.softmax(log_joint, dim=0)
     twins = (logits[:, None, :] - logits[None, :, :]).abs().amax(dim=-1) < 1e-9
-    for k in range(len(twins)):
-        group = twins[k].nonzero().flatten()
-        if len(group) > 1 and int(group[0]) == k:
+    for group in torch.unique(twins, dim=0):
+        if group.sum() > 1:
             pooled = responsibilities[group].sum(dim=0)
-            responsibilities[group] = pooled * split_by_distance(elites, len(group)).T.to(pooled)
+            responsibilities[group] = pooled * split_by_distance(elites, int(group.sum())).T.to(pooled)
     return responsibilities
 
 

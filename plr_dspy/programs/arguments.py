@@ -28,11 +28,8 @@ from typing_extensions import dataclass_transform
 
 from plr_dspy.programs.calls import Metric, metric_caller
 
-LARGEST = 2**63 - 1
-"""What a file of JSON can hold."""
-
-LONGEST = 150
-"""Characters of a value in a message."""
+LARGEST = 2**63 - 1  # what a file of JSON can hold
+LONGEST = 150  # characters of a value in a message
 
 
 def _as_python(value: Any) -> Any:
@@ -95,7 +92,7 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 
 class Checked:
-    """Checks arguments that are set after the constructor, too; attributes that are no arguments are free."""
+    """Checks arguments that are set after the constructor, too; other attributes are free."""
 
     seed: Seed
 
@@ -115,11 +112,9 @@ class Checked:
 
     def _seed(self, seed: int | None) -> int:
         """The seed of a compile, which wins over the constructor's."""
-        if seed is None:
-            return self.seed
-        other = copy.copy(self)
-        other.seed = seed
-        return other.seed
+        checked = copy.copy(self)
+        checked.seed = self.seed if seed is None else seed
+        return checked.seed
 
 
 @contextmanager

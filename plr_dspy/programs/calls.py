@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,15 +34,10 @@ SHOWN = 150
 
 @dataclass(frozen=True)
 class Scored:
-    """An example that is scored: no demo that is found for it is made of it, or asks the same.
+    """An example that is scored: no demo that is found for it is made of it, or asks the same."""
 
-    Attributes:
-        source: What identifies its inputs.
-        values: What identifies each of them, whatever its name.
-    """
-
-    source: str
-    values: frozenset[bytes]
+    source: str  # what identifies its inputs
+    values: frozenset[bytes]  # what identifies each of them, whatever its name
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> Scored:
@@ -51,18 +45,13 @@ class Scored:
         return cls(source_of(inputs), frozenset(map(folded_key, dict(inputs.items()).values())))
 
 
-@contextmanager
-def scoring(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Score the example with these inputs, as `scored` says: in threads, too, that DSPy starts meanwhile."""
-    # Other context variables do not reach such threads.
-    with dspy.context(plr_dspy_scored=Scored.of(inputs)):
-        yield
-
-
 def scored() -> Scored | None:
-    """The example that is scored; None where that is not known, or there is none."""
-    found: Scored | None = dspy.settings.get("plr_dspy_scored")
-    return found
+    """The example that is scored; None where that is not known, or there is none.
+
+    It is in DSPy's settings, which reach threads that DSPy starts; other context variables do not.
+    """
+    inputs = dspy.settings.get("plr_dspy_scored")
+    return None if inputs is None else Scored.of(inputs)
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
@@ -130,7 +119,7 @@ def as_score(value: Any) -> float:
     """A metric's value as a float, never rounded.
 
     Raises:
-        MetricTypeError: for None, a dict, text, an array of several numbers, or anything else that is no number.
+        MetricTypeError: for anything that is no number, such as None, a dict, or an array of several.
         ValueError: for NaN, infinities, and what is too large to be squared.
     """
     if inspect.iscoroutine(value):
@@ -164,8 +153,7 @@ class WrongAnswer(Exception):
     """The program ended without an answer, by the fault of the order.
 
     Attributes:
-        error: What it raised.
-        told: What the reply says of labels all the same, as fields of a `Cell`.
+        told: What the reply says all the same, as fields of a `Cell`.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -179,11 +167,7 @@ class WrongAnswer(Exception):
 
 
 class MetricWork:
-    """Makes program calls, whose answers a metric scores.
-
-    Args:
-        metric: ``metric(example, prediction)``, as in `dspy.Evaluate`.
-        examples: What cells name by index.
+    """Makes program calls on examples, which cells name by index, and has a metric score the answers.
 
     Attributes:
         sample: The start of the program's first answer, with its score.
@@ -200,12 +184,7 @@ class MetricWork:
         self._examples = examples
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Make a call of a program's copy on an example, with DSPy's tracker of its usage.
-
-        Raises:
-            WrongAnswer: when there is no answer.
-            Exception: of the program or the metric.
-        """
+        """Call a program's copy on an example, with DSPy's tracker of its usage; a WrongAnswer where there is none."""
         return self._scored(*self._answered(program, example, usage))
 
     def inputs(self, example: int | None) -> dict[str, Any] | None:
@@ -216,7 +195,7 @@ class MetricWork:
         """Return the example as the program was shown it, and what the program answers."""
         shown = own_copy(self._examples[example])
         try:
-            with scoring(shown.inputs()):
+            with dspy.context(plr_dspy_scored=shown.inputs()):
                 prediction = program(**shown.inputs())
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error

@@ -20,6 +20,9 @@ from plr_dspy.programs.copies import is_language_model, language_models, named_p
 
 logger = logging.getLogger(__name__)
 
+FINDS = "which chooses how many demos are found for each input, by what, and in what order"
+"""What messages say of `PLFewShot`."""
+
 
 def check_log_dir(log_dir: Path) -> None:
     """Make the folder, and raise unless files can be written there."""
@@ -31,38 +34,48 @@ def check_log_dir(log_dir: Path) -> None:
         raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 
-FINDS = "which chooses how many demos are found for each input, by what, and in what order"
-"""What messages say of `PLFewShot`."""
-
-
 def check_given(student: Any, *, name: str = "student", **datasets: Sequence[dspy.Example]) -> None:
     """Raise unless a program can be run on these examples, with what is configured; names are what users know."""
     _check_student(student, name)
-    needed = ", ".join(f'"{field}"' for field in _input_names(student)) or "..."
+    _check_demos(student)
+    signature = _signature(student)
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    parameters = signature.parameters.values() if signature else ()
+    needed = [each.name for each in parameters if each.kind in named and each.default is each.empty]
+    quoted = ", ".join(f'"{each}"' for each in needed)
+    with_inputs = f"with_inputs({quoted or '...'})"
     for dataset, examples in datasets.items():
         if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
             raise TypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
         for i, example in enumerate(examples):
             if not isinstance(example, dspy.Example):
-                kind, cure = type(example).__name__, f"dspy.Example(...).with_inputs({needed})"
-                raise TypeError(f"{dataset}[{i}] must be a dspy.Example; got {kind}: make each one {cure}")
-            if not getattr(example, "_input_keys", None):
-                raise ValueError(
-                    f"{dataset}[{i}] has no inputs: name those of each example by with_inputs({needed})"
+                cure = f"make each one dspy.Example(...).{with_inputs}"
+                raise TypeError(
+                    f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}"
                 )
+            if not getattr(example, "_input_keys", None):
+                raise ValueError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
+            given = sorted(example.inputs().keys())
+            try:  # What larger programs pass to their predictors cannot be known before they run.
+                _ = signature and signature.bind(**dict.fromkeys(given))
+            except TypeError as error:
+                problem = f"forward{signature} cannot take them ({error})"
+                if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
+                    problem = f"it needs {sorted(needed)}"
+                raise ValueError(
+                    f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: rename the fields of "
+                    "the examples or of the program, or name the inputs in with_inputs"
+                ) from None
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
     if lm is None and not language_models(student):
         raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
     if lm is not None and not is_language_model(lm):
-        named = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
-        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={named})")
+        cure = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
+        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={cure})")
     if adapter is not None and not isinstance(adapter, dspy.Adapter):
         raise TypeError(
             f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
         )
-    _check_demos(student)
-    for dataset, examples in datasets.items():
-        _check_inputs(student, dataset, examples)
 
 
 def _check_student(student: Any, name: str) -> None:
@@ -105,7 +118,7 @@ def _check_demos(student: dspy.Module) -> None:
     """Raise unless all demos are examples or dicts, of which prompts show a field; warn of those JSON cannot hold."""
     mismatches, with_demos = [], 0
     for name, predictor in named_predictors(student):
-        demos = predictor.demos
+        demos, shown = predictor.demos, set(predictor.signature.fields)
         if not isinstance(demos, Sequence):
             raise TypeError(
                 f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none"
@@ -115,38 +128,16 @@ def _check_demos(student: dspy.Module) -> None:
                 raise TypeError(
                     f"demo {i} of predictor {name!r} must be a dspy.Example or a dict; got {type(demo).__name__}"
                 )
-        held, shown = {field for demo in demos for field in demo}, set(predictor.signature.fields)
+        held = {field for demo in demos for field in demo}
         with_demos += bool(demos)
         if demos and not held & shown:
-            found = (
+            mismatches.append(
                 f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
             )
-            mismatches.append(found)
     if obstacle := json_obstacle(student):
         logger.warning("%s", obstacle)
     if mismatches and len(mismatches) == with_demos:
         raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
-
-
-def _check_inputs(student: dspy.Module, dataset: str, examples: Sequence[dspy.Example]) -> None:
-    """Raise when an example lacks an input of the program.
-
-    What larger programs pass to their predictors cannot be known before they run.
-    """
-    signature = _signature(student)
-    for i, example in enumerate(examples):
-        given = sorted(example.inputs().keys())
-        try:
-            if signature is not None:
-                signature.bind(**dict.fromkeys(given))
-        except TypeError as error:
-            problem = f"forward{signature} cannot take them ({error})"
-            if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-                problem = f"it needs {sorted(_input_names(student))}"
-            raise ValueError(
-                f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: rename the fields of the "
-                "examples or of the program, or name the inputs in with_inputs"
-            ) from None
 
 
 def _signature(student: dspy.Module) -> inspect.Signature | None:
@@ -161,56 +152,43 @@ def _signature(student: dspy.Module) -> inspect.Signature | None:
         return None
 
 
-def _input_names(student: dspy.Module) -> list[str]:
-    """The names of the inputs that a program needs; none where its forward does not say them."""
-    if (signature := _signature(student)) is None:
-        return []
-    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return [
-        n for n, each in signature.parameters.items() if each.kind in named and each.default is each.empty
-    ]
-
-
 def json_obstacle(program: dspy.Module) -> str:
     """Say what keeps `program.save("x.json")` from its work, and what to do; empty if nothing does."""
-    if obstacle := demo_obstacle(program):
-        return obstacle
+    obstacle = demo_obstacle(program)
     try:
-        orjson.dumps(program.dump_state())
+        orjson.dumps(None if obstacle else program.dump_state())
     except Exception as error:
         return (
             f"program.save('x.json') will fail ({type(error).__name__}: {error}): leave language models to "
             "dspy.configure(lm=...), and keep to plain data, or save with save_program=True"
         )
-    return ""
+    return obstacle
 
 
 def demo_obstacle(program: dspy.Module) -> str:
     """Say which demo keeps `program.save("x.json")` from its work, and what to do; empty if none does."""
-    obstacles = []
-    named = [(name, i, demo) for name, each in named_predictors(program) for i, demo in enumerate(each.demos)]
-    for name, i, demo in named:
-        for field, value in demo.items():
+    first, count = "", 0
+    for name, predictor in named_predictors(program):
+        for i, (field, value) in (
+            (i, item) for i, demo in enumerate(predictor.demos) for item in demo.items()
+        ):
             try:
                 orjson.dumps(serialize_object(value))
             except TypeError as error:
                 where = f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r}"
-                obstacles.append(f"{where} ({error})")
-    if not obstacles:
-        return ""
-    more = f", and {len(obstacles) - 1} more fields are like it" if len(obstacles) > 1 else ""
-    return (
-        f"{obstacles[0]}{more}: program.save('x.json') will fail; convert it to plain data, such as int(...), str(...) "
-        "or list(...), or save as 'x.pkl' or with save_program=True"
+                first, count = first or f"{where} ({error})", count + 1
+    more = f", and {count - 1} more fields are like it" * (count > 1)
+    cure = (
+        "program.save('x.json') will fail; convert it to plain data, such as int(...), str(...) or list(...), or save "
+        "as 'x.pkl' or with save_program=True"
     )
+    return first and f"{first}{more}: {cure}"
 
 
 def saved_state(path: str | Path) -> dict[str, Any]:
     """Read what `program.save("x.json")` wrote, as `load_state` takes it, and warn where that was with other versions.
 
-    Raises:
-        OSError: when the file cannot be read.
-        ValueError: when it holds no saved program.
+    What cannot be read is an OSError; what holds no saved program a ValueError.
     """
     path = Path(path)
     if path.suffix != ".json":

@@ -26,9 +26,8 @@ COPYABLE = (dict, *CONTAINERS, MethodType, partial)
 class ProgramFactory:
     """Copies a program, which is never changed, as often as there are orders to score.
 
-    `Module.deepcopy` would copy everything that the program holds: a corpus, an index, each predictor's LM with its
-    whole history. Here a copy has modules and predictors of its own, and so has whatever leads to them (lists, dicts,
-    bound methods, objects that hold the program); all else is the very object that the original holds.
+    `Module.deepcopy` would copy a corpus, an index, each LM with its history. Here a copy has modules of its own, and
+    whatever leads to them (lists, dicts, bound methods, objects that hold the program); all else is shared.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -85,10 +84,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def _shared_parts(program: dspy.Module, *, cautious: bool = False) -> dict[int, Any]:
-    """What all copies of a program share, by its id, as `copy.deepcopy` takes it for copied already.
-
-    Cautious, objects that may not be copyable are shared, too, where they lead to a module.
-    """
+    """What all copies of a program share, by its id; cautious, also what leads to a module and may not be copyable."""
     found, holders = _reachable(program)
     copied = {key: value for key, value in found.items() if isinstance(value, BaseModule)}
     pending = list(copied)
@@ -123,10 +119,7 @@ def _reachable(program: dspy.Module) -> tuple[dict[int, Any], dict[int, list[int
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a value holds, if a copy of it would hold copies of that.
-
-    Nothing of LMs and examples, nor of what a copy must not end: threads, files, whatever has a `__del__`.
-    """
+    """What a copy of a value would hold copies of: nothing of LMs, examples, and what has an end (threads, files)."""
     kind = type(value)
     closed = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")
     if closed or is_language_model(value):

@@ -22,9 +22,6 @@ from pydantic import BaseModel
 
 from plr_dspy.programs.copies import PLAIN, attributes, is_language_model
 
-SHOWN = (bool, int, type(None))
-"""Types of values that a message may show; of others, digests are kept: they may be long, or secret."""
-
 ACCESS = re.compile(
     r"(^|_)(key|secret|password|token|url|endpoint|credentials?)$|retries$|region|^aws_|^azure_|^vertex_"
     r"|^(api_base|cache|timeout|headers|extra_headers)$",
@@ -44,12 +41,9 @@ NO_BEHAVIOUR = ("__doc__", "__firstlineno__", "__static_attributes__")
 DEEPEST = 30
 """Of values that lie deeper than this inside others, only the class is named."""
 
-OWN_FACTS = (FunctionType, type, dspy.Module)
-"""What is told by facts of its own, wherever it is found."""
-
 
 def digest(value: Any) -> str:
-    """Digest a value and the user's code that it needs: `#` and 64 bits in hexadecimal, the same in every process."""
+    """Digest a value and the user's code that it needs: `#` and 16 hexadecimal digits, the same in every process."""
     return _hashed(repr(sorted(facts({"": value}).items())))
 
 
@@ -61,10 +55,10 @@ def facts(values: Mapping[str, Any]) -> dict[str, Any]:
     belongs to an installed package by its name.
 
     Returns:
-        Whole numbers, bools, None and the names of classes as they are; of all else digests, which begin with `#`.
+        Whole numbers, bools, None and the names of classes as they are: messages may show them. Of all else, which may
+        be long or secret, digests, which begin with `#`.
     """
-    walk = _Walk()
-    walk.add(values)
+    walk = _Walk(values)
     while walk.pending:
         walk.take(*walk.pending.popleft())
     return {name: fact for name, fact in walk.found.items() if name not in walk.written}
@@ -84,22 +78,18 @@ def is_library(module: str | None) -> bool:
 class _Walk:
     """Takes values apart one after the other: notes facts about each, and what it reaches as pending."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         self.found: dict[str, Any] = {}
         self.written: set[str] = set()  # global variables that the code writes itself: counters, caches
-        self.pending: deque[tuple[str, Any]] = deque()
+        self.pending = deque(values.items())
         self._globals: set[str] = set()
         self._open: set[int] = set()
         self._seen: dict[int, Any] = {}  # with the values themselves: an id stays theirs as long as they live
 
-    def add(self, values: Mapping[str, Any]) -> None:
-        """Note that values are to be taken apart."""
-        self.pending.extend(values.items())
-
     def take(self, name: str, value: Any) -> None:
         """Note the facts about a value, and as pending what it reaches."""
         kind = type(value)
-        if kind in SHOWN and not (kind is int and value.bit_length() > 63):
+        if kind in (bool, type(None)) or (kind is int and value.bit_length() <= 63):
             self._note(name, value)
         elif _contents(value) is not None:
             self._note(name, _hashed(self._text(name, value)))
@@ -109,10 +99,10 @@ class _Walk:
                 self._note(f"the code of {name}", _hashed(self._function(name, value)))
             elif isinstance(value, type):
                 self._note(f"the name of {name}", _named(value))
-                self.add(_members(name, value))
+                self.pending.extend(_members(name, value).items())
             else:
                 self._note(f"the class of {name}", kind.__qualname__)
-                self.add(_members(name, kind) | _attributes(name, value))
+                self.pending.extend((_members(name, kind) | _attributes(name, value)).items())
 
     def _note(self, name: str, fact: Any) -> None:
         while name in self.found:  # another function of this name
@@ -121,38 +111,34 @@ class _Walk:
 
     def _text(self, name: str, value: Any) -> str:
         """Describe data, with the objects in it, by a text; code and modules are named there, and become pending."""
-        if id(value) in self._open or len(self._open) > DEEPEST:  # it holds itself, or goes on for ever
-            return _named(type(value))
-        self._open.add(id(value))
+        kind, held = type(value), self._open
+        if id(value) in held or len(held) > DEEPEST:  # it holds itself, or goes on for ever
+            return _named(kind)
+        held.add(id(value))
         try:
-            return self._data(name, value)
+            if kind in PLAIN:
+                return repr(value)
+            if isinstance(value, dict):
+                rows = [f"{self._text(name, k)}: {self._text(f'{name}[{k}]', v)}" for k, v in value.items()]
+                return f"{{{', '.join(sorted(rows))}}}"
+            if isinstance(value, (set, frozenset)):
+                return f"{{{', '.join(sorted(self._text(name, each) for each in value))}}}"
+            if isinstance(value, (list, tuple, deque)):
+                return f"[{', '.join([self._text(f'{name}[{i}]', each) for i, each in enumerate(value)])}]"
+            if (contents := _contents(value)) is not None:
+                return f"{_named(kind)} {self._text(name, contents)}"
+            if isinstance(value, (FunctionType, type, dspy.Module)):
+                self.pending.append((name, value))
+                return _named(kind if isinstance(value, dspy.Module) else value)
+            if id(value) in self._seen:
+                return _named(kind)
+            self._seen[id(value)] = value
+            self.pending.append((_named(kind), kind))
+            return f"{_named(kind)} {self._text(name, _attributes('', value))}"
         except Exception:  # of the value's own: it cannot be told from others of its class
-            return _named(type(value))
+            return _named(kind)
         finally:
-            self._open.discard(id(value))
-
-    def _data(self, name: str, value: Any) -> str:
-        """Describe data whose parts may raise."""
-        if type(value) in PLAIN:
-            return repr(value)
-        if isinstance(value, dict):
-            rows = [f"{self._text(name, k)}: {self._text(f'{name}[{k}]', v)}" for k, v in value.items()]
-            return f"{{{', '.join(sorted(rows))}}}"
-        if isinstance(value, (set, frozenset)):
-            return f"{{{', '.join(sorted(self._text(name, each) for each in value))}}}"
-        if isinstance(value, (list, tuple, deque)):
-            return f"[{', '.join([self._text(f'{name}[{i}]', each) for i, each in enumerate(value)])}]"
-        kind = _named(type(value))
-        if (contents := _contents(value)) is not None:
-            return f"{kind} {self._text(name, contents)}"
-        if isinstance(value, OWN_FACTS):
-            self.add({name: value})
-            return kind if isinstance(value, dspy.Module) else _named(value)
-        if id(value) in self._seen:
-            return kind
-        self._seen[id(value)] = value
-        self.add({kind: type(value)})
-        return f"{kind} {self._text(name, _attributes('', value))}"
+            held.discard(id(value))
 
     def _function(self, name: str, function: FunctionType) -> str:
         """Describe what a function does; what it closes over and reads becomes pending."""
@@ -162,14 +148,15 @@ class _Walk:
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if cell != type(cell)():  # it is set
                 held[variable] = cell.cell_contents
-        self.add({f"{variable} of {name}": each for variable, each in held.items()})
+        self.pending.extend((f"{variable} of {name}", each) for variable, each in held.items())
         if is_library(function.__module__):
             return _named(function)
-        names: dict[str, set[str]] = {"read": set(), "written": set(), "all": set()}
-        text, module = _behaviour(code, names), function.__globals__.get("__name__", "")
-        self.written |= {f"{each} of {module}" for each in names["written"]}
-        for each in sorted(names["read"] & function.__globals__.keys()):
-            self._global(module, each, function.__globals__[each], names["all"])
+        read, written, used = set[str](), set[str](), set[str]()
+        text, variables = _behaviour(code, read, written, used), function.__globals__
+        module = variables.get("__name__", "")
+        self.written |= {f"{each} of {module}" for each in written}
+        for each in sorted(read & variables.keys()):
+            self._global(module, each, variables[each], used)
         return text
 
     def _global(self, module: str, name: str, value: Any, used: set[str]) -> None:
@@ -179,7 +166,7 @@ class _Walk:
             return
         self._globals.add(full)
         if not isinstance(value, ModuleType):
-            self.add({full: value})
+            self.pending.append((full, value))
         elif not is_library(value.__name__):
             for attribute in sorted(used & vars(value).keys() - {name}):
                 self._global(value.__name__, attribute, vars(value)[attribute], used - {name})
@@ -218,8 +205,11 @@ def _contents(value: Any) -> Any:
     try:
         if hasattr(kind, "__array__"):
             array = np.asarray(value)
-            values = array.tolist() if array.dtype.hasobject else array.tobytes()
-            return [str(array.dtype), array.shape, values]
+            return [
+                str(array.dtype),
+                array.shape,
+                array.tolist() if array.dtype.hasobject else array.tobytes(),
+            ]
         if is_pythons and not isinstance(value, Random):  # what numbers come next, calls decide
             return pickle.dumps(value)
     except Exception:  # it runs, or is open
@@ -235,13 +225,14 @@ def _attributes(name: str, value: Any) -> dict[str, Any]:
         parts = {"signature": value.signature, "demos": list(value.demos), "settings": settings}
         return {f"the {part} of {name}": each for part, each in parts.items()}
     of_dspy = any(base.__module__.partition(".")[0] == "dspy" for base in kind.__mro__)
-    closed = is_library(kind.__module__) and not isinstance(value, dspy.Module)
+    of_library = is_library(kind.__module__)
+    closed = of_library and not isinstance(value, dspy.Module)
     return {
         f"{name}.{attribute}": part
         for attribute, part in attributes(value).items()
         if not attribute.startswith("_")
         and not (of_dspy and attribute in NOT_DECIDING)
-        and not (is_library(kind.__module__) and ACCESS.search(attribute))
+        and not (of_library and ACCESS.search(attribute))
         and not (closed and _contents(part) is None and not isinstance(part, FunctionType))
         and not isinstance(getattr(kind, attribute, None), cached_property)
     }
@@ -251,8 +242,7 @@ def _members(name: str, kind: type) -> dict[str, Any]:
     """Collect what a class and its bases define that are no library's."""
     defined: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        if not is_library(base.__module__):
-            defined |= vars(base)
+        defined |= {} if is_library(base.__module__) else vars(base)
     made = ("__func__", "fget", "func")  # of methods that need no object, properties, cached properties
     return {
         f"{name}.{key}": next((getattr(member, each) for each in made if hasattr(member, each)), member)
@@ -261,17 +251,17 @@ def _members(name: str, kind: type) -> dict[str, Any]:
     }
 
 
-def _behaviour(code: CodeType, names: Mapping[str, set[str]]) -> str:
+def _behaviour(code: CodeType, read: set[str], written: set[str], used: set[str]) -> str:
     """Describe each instruction with what it is applied to, and the arguments; gather the names of what it uses."""
-    names["all"].update(code.co_names)
+    used.update(code.co_names)
     steps: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
-            names["read" if step.opname.startswith("LOAD") else "written"].add(step.argval)
+            (read if step.opname.startswith("LOAD") else written).add(step.argval)
         if step.opname == "STORE_NAME" and step.argval in NO_BEHAVIOUR:
             del steps[-1:]  # the instruction that loads it
         elif isinstance(step.argval, CodeType):
-            steps.append(_behaviour(step.argval, names))
+            steps.append(_behaviour(step.argval, read, written, used))
         else:
             constant = sorted(map(repr, step.argval)) if isinstance(step.argval, frozenset) else step.argval
             steps.append(f"{step.opname} {constant!r}")
@@ -282,9 +272,8 @@ def _behaviour(code: CodeType, names: Mapping[str, set[str]]) -> str:
 
 def _named(value: Any) -> str:
     """Name a class, function or module together with the module that defines it."""
-    return (
-        f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
-    )
+    name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
+    return f"{getattr(value, '__module__', '')}.{name}"
 
 
 def _hashed(text: str) -> str:

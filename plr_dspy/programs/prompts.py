@@ -13,11 +13,9 @@ from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
     """Return what DSPy puts before the adapter where an output is a decision; None where there is none.
 
-    Such outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name. Of
-    clients that answer decision requests themselves all outputs are. DSPy then shows the demos in the instructions.
-
-    Raises:
-        ValueError: by DSPy, when the predictor's `fields` do not fit its outputs.
+    Such outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name; of
+    clients that answer decision requests themselves all outputs are. DSPy then shows the demos in the instructions. It
+    raises a ValueError where `fields` do not fit the outputs.
     """
     lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
     found = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import dspy
@@ -41,13 +42,11 @@ class Slot:
     """One predictor's list of demos, or its pool of demos, which is one block.
 
     Attributes:
-        predictor: The predictor's name in the program.
-        demos: Its demos in their original order; of a pool, the student's own come first.
+        demos: In their original order; of a pool, the student's own come first.
         blocks: Demo indices that can trade places: most adapters show incomplete demos before complete ones, so that
             only orders within either group are seen. Demos that the adapter drops are in no block.
         space: The orders, or arrangements, of this slot alone. Demos of one kind render alike.
-        classes: For each block, the class of each of its demos; demos of one class give the same answer.
-        pool: The demos with their origins.
+        classes: Of the demos of each block; demos of one class give the same answer.
     """
 
     predictor: str
@@ -59,15 +58,9 @@ class Slot:
 
 
 class PromptSlots(ABC):
-    """The demos that orderings show in a program's prompts; frozen (compiled) sub-modules are left alone, as DSPy does.
+    """The demos that orderings show in the prompts of a program; frozen (compiled) sub-modules are left alone."""
 
-    Attributes:
-        slots: The predictors with demos.
-        space: Of the orderings, or arrangements, of all of them.
-        noun: What texts call an ordering.
-    """
-
-    noun = "order"
+    noun = "order"  # what texts call an ordering
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
@@ -150,33 +143,30 @@ class ProgramSlots(PromptSlots):
 
 def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> Slot:
     """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
-    demos = tuple(predictor.demos)
-    nothing = renderer.render(predictor, [])
+    demos, nothing = tuple(predictor.demos), renderer.render(predictor, [])
     alone = [renderer.render(predictor, [demo]) for demo in demos]
-    shown = [i for i, text in enumerate(alone) if text != nothing]
-    if shown and (hidden := [i for i in range(len(demos)) if i not in shown]):
+    kind = {i: alone.index(text) for i, text in enumerate(alone) if text != nothing}
+    if kind and (hidden := [i for i in range(len(demos)) if i not in kind]):
         logger.warning(
             "demos %s of predictor %r are in no prompt: the adapter leaves them out, such as for a missing field",
             hidden,
             name,
         )
-    kind = {i: alone.index(alone[i]) for i in shown}
-    block_of = {i: i for i in shown}  # each demo's block, named by its first member
-    for position, a in enumerate(shown):
-        for b in shown[position + 1 :]:
-            if block_of[a] == block_of[b] or kind[a] == kind[b]:
-                continue
-            pair = [demos[a], demos[b]]
-            if renderer.render(predictor, pair) != renderer.render(predictor, pair[::-1]):
-                first, second = sorted((block_of[a], block_of[b]))
-                block_of = {i: first if block == second else block for i, block in block_of.items()}
-    blocks = [tuple(i for i in shown if block_of[i] == block) for block in sorted(set(block_of.values()))]
-    blocks = [block for block in blocks if len({kind[i] for i in block}) > 1]
+    block_of = {i: i for i in kind}  # each demo's block, named by its first member
+    for a, b in combinations(kind, 2):
+        if block_of[a] == block_of[b] or kind[a] == kind[b]:
+            continue
+        pair = [demos[a], demos[b]]
+        if renderer.render(predictor, pair) != renderer.render(predictor, pair[::-1]):
+            first, second = sorted((block_of[a], block_of[b]))
+            block_of = {i: first if block == second else block for i, block in block_of.items()}
+    found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
+    blocks = tuple(block for block in found if len({kind[i] for i in block}) > 1)
     kinds, classes = (
         tuple(tuple(numbers[i] for i in block) for block in blocks)
         for numbers in (kind, _classes(predictor, demos))
     )
-    return Slot(name, demos, tuple(blocks), OrderingSpace(kinds), classes)
+    return Slot(name, demos, blocks, OrderingSpace(kinds), classes)
 
 
 class PoolSlots(PromptSlots):
@@ -206,19 +196,18 @@ class PoolSlots(PromptSlots):
             raise ValueError(
                 f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {max_tokens}"
             )
-        slots, limits, shortest = [], [], []
+        slots, limits, shortest = [], list[tuple[int, int]](), []
         for name, given in pools.items():
             pool = tuple(each for each in given if each.origin == OWN or each.tokens <= self._max_tokens)
             if not pool:
                 continue
             items, demos = tuple(range(len(pool))), tuple(each.demo for each in pool)
-            tokens = [each.tokens for each in pool]
             limits.append((min(min_demos, len(pool)), min(max_demos, len(pool))))
-            shortest.append(tuple(sorted(items, key=tokens.__getitem__)[: limits[-1][0]]))
+            by_length = sorted(items, key=[each.tokens for each in pool].__getitem__)
+            shortest.append(tuple(by_length[: limits[-1][0]]))
+            space = OrderingSpace((items,), (limits[-1],))
             classes = tuple(_classes(self._predictors[name], demos))
-            slots.append(
-                Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool)
-            )
+            slots.append(Slot(name, demos, (items,), space, (classes,), pool))
         self.slots, first = tuple(slots), tuple(shortest)
         if not self._allows(first):
             raise ValueError(
@@ -284,8 +273,7 @@ def add_labelled_demos(
     if any(predictor.demos for predictor in predictors.values()):
         return []
     demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2)))
-    renderer = PromptRenderer()
-    filled = []
+    renderer, filled = PromptRenderer(), []
     for name, predictor in predictors.items():
         if demos and renderer.render(predictor, demos) != renderer.render(predictor, []):
             predictor.demos = list(demos)

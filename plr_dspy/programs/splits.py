@@ -22,17 +22,12 @@ TRAIN_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples that drive the search (train), and those that choose the final order (selection).
-
-    Attributes:
-        names: What the user knows those of train, then those of selection by, such as "trainset[3]".
-        num_shared: Examples of the trainset that are left out because the valset holds them too.
-    """
+    """The examples that drive the search (train), and those that choose the final order (selection)."""
 
     train: list[dspy.Example]
     selection: list[dspy.Example]
-    names: list[str]
-    num_shared: int = 0
+    names: list[str]  # what the user knows those of train, then those of selection by, such as "trainset[3]"
+    num_shared: int = 0  # of the trainset, left out because the valset holds them too
 
     @property
     def classes(self) -> list[int] | None:
@@ -54,8 +49,8 @@ def make_splits(
 ) -> Splits:
     """Leave out what the demos show, shuffle, and split into train (80 %) and selection where the valset is empty.
 
-    An example that is given several times counts once: its copies would be no further evidence. The name is what the
-    user knows the trainset by; `prompted` is as in `shown_by`.
+    Copies of an example are no further evidence and left out, too. The name is what the user knows the trainset by;
+    `prompted` is as in `shown_by`.
     """
     everything = [*trainset, *valset]
     names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
@@ -79,16 +74,16 @@ def make_splits(
     else:
         count = len(train)
         num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))
-        # Spread evenly over the sequence, so that both parts are as mixed as it is.
-        places = {int((i + 0.5) * count / num_selection) for i in range(num_selection)}
+        # Spread evenly over each class after the other, so that both parts have its share, whatever this is.
+        classes = {label: number for number, label in enumerate(dict.fromkeys(labels[i] for i in train))}
+        by_class: Sequence[int] = range(count)
+        if balanced and _are_classes([labels[i] for i in train]):
+            by_class = sorted(by_class, key=lambda place: classes[labels[train[place]]])
+        places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
         selection = [train[place] for place in sorted(places)]
         train = [index for place, index in enumerate(train) if place not in places]
-    return Splits(
-        [everything[i] for i in train],
-        [everything[i] for i in selection],
-        [names[i] for i in (*train, *selection)],
-        num_shared,
-    )
+    used, of_both = [*train, *selection], [everything[i] for i in (*train, *selection)]
+    return Splits(of_both[: len(train)], of_both[len(train) :], [names[i] for i in used], num_shared)
 
 
 def check_splits(

@@ -14,9 +14,6 @@ from tqdm import tqdm
 shows_progress: ContextVar[bool] = ContextVar("shows_progress", default=True)
 """Whether what runs now says how far it is; the terminal's log handler asks."""
 
-DSPY_HANDLER = "dspy_handler"
-"""The name of the log handlers that DSPy makes; they write to whatever is `sys.stderr`."""
-
 
 @contextmanager
 def progress_bar(

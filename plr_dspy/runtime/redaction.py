@@ -27,11 +27,9 @@ SHORTEST = 6
 
 
 class Redactor:
-    """Hides known secrets, and what looks like one.
+    """Hides secrets among the arguments of LMs and in the environment, by their names, and what looks like one.
 
-    Args:
-        models: LMs whose arguments may be secrets. Variables of the environment may, too, by their names.
-        variables: Names of variables that hold one, whatever they are called.
+    `variables` of the environment hold one, whatever they are called.
     """
 
     def __init__(self, models: Iterable[Any], *, variables: Iterable[str | None] = ()) -> None:

@@ -15,8 +15,8 @@ def interrupts() -> Iterator[threading.Event]:
     """While this context lasts, SIGINT and SIGTERM raise `KeyboardInterrupt` in the main thread, and set the event.
 
     So they do inside `asyncio.run`, whose own handler would wait for the next await. A handler of the user's own is
-    called first; where there is one for SIGTERM, it alone decides. In other threads there are no signals, and nothing
-    changes. A program may have swallowed the exception; the event stays set.
+    called first; where there is one for SIGTERM, it alone decides. Other threads get no signals. A program may have
+    swallowed the exception; the event stays set.
     """
     received, before = threading.Event(), dict[int, Any]()
 

@@ -110,12 +110,6 @@ class Ledger:
                 self._pay((key[0], name), cell, tokens)
             return not self._closed
 
-    def add_earlier(self, key: tuple[str, str], cell: Cell, tokens: Tokens) -> None:
-        """Note a cell that was paid before examples had numbers."""
-        with self._lock:
-            self.earlier[key] = cell
-            self._pay(key, cell, tokens)
-
     def begin(self, arguments: Facts) -> None:
         """Note the arguments of the compile that begins: with others than the last one had, it has no rounds yet."""
         arguments = orjson.loads(orjson.dumps(arguments))

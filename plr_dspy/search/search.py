@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from numbers import Integral
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.table import Scores
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first
 
 MAX_BATCHES, MAX_REDRAWS = 20, 50
 """Batches that draws take in the hope of enough orderings that are allowed, and in the hope of new ones."""
@@ -62,22 +61,16 @@ class Search(ABC):
         """Return orderings to score next, one permutation for each block; empty when nothing is left to ask."""
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from the scores of a round.
+        """Learn from the scores of a round, and return the elites, best first.
 
         Args:
-            orderings: Of the round, those drawn several times included.
-            scores: By example, all that are known; those of the orderings among them.
-
-        Returns:
-            The elites, best first.
-
-        Raises:
-            ValueError: when there are no orderings, or one is none of the space or has no finite scores by example;
-                nothing is learnt then.
+            orderings: Those of the round, repeats included.
+            scores: All that are known, by ordering and example; a ValueError for those that are none, and then nothing
+                is learnt.
         """
         self.check(orderings, scores)
-        told = [ScoreEstimate(ordering, mean_score(scores[ordering])) for ordering in orderings]
-        return best_first(told)[: num_elites(len(told), self.elite_fraction)]
+        told = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
+        return told[: num_elites(len(told), self.elite_fraction)]
 
     def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
         """Refuse with a ValueError what a search cannot be told."""
@@ -91,17 +84,15 @@ class Search(ABC):
                     f"got {row!r} for {ordering}"
                 )
             for example, score in row.items():
-                if isinstance(example, bool) or not isinstance(example, Integral) or example < 0:
-                    raise ValueError(f"examples must be numbered from 0; got {example!r} for {ordering}")
-                if not math.isfinite(score):
-                    raise ValueError(f"scores must be finite; got {score} for {ordering} on {example}")
+                numbered = isinstance(example, Integral) and not isinstance(example, bool) and example >= 0
+                if not numbered or not math.isfinite(score):
+                    raise ValueError(
+                        f"scores must be finite, of examples numbered from 0; got {score} on {example!r} for {ordering}"
+                    )
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Estimates of the orderings that have scores, best first, the earlier of equals first; it changes nothing.
-
-        Without a model of its own a search takes the mean scores for true.
-        """
-        return best_first([ScoreEstimate(ordering, mean_score(row)) for ordering, row in scores.items()])
+        """Estimates of the orderings that have scores, best first; without a model of its own, the mean scores."""
+        return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
         """The most probable ordering, shortened where it is not allowed; the identity where that does not help."""
@@ -119,8 +110,7 @@ class Search(ABC):
     def fresh(self, number: int, known: Container[Ordering]) -> list[Ordering]:
         """Random orderings that are not known, each once, the identity and what is beside them first; fewer when hardly
         any are left."""
-        first = [self.space.identity, *self.space.beside]
-        found = dict.fromkeys(ordering for ordering in first if ordering not in known)
+        found = dict.fromkeys(o for o in (self.space.identity, *self.space.beside) if o not in known)
         for _ in range(MAX_REDRAWS):
             for ordering in self.draw_uniformly(number):
                 if len(found) < number and ordering not in known:
@@ -137,27 +127,26 @@ class Search(ABC):
         updated = []
         with one_thread():
             for block, before in enumerate(self._uniform() if anew else self.distributions):
-                shown = [self._read(elite.ordering[block]) for elite in elites]
-                rankings, lengths = padded(shown, before.num_items), before.length_probabilities
-                after = self._rule.update(before, rankings, weights)
+                rankings = padded([self._read(e.ordering[block]) for e in elites], before.num_items)
+                after, lengths = self._rule.update(before, rankings, weights), before.length_probabilities
                 if lengths is not None:
+                    most, smoothing = before.length, self._smoothing
                     lengths = updated_lengths(
-                        lengths, rankings, weights, max_length=before.length, smoothing=self._smoothing
+                        lengths, rankings, weights, max_length=most, smoothing=smoothing
                     )
-                    changes: dict[str, Any] = {"logits": after.logits, "weights": after.weights}
-                    after = before.copy(**changes, length_probabilities=lengths)
+                    after = after.copy(length=most, length_probabilities=lengths)
                 updated.append(after)
         self.distributions = updated
 
     def _uniform(self) -> list[PlackettLuce]:
-        found = []
-        for size, (least, most) in zip(self.space.sizes, self.space.limits, strict=True):
-            distribution = self._rule.initial(size)
-            if self.space.from_end:
-                shares = torch.full((most - least + 1,), 1.0 / (most - least + 1), dtype=torch.float64)
-                distribution = distribution.copy(length=most, length_probabilities=shares)
-            found.append(distribution)
-        return found
+        found = [self._rule.initial(size) for size in self.space.sizes]
+        if not self.space.from_end:
+            return found
+        shares = [torch.ones(most - least + 1, dtype=torch.float64) for least, most in self.space.limits]
+        return [
+            each.copy(length=most, length_probabilities=share / len(share))
+            for each, share, (_, most) in zip(found, shares, self.space.limits, strict=True)
+        ]
 
     def _draw(self, distributions: Sequence[PlackettLuce], num_draws: int) -> list[Ordering]:
         own = [each.copy(generator=self._generator) for each in distributions]
@@ -166,9 +155,8 @@ class Search(ABC):
             if len(found) >= num_draws:
                 break
             for rankings in zip(*(each.sample((num_draws,)).tolist() for each in own), strict=True):
-                drawn = self.space.canonical([self._read(ranking) for ranking in rankings])
-                if (fitted := self.space.shortened(drawn)) is not None:
-                    found.append(fitted)
+                fitted = self.space.shortened(self.space.canonical([*map(self._read, rankings)]))
+                found += [] if fitted is None else [fitted]
         return found[:num_draws]
 
     def _read(self, items: Sequence[int]) -> Sequence[int]:
@@ -233,11 +221,6 @@ def check_whole(name: str, value: object, least: int) -> None:
 def mean_score(row: Mapping[int, float]) -> float:
     """The mean of scores by example, whatever their order."""
     return math.fsum(row.values()) / len(row)
-
-
-def best_first(estimates: Sequence[ScoreEstimate]) -> list[ScoreEstimate]:
-    """The estimates in descending order, the earlier of equals first."""
-    return sorted(estimates, key=lambda estimate: -estimate.score)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:

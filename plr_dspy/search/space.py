@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -32,6 +33,11 @@ class ScoreEstimate(NamedTuple):
 
     ordering: Ordering
     score: float
+
+
+def best_first(estimates: Iterable[tuple[Ordering, float]]) -> list[ScoreEstimate]:
+    """The estimates in descending order, the earlier of equals first."""
+    return sorted(itertools.starmap(ScoreEstimate, estimates), key=lambda estimate: -estimate.score)
 
 
 @dataclass(frozen=True)
@@ -69,14 +75,8 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Blocks of the given sizes in which all items differ.
-
-        Args:
-            sizes: Number of items of each block.
-            min_length, max_length: Items of a block that are shown; with neither all are. A block of fewer items than
-                `max_length` can show all.
-            identity, allowed: As attributes.
-        """
+        """Blocks of the given sizes in which all items differ, of which `min_length` to `max_length` are shown, or all
+        without either. A block of fewer items than `max_length` can show all."""
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
             return cls(kinds, (), identity, allowed)
@@ -125,8 +125,7 @@ class OrderingSpace:
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
         """The representative of all orderings that look like this one, like items ascending; allowed or not.
 
-        Raises:
-            ValueError: when it is no ordering of this space.
+        A ValueError where it is no ordering of this space.
         """
         if ordering in self.beside:
             return tuple(map(tuple, ordering))
@@ -134,23 +133,18 @@ class OrderingSpace:
             raise ValueError(
                 f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
             )
-        for items, known, (least, most) in zip(ordering, self._items, self.limits, strict=True):
-            shown = set(items)
-            if len(shown) < len(items) or not shown <= known or not least <= len(items) <= most:
-                expected = f"{least} to {most} different items" if least < len(known) else "a permutation"
-                raise ValueError(f"expected {expected} of 0..{len(known) - 1}; got {tuple(items)!r}")
+        for items, size, (least, most) in zip(ordering, self.sizes, self.limits, strict=True):
+            if not set(items) <= set(range(size)) or not least <= len(set(items)) == len(items) <= most:
+                expected = f"{least} to {most} different items" if least < size else "a permutation"
+                raise ValueError(f"expected {expected} of 0..{size - 1}; got {tuple(items)!r}")
         return tuple(self._like_ascending(block, items) for block, items in enumerate(ordering))
 
     def holds(self, ordering: Ordering) -> bool:
         """Whether ordered subsets of blocks are within the limits, allowed or not."""
-        return (
-            len(ordering) == len(self.limits)
-            and not is_rule(ordering)
-            and all(
-                least <= len(items) <= most
-                for items, (least, most) in zip(ordering, self.limits, strict=True)
-            )
-        )
+        if len(ordering) != len(self.limits) or is_rule(ordering):
+            return False
+        shown = zip(map(len, ordering), self.limits, strict=True)
+        return all(least <= length <= most for length, (least, most) in shown)
 
     def allows(self, ordering: Ordering) -> bool:
         """Whether an ordering of the space is allowed."""
@@ -181,10 +175,7 @@ class OrderingSpace:
         """Draw orderings, repeats included: uniformly the number of items of each block, then which in what order.
 
         Of all orderings together nearly all have the largest number of items, so that a uniform draw of these would
-        hardly ever show fewer. Those that are not allowed are drawn again.
-
-        Raises:
-            ValueError: when hardly any is allowed.
+        hardly ever show fewer. Those that are not allowed are drawn again; a ValueError where hardly any is.
         """
         found: list[Ordering] = []
         for _ in range(num_draws):
@@ -213,53 +204,35 @@ class OrderingSpace:
             while place >= self.sizes[block]:
                 place, block = place - self.sizes[block], block + 1
             to = int(rng.integers(self.sizes[block]))
-            rest = (*ordering[block][:place], *ordering[block][place + 1 :])
-            reached = self._with_block(ordering, block, (*rest[:to], ordering[block][place], *rest[to:]))
+            reached = self._with_block(ordering, block, _put_elsewhere(ordering[block], place, to))
             return reached if self.allows(reached) else ordering
-        moves = [
-            (block, kind, number)
-            for block, items in enumerate(ordering)
-            for kind, number in self._num_moves(block, len(items)).items()
-            if number
-        ]
+        numbers = {}  # of moves of each kind
+        for block, (items, (least, most)) in enumerate(zip(ordering, self.limits, strict=True)):
+            length, left = len(items), self.sizes[block] - len(items)
+            numbers[block, "replace"] = length * left
+            numbers[block, "insert"] = (length + 1) * left if length < most else 0
+            numbers[block, "drop"] = length if length > least else 0
+            numbers[block, "shift"] = numbers[block, "swap"] = length * (length - 1)
+        moves = [move for move, number in numbers.items() if number]
         for _ in range(MAX_TRIES if moves else 0):
-            block, kind, number = moves[rng.integers(len(moves))]
-            items = _move(ordering[block], kind, int(rng.integers(number)), self.sizes[block])
+            block, kind = move = moves[rng.integers(len(moves))]
+            items = _move(ordering[block], kind, int(rng.integers(numbers[move])), self.sizes[block])
             reached = self._with_block(ordering, block, items)
             if self.allows(reached):
                 return reached
         return ordering
 
-    def _num_moves(self, block: int, length: int) -> dict[str, int]:
-        """How many moves of each kind there are from so many items."""
-        least, most = self.limits[block]
-        left = self.sizes[block] - length
-        return {
-            "replace": length * left,
-            "insert": (length + 1) * left if length < most else 0,
-            "drop": length if length > least else 0,
-            "shift": length * (length - 1),
-            "swap": length * (length - 1),
-        }
-
     def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
         """The ordering with other items in a block."""
         return (*ordering[:block], self._like_ascending(block, items), *ordering[block + 1 :])
-
-    @cached_property
-    def _items(self) -> list[set[int]]:
-        """The items of each block."""
-        return [set(range(size)) for size in self.sizes]
 
     def _like_ascending(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
         """The items of a block with like ones ascending, the first of each kind first."""
         kinds = self.kinds[block]
         if self._all_differ[block]:
             return tuple(items)
-        waiting: dict[int, deque[int]] = {}
-        for item, kind in enumerate(kinds):
-            waiting.setdefault(kind, deque()).append(item)
-        return tuple(waiting[kinds[item]].popleft() for item in items)
+        waiting = {kind: iter([i for i, other in enumerate(kinds) if other == kind]) for kind in set(kinds)}
+        return tuple(next(waiting[kinds[item]]) for item in items)
 
     @cached_property
     def _all_differ(self) -> list[bool]:
@@ -295,11 +268,17 @@ def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[in
         left = sorted(set(range(size)) - set(items))
         place, new = divmod(number, len(left))
         return (*items[:place], left[new], *items[place + (kind == "replace") :])
-    place, other = (number, 0) if kind == "drop" else divmod(number, len(items) - 1)
+    if kind == "drop":
+        return (*items[:number], *items[number + 1 :])
+    place, other = divmod(number, len(items) - 1)
     other += other >= place  # everywhere but where it was
-    if kind == "swap":
-        swapped = list(items)
-        swapped[place], swapped[other] = items[other], items[place]
-        return tuple(swapped)
+    if kind == "shift":
+        return _put_elsewhere(items, place, other)
+    swapped = list(items)
+    swapped[place], swapped[other] = items[other], items[place]
+    return tuple(swapped)
+
+
+def _put_elsewhere(items: tuple[int, ...], place: int, to: int) -> tuple[int, ...]:
     rest = (*items[:place], *items[place + 1 :])
-    return rest if kind == "drop" else (*rest[:other], items[place], *rest[other:])
+    return (*rest[:to], items[place], *rest[to:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -69,15 +70,13 @@ class ThompsonSearch(Search):
         responses: LabelResponses | None = None,
         seed: int = 0,
     ) -> None:
-        for name, value, least in (
-            ("num_examples", num_examples, 1),
-            ("num_initial", num_initial, 1),
-            ("seed", seed, 0),
-        ):
-            check_whole(name, value, least)
-        if example_classes is not None and len(example_classes) < num_examples:
+        check_whole("num_examples", num_examples, 1)
+        check_whole("num_initial", num_initial, 1)
+        check_whole("seed", seed, 0)
+        self._num_classed = math.inf if example_classes is None else len(example_classes)
+        if self._num_classed < num_examples:
             raise ValueError(
-                f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
+                f"example_classes must name the class of each of {num_examples} examples; got {self._num_classed}"
             )
         super().__init__(
             space,
@@ -87,7 +86,6 @@ class ThompsonSearch(Search):
             model=OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses),
             seed=seed,
         )
-        self._num_classed = None if example_classes is None else len(example_classes)
         self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
         self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
         self._fitted: FittedModel | None = None
@@ -103,11 +101,8 @@ class ThompsonSearch(Search):
             return list(self.space.enumerate()) if few else self.fresh(self._num_initial, ())
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores, and the distributions to the orderings it deems best.
-
-        Returns:
-            These elites with the process' estimates of their scores, best first, within what scores can be.
-        """
+        """Fit the process to all scores, and the distributions to the elites, those that it deems best; returns these
+        with estimates of their scores, best first, within what scores can be."""
         self.check(orderings, scores)
         counts = {ordering: len(row) for ordering, row in scores.items()}
         self._finished |= {o for o in orderings if counts[o] <= self._counts.get(o, 0)}
@@ -116,15 +111,16 @@ class ThompsonSearch(Search):
         earlier = None if self._fitted is None else self._fitted.variances
         # Replaced whole, so that an interrupt finds one that fits together.
         self._fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        elites = self._inside(self._fitted)[: self._num_elites(self._fitted)]
+        elites = self._inside(self._fitted)[: self._num_elites()]
         self.refit(elites, anew=True)
         return self.model.shown(elites, scores)
 
     def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
         super().check(orderings, scores)
-        classed = self._num_classed
-        if classed is not None and any(e >= classed for o in orderings for e in scores[o]):
-            raise ValueError(f"examples must have classes: example_classes names those of {classed}")
+        if any(e >= self._num_classed for o in orderings for e in scores[o]):
+            raise ValueError(
+                f"examples must have classes: example_classes names those of {self._num_classed}"
+            )
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """The process' estimates of the orderings that have scores, best first and within what scores can be; without
@@ -132,8 +128,9 @@ class ThompsonSearch(Search):
         estimates = [] if self._fitted is None else self._fitted.estimates()
         return self.model.shown([each for each in estimates if each.ordering in scores], scores)
 
-    def _num_elites(self, fitted: FittedModel) -> int:
-        return max(MIN_ELITES, num_elites(len(fitted.orderings), self.elite_fraction))
+    def _num_elites(self) -> int:
+        orderings = [] if self._fitted is None else self._fitted.orderings
+        return max(MIN_ELITES, num_elites(len(orderings), self.elite_fraction))
 
     def _inside(self, fitted: FittedModel) -> list[ScoreEstimate]:
         """Estimates of the orderings of the space that were fitted, best first."""
@@ -149,14 +146,12 @@ class ThompsonSearch(Search):
             return []
         draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
         draws[:, done] = -np.inf
-        chosen: list[int] = []
-        for draw in draws[: self.num_samples]:
+        chosen: list[Ordering] = []
+        for draw in draws[: min(self.num_samples, done.count(False))]:
             best = int(draw.argmax())
-            if draw[best] == -np.inf:
-                break
-            chosen.append(best)
+            chosen.append(pool[best])
             draws[:, best] = -np.inf
-        return [pool[index] for index in chosen]
+        return chosen
 
     def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """New orderings; of a small space, all."""
@@ -164,7 +159,7 @@ class ThompsonSearch(Search):
             found = dict.fromkeys(self.space.enumerate())
         else:
             best = [estimate.ordering for estimate in self._inside(fitted)]
-            parents = best[: self._num_elites(fitted)]
+            parents = best[: self._num_elites()]
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
@@ -179,10 +174,8 @@ def climb(
     score: Callable[[list[Ordering]], NDArray[np.float64]],
     rng: np.random.Generator,
 ) -> list[Ordering]:
-    """What a beam of orderings meets on its way up, by random moves, from where the best of those given stand.
-
-    `score` is what to climb: of so many orderings, ``[m]``.
-    """
+    """What a beam of orderings meets on its way up, by random moves, from where the best of those given stand; `score`
+    is what to climb."""
     beam = list(orderings[:NUM_CLIMBERS])
     met: dict[Ordering, None] = {}
     for _ in range(NUM_CLIMBS):

@@ -11,7 +11,7 @@ import pytest
 from dspy import lm15
 from fakes import LabelEngine, digest, interrupt, using
 
-from plr_dspy import load_program
+from plr_dspy import CalibratedProgram, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
 from plr_dspy.labels.reader import NoProbabilities
 
@@ -92,23 +92,16 @@ def every_order(table):
 
 
 class TestWinners:
-    def test_pdo_few_shot(self, table):
-        chosen = table.chosen(quiet(PDO, **every_order(table)))
-        p = np.array([table.probabilities([table.demos[i] for i in order], "") for order in table.orders])
-        assert chosen == table.orders[int(np.argmin((p * np.log(p * p.shape[1])).sum(1)))]
-
-    def test_pdo_unlabelled(self, table):
-        optimizer = quiet(PDO, setting="unlabelled", **every_order(table))
-        chosen = table.chosen(optimizer, trainset=table.examples[:12], valset=table.examples[12:])
-        p = table.p[:, :12].mean(axis=1)
-        assert chosen == table.orders[int(np.argmin((p * np.log(p * p.shape[1])).sum(1)))]
-
-    def test_the_prior_of_the_trainset_is_taken_by_default(self, table):
-        optimizer = quiet(PDO, setting="prior", **every_order(table))
-        train = table.examples[:14]
+    @pytest.mark.parametrize("setting", ["few-shot", "unlabelled", "prior"])
+    def test_pdo(self, table, setting):
+        """The prior is by default that of the trainset."""
+        optimizer, train = quiet(PDO, setting=setting, **every_order(table)), table.examples[:14]
         chosen = table.chosen(optimizer, trainset=train, valset=table.examples[14:])
-        prior = np.array([sum(e.label == label for e in train) / 14 for label in table.labels])
-        p = table.p[:, :14].mean(axis=1)
+        p, prior = table.p[:, :14].mean(axis=1), np.full(3, 1 / 3)
+        if setting == "few-shot":
+            p = np.array([table.probabilities([table.demos[i] for i in order], "") for order in table.orders])
+        if setting == "prior":
+            prior = np.array([sum(e.label == label for e in train) / 14 for label in table.labels])
         assert chosen == table.orders[int(np.argmin((p * np.log(p / prior)).sum(1)))]
 
     @pytest.mark.parametrize("kind", [LocalE, GlobalE])
@@ -214,12 +207,18 @@ class TestEveryMethod:
 
         table, open_ended = Table(), dspy.ChainOfThought("text -> answer")
         open_ended.predict.demos = table.program().demos
+        rated = [each.copy(stars=3).with_inputs("text", "stars") for each in table.examples]
+        of_stars = dspy.Predict("text, stars: int -> label: Literal['label 0', 'label 1']")
+        of_stars.demos = rated[:4]
         for program, match in [
             (open_ended, f"{kind.__name__} needs an output with few possible.*answer: str.*use PLReorder"),
             (Pair(table.program(), table.program()), "one predictor; this one has 2"),
+            (of_stars, r"must be text; input 'stars' is a int"),
+            (CalibratedProgram(table.program()), r"the student is calibrated: pass student\.program"),
         ]:
+            trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):
-                quiet(kind).compile(program, trainset=table.examples)
+                quiet(kind).compile(program, trainset=trainset)
         assert table.engine.requests == 0
 
     def test_goes_on_where_it_was_killed(self, kind, tmp_path):
@@ -257,16 +256,6 @@ class TestEveryMethod:
 
 
 class TestInputs:
-    @pytest.mark.parametrize("kind", METHODS)
-    def test_inputs_that_are_no_text_cannot_be_made(self, kind):
-        table = Table()
-        examples = [e.copy(stars=3).with_inputs("text", "stars") for e in table.examples]
-        program = dspy.Predict("text, stars: int -> label: Literal['label 0', 'label 1']")
-        program.demos = examples[:4]
-        with table.serving(), pytest.raises(ValueError, match=r"must be text; input 'stars' is a int"):
-            quiet(kind).compile(program, trainset=examples)
-        assert table.engine.requests == 0
-
     def test_a_prior_may_have_any_numbers_and_name_labels_by_their_texts_or_their_values(self):
         values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})
 
@@ -323,12 +312,3 @@ class TestDEmO:
             labels = p.argmax(axis=1)
             gains = p[np.arange(4), labels] - p0[kept, labels]
             assert answer == table.labels[labels[gains.argmax()]]
-
-    def test_a_finished_compile_gives_the_same_program_for_nothing(self, tmp_path):
-        table = Table()
-        with table.serving():
-            first = quiet(DEmO, log_dir=tmp_path).compile(table.program(), trainset=table.examples)
-            paid = table.engine.requests
-            again = quiet(DEmO, log_dir=tmp_path).compile(table.program(), trainset=table.examples)
-        assert table.engine.requests == paid == 3 * 24
-        assert again.dump_state() == first.dump_state()

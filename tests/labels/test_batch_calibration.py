@@ -79,7 +79,7 @@ class TestWhatItFinds:
         assert prediction.probabilities == pytest.approx(softmax(scores), abs=1e-3)
         assert prediction.label == max(scores, key=scores.get)
 
-    def test_a_prior(self):
+    def test_a_prior_moves_the_offsets_by_its_logarithm(self):
         engine = Classifier(leaning(LABELS, 0.0))
         even, uneven = calibrate(engine), calibrate(engine, prior={"negative": 0.2, "positive": 0.8})
         moved = np.subtract(uneven.calibration.offsets, even.calibration.offsets)
@@ -105,25 +105,19 @@ class TestWhatItFinds:
         engine = Classifier(leaning(LABELS, 1.5))
         found = calibrate(engine, method="contextual").calibration
         assert sorted(engine.inputs) == ["", "[MASK]", "[N/A]"]
-        assert found.offsets == pytest.approx(
-            offsets_of(engine.probabilities, engine.inputs).tolist(), abs=1e-3
-        )
+        true = offsets_of(engine.probabilities, engine.inputs).tolist()
+        assert found.offsets == pytest.approx(true, abs=1e-3)
 
     def test_labelled_examples_unless_there_is_nothing_to_fit(self):
-        engine = Classifier(leaning(LABELS, 2.0))
+        engine, held = Classifier(leaning(LABELS, 2.0)), examples(150, first=1_000)
         program = calibrate(engine, method="linear", trainset=examples(200), num_inputs=200)
         assert program.calibration.offsets[1] < program.calibration.offsets[0] - 1
-        held = examples(150, first=1_000)
-        raw, told = (
-            np.mean([ask(engine, each, text=e.text).label == e.label for e in held])
-            for each in (student(), program)
-        )
-        assert told > raw + 0.05
-
-        assert (
-            calibrate(Classifier(leaning(LABELS, 0.0)), method="linear", trainset=examples(64)).calibration
-            is None
-        )
+        right = [
+            [ask(engine, each, text=e.text).label == e.label for e in held] for each in (student(), program)
+        ]
+        assert np.mean(right[1]) > np.mean(right[0]) + 0.05
+        unbiased = Classifier(leaning(LABELS, 0.0))
+        assert calibrate(unbiased, method="linear", trainset=examples(64)).calibration is None
 
     @pytest.mark.parametrize("options", [{"method": "contextual"}, {"prior": dict.fromkeys(LABELS, 0.5)}])
     def test_labels_are_not_read(self, options):
@@ -183,15 +177,6 @@ class TestLabelsDecide:
         assert abs(np.mean(missed)) < 0.02
         assert np.mean(np.abs(missed) < 2 * error) >= 0.9
 
-    def test_the_shares_are_told(self, caplog):
-        trainset, probabilities, _ = world(0, 0.1, 3.0)
-        program = calibrate(Classifier(probabilities), trainset=trainset)
-        shares = program.calibration.shares
-        counts = np.bincount([LABELS.index(each.label) for each in trainset])
-        assert shares in [(0.5, 0.5), tuple(np.round((counts + 1) / (counts + 1).sum(), 6).tolist())]
-        assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
-        assert "always 'positive'" in caplog.text
-
     @pytest.mark.parametrize("fallback", [True, False])
     def test_the_student_counts_with_its_failed_replies(self, fallback):
         """A third of the replies has no format; ChatAdapter asks again for them, if it may, as it does in use."""
@@ -247,11 +232,13 @@ class TestLabelsDecide:
         calibrate(Classifier(leaning(LABELS, 2.0)))
         assert "equally frequent" not in caplog.text
 
-    def test_demos_of_one_label_and_uneven_examples_are_told(self, caplog):
-        trainset, probabilities, _ = world(0, 0.1, 0.0)
+    def test_shares_and_demos_of_one_label_and_uneven_examples_are_told(self, caplog):
+        trainset, probabilities, _ = world(0, 0.1, 3.0)
         program = student()
         program.demos = [each for each in trainset if each.label == "positive"][:8]
-        calibrate(Classifier(probabilities), program, trainset=trainset)
+        shares = calibrate(Classifier(probabilities), program, trainset=trainset).calibration.shares
+        assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
+        assert "always 'positive'" in caplog.text
         assert "all 8 demos have the label 'positive'" in caplog.text
         assert "% of the examples have the label 'positive'" in caplog.text
 
@@ -271,9 +258,8 @@ class TestRequests:
         assert prediction.label in raw
         assert engine.asked == [20] * 31
 
-    @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
-    def test_an_lm_without_log_probabilities_costs_one(self, endpoint):
-        engine = Classifier(leaning(LABELS, 1.0), **endpoint)
+    def test_an_lm_without_log_probabilities_costs_one(self):
+        engine = Classifier(leaning(LABELS, 1.0), refusal=REFUSAL)
         match = r"calibration needs the log-probabilities.*fake/x gives none"
         with pytest.raises(NoProbabilities, match=match):
             calibrate(engine, num_threads=8)
@@ -366,10 +352,8 @@ class TestBadInput:
         [
             ({"negative": 0.5, "positive": 0.6}, "prior must sum to 1.*sums to 1.1: divide by that"),
             ({"negative": 1.0}, "prior must have a share for each of the labels"),
-            ({"negative": 0.5, "positive": 0.3, "mixed": 0.2}, "share for each of the labels"),
             ({"negative": 0.0, "positive": 1.0}, "share above 0"),
             ({"negative": math.nan, "positive": 1.0}, "prior must be a finite number"),
-            ({"negative": "half", "positive": 0.5}, "prior must be a valid number"),
             ([0.5, 0.5], "prior must be a valid dict"),
         ],
     )
@@ -386,22 +370,12 @@ class TestBadInput:
             ({"trainset": []}, ValueError, "trainset must hold at least 2 different inputs"),
             ({"trainset": examples(1) * 20}, ValueError, "2 different inputs.*of its 20 examples 1"),
             ({"trainset": [], "method": "contextual"}, ValueError, "trainset must hold an example"),
-            ({"trainset": "text"}, TypeError, "trainset must be a list"),
-            ({"trainset": [dspy.Example(text="a")] * 3}, ValueError, r"trainset\[0\] has no inputs"),
-            (
-                {"trainset": [dspy.Example(review=str(i)).with_inputs("review") for i in range(5)]},
-                ValueError,
-                "must give the program's inputs",
-            ),
             ({"program": dspy.Predict("text -> label")}, ValueError, "no output is a Literal"),
-            ({"program": dspy.Predict("text -> a: bool, b: bool")}, ValueError, "2 outputs"),
-            ({"program": dspy.Predict("text -> label: Literal['one']")}, ValueError, "two labels"),
             (
                 {"program": dspy.Predict("text -> a: bool, probabilities")},
                 ValueError,
                 "'probabilities'.*rename",
             ),
-            ({"program": dspy.Predict}, TypeError, "student must be a dspy.Module"),
             (
                 {"program": Two()},
                 ValueError,
@@ -425,7 +399,6 @@ class TestBadInput:
         [
             (lambda each: dspy.Example(text=each.text), "whose 'label' is one of .*; got None"),
             (lambda each: each.copy(label="mixed"), "got 'mixed'.*or pass method='batch'"),
-            (lambda each: each.copy(label=["positive"]), r"got \['positive'\]"),
             (lambda each: each.copy(label="positive"), "different labels; all 30 have 'positive'"),
         ],
     )

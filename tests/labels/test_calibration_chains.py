@@ -2,7 +2,6 @@
 
 import math
 
-import dspy
 import numpy as np
 import pytest
 from fakes import LabelEngine, using
@@ -10,8 +9,8 @@ from label_engines import LABELS, exact, normal
 from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
-from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
-from plr_dspy.labels.calibrated_program import _WARNED
+from plr_dspy.baselines import TopKOrder
+from plr_dspy.labels.calibrated_program import warn_once
 
 
 def probabilities(demos, text):
@@ -68,7 +67,7 @@ def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_
     loaded.load(tmp_path / "program.json")
     assert numbers(loaded) == numbers(compiled)
     assert loaded(text="text 7").probabilities == prediction.probabilities
-    _WARNED.clear()
+    warn_once.cache_clear()
     assert "anew" not in caplog.text  # The calibration is of the order that was found under it.
     loaded.program.demos.reverse()
     loaded(text="text 7")
@@ -86,27 +85,3 @@ def test_what_is_scored_is_the_calibrated_answer(engine):
     reorder.compile(program, trainset=EXAMPLES[:30], valset=EXAMPLES[30:])
     held = np.mean([exact(each, program(text=each.text)) for each in EXAMPLES[30:]])
     assert reorder.report.comparison.original == pytest.approx(held)
-
-
-@pytest.mark.parametrize("optimizer", [PDO, LocalE, GlobalE, DEmO])
-def test_methods_that_read_probabilities_themselves_refuse_it(engine, optimizer):
-    program = calibrated()
-    before = engine.requests
-    with pytest.raises(ValueError, match=r"the student is calibrated: pass student\.program"):
-        optimizer(exact, display_progress=False).compile(program, trainset=EXAMPLES)
-    assert engine.requests == before
-
-
-def test_better_together(engine):
-    program = student()
-    program.set_lm(dspy.settings.lm)
-    optimizer = dspy.BetterTogether(
-        metric=exact,
-        order=PLReorder(exact, max_metric_calls=100, num_threads=2, display_progress=False),
-        calibrate=BatchCalibration(display_progress=False),
-    )
-    compiled = optimizer.compile(
-        program, trainset=EXAMPLES, strategy="order -> calibrate", valset_ratio=0.3, num_threads=2
-    )
-    assert isinstance(compiled, CalibratedProgram)
-    assert compiled(text="text 7").probabilities

@@ -5,11 +5,10 @@ from typing import Literal
 
 import dspy
 import numpy as np
-import pytest
 from brief import brief_reviews
 from dspy import lm15
 
-from plr_dspy import BatchCalibration, PlainTextAdapter, load_program
+from plr_dspy import PlainTextAdapter
 from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.labels.outputs import label_output
@@ -60,26 +59,3 @@ def test_a_method_that_lives_on_them(server, tmp_path):
         assert compiled(review=reviews[30].review).sentiment in ("negative", "positive")
     assert 0 < optimizer.report.program_calls["total"] <= 10
     compiled.save(tmp_path / "program.json")
-
-
-def test_a_model_that_says_one_label_is_brought_to_its_senses(server, monkeypatch, tmp_path):
-    lm, requests = server.lm(cache=False), []
-    complete = lm.engine.complete
-    monkeypatch.setattr(lm.engine, "complete", lambda request: requests.append(request) or complete(request))
-    reviews, held, student = brief_reviews("train", 30), brief_reviews("test", 8), dspy.Predict(Sentiment)
-    by_label = [
-        [each for each in reviews if each.sentiment == label][:2] for label in ("positive", "negative")
-    ]
-    student.demos = [*by_label[0], *by_label[1]]  # The last ones weigh more.
-    with dspy.context(lm=lm, adapter=PlainTextAdapter()):
-        compiled = BatchCalibration(display_progress=False, num_inputs=10).compile(student, trainset=reviews)
-        assert len(requests) == 10
-        told = [compiled(review=each.review) for each in held]
-        assert len(requests) == 10 + len(held)
-        raw = [student(review=each.review) for each in held]
-        compiled.save(tmp_path / "program.json")
-        again = load_program(dspy.Predict(Sentiment), tmp_path / "program.json")(review=held[0].review)
-    right, right_raw = (sum(map(accuracy, held, answers)) for answers in (told, raw))
-    assert right > right_raw - 3
-    assert again.sentiment == told[0].sentiment
-    assert again.probabilities == pytest.approx(told[0].probabilities, abs=0.02)

@@ -1,9 +1,5 @@
 """What a metric gives to each label, found without a call of a language model, or why it cannot be found."""
 
-import enum
-import json
-from typing import Literal
-
 import dspy
 import numpy as np
 import pytest
@@ -22,11 +18,6 @@ EXAMPLES = [
 TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
 
 
-class Mood(enum.Enum):
-    GOOD = "fine"
-    BAD = "awful"
-
-
 class Two(dspy.Module):
     def __init__(self, first, second):
         super().__init__()
@@ -34,22 +25,6 @@ class Two(dspy.Module):
 
 
 class TestLabelOutput:
-    @pytest.mark.parametrize(
-        ("kind", "labels"),
-        [
-            (Literal["a", "b"], {"a": "a", "b": "b"}),
-            (Literal["a", "b"] | None, {"a": "a", "b": "b"}),
-            (Literal[1, 2], {"1": 1, "2": 2}),
-            (bool, {"True": True, "False": False}),
-            (Mood, {"fine": Mood.GOOD, "awful": Mood.BAD}),
-        ],
-    )
-    def test_types(self, kind, labels):
-        signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
-        assert label_output(dspy.Predict(signature)) == LabelOutput("self", "label", labels)
-        assert label_output(dspy.ChainOfThought(signature)) == LabelOutput("predict", "label", labels)
-        assert label_output(Two("text -> summary", signature)) == LabelOutput("second", "label", labels)
-
     @pytest.mark.parametrize(
         ("program", "reason"),
         [
@@ -92,15 +67,6 @@ def judge(lm=None):
     return lambda example, prediction: predict(text=example.text, label=prediction.label).verdict
 
 
-class Judge(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.predict = dspy.Predict("label -> verdict: bool")
-
-    def forward(self, example, prediction):
-        return self.predict(label=prediction.label).verdict
-
-
 def catching(example, prediction):
     try:
         return judge(dspy.settings.lm)(example, prediction)
@@ -109,9 +75,7 @@ def catching(example, prediction):
 
 
 class TestMetricsThatCallAModel:
-    @pytest.mark.parametrize(
-        "metric", [judge(), Judge(), catching, lambda e, p: bool(dspy.settings.lm(p.label))]
-    )
+    @pytest.mark.parametrize("metric", [judge(), catching, lambda e, p: bool(dspy.settings.lm(p.label))])
     def test_are_stopped_before_they_do(self, metric):
         heard = []
 
@@ -126,23 +90,22 @@ class TestMetricsThatCallAModel:
             assert lm.history == dspy.settings.trace == heard == []
             assert dspy.settings.callbacks == callbacks
 
-    def test_unseen_ones_by_the_time_they_take(self, monkeypatch):
-        now = iter(range(100))
+    @pytest.mark.parametrize("times", [range(100), [0, 9, *[9] * 100]], ids=["always", "at first"])
+    def test_unseen_ones_by_the_time_they_take(self, monkeypatch, times):
+        """One that loads something first is not taken for them."""
+        now, calls = iter(times), []
         monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
-        calls = []
 
         def metric(example, prediction):
             calls.append(prediction.label)
             return example.label == prediction.label
 
-        reason = label_scores(metric, EXAMPLES, OUTPUT)
-        assert reason == "the metric takes too long to be asked for every label"
-        assert len(calls) == 2
-
-    def test_one_that_loads_something_first_is_not_taken_for_them(self, monkeypatch):
-        now = iter([0, 9, *[9] * 100])
-        monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
-        np.testing.assert_array_equal(label_scores(exact, EXAMPLES, OUTPUT), TABLE)
+        found = label_scores(metric, EXAMPLES, OUTPUT)
+        if len(calls) == 2:
+            assert found == "the metric takes too long to be asked for every label"
+        else:
+            np.testing.assert_array_equal(found, TABLE)
+        assert len(calls) == (2 if times == range(100) else 8)
 
 
 def raising(error):
@@ -157,13 +120,9 @@ class TestMetricsThatFail:
         ("metric", "name"),
         [
             (lambda e, p: exact(e, p) and p.reasoning, "AttributeError"),
-            (lambda e, p: exact(e, p) and p["reasoning"], "KeyError"),
             (raising(SystemExit()), "SystemExit"),
             (lambda e, p: float("nan"), "ValueError"),
-            (lambda e, p: float("inf"), "ValueError"),
-            (lambda e, p: None, "MetricTypeError"),
             (lambda e, p: p.label, "MetricTypeError"),
-            (lambda e, p: json.dumps(p), "TypeError"),
             (None, "TypeError"),
         ],
     )

@@ -44,16 +44,6 @@ def test_where_there_is_nothing_to_gain_little_is_lost(count, num_labels):
     assert np.mean(lost) < 0.03
 
 
-def test_what_a_lean_costs_is_gained_from_forty_examples():
-    gained = []
-    for seed in range(8):
-        fit = fit_linear(*world(40, seed=seed, offsets=[1.0, -1.0]), seed=seed)
-        table, answers = world(1_000, seed=1000 + seed, offsets=[1.0, -1.0])
-        right = moved(fit, table).argmax(axis=1) == answers
-        gained.append(right.mean() - (table.argmax(axis=1) == answers).mean())
-    assert np.mean(gained) > 0.08
-
-
 @pytest.mark.parametrize(
     ("table", "answers", "largest"),
     [

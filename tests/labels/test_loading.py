@@ -15,7 +15,7 @@ from plr_dspy import (
     PlainTextAdapter,
     load_program,
 )
-from plr_dspy.labels.calibrated_program import _WARNED
+from plr_dspy.labels.calibrated_program import warn_once
 
 LABELS = ("negative", "positive")
 FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
@@ -208,7 +208,7 @@ class TestACalibrationIsOfOnePromptAndOneModel:
     @pytest.fixture(autouse=True)
     def anew(self):
         """In this process other tests may have been warned of the same."""
-        _WARNED.clear()
+        warn_once.cache_clear()
 
     @pytest.fixture
     def program(self, lm, tmp_path):

@@ -108,16 +108,21 @@ class TestReading:
         _, (found,) = asked(engine, kind=Literal["very bad", "very good", "neutral"])
         assert probabilities(found) == pytest.approx([0.2, 0.6, 0.2])
 
-    def test_an_unlikely_label_has_what_the_unlikeliest_token_has(self):
-        _, (found,) = asked(
-            chat({"positive": 0.9, "negative": 0.09, "the": 0.01}),
-            kind=Literal["negative", "positive", "mixed"],
-        )
-        assert probabilities(found) == pytest.approx([0.09, 0.9, 0.01])
-
-    def test_what_a_server_does_not_compute_is_not_believed(self):
-        _, (found,) = asked(chat({"positive": 1.0, "negative": 0.0}))
-        assert found.log_probabilities == pytest.approx((LEAST, 0.0))
+    @pytest.mark.parametrize(
+        ("told", "kind", "expected"),
+        [
+            (
+                {"positive": 0.9, "negative": 0.09, "the": 0.01},
+                Literal["negative", "positive", "mixed"],
+                [0.09, 0.9, 0.01],
+            ),
+            ({"positive": 1.0, "negative": 0.0}, KIND, [math.exp(LEAST), 1.0]),  # Servers write -9999 for 0.
+        ],
+        ids=["what the unlikeliest token has", "what a server does not compute"],
+    )
+    def test_an_unlikely_label(self, told, kind, expected):
+        _, (found,) = asked(chat(told), kind=kind)
+        assert probabilities(found) == pytest.approx(expected, rel=1e-6)
 
     def test_no_label_among_the_likeliest_tokens(self):
         tokens = {" ]]\npositive": 0.9, " ]]\nnegative": 0.1}  # None of them begins like a label.
@@ -129,29 +134,25 @@ class TestTheProgramStaysAsItIs:
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter])
     def test_callbacks_are_called_as_often(self, adapter):
         class Counting(dspy.utils.BaseCallback):
-            def __init__(self):
-                self.calls = []
-
             def on_adapter_format_start(self, call_id, instance, inputs):
-                self.calls.append("format")
+                calls.append("format")
 
             def on_adapter_parse_start(self, call_id, instance, inputs):
-                self.calls.append("parse")
+                calls.append("parse")
 
-        said = {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
+        calls, said = [], {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
         engine = Scripted(said.get(adapter, "[[ ## label ## ]]\npositive"))
-        without, counted = Counting(), Counting()
-        with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[without])):
+        with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[Counting()])):
             classifier()(text="good")
-        asked(engine, adapter(callbacks=[counted]))
-        assert counted.calls == without.calls != []
+        asked(engine, adapter(callbacks=[Counting()]))
+        half = len(calls) // 2
+        assert calls[:half] == calls[half:] != []
 
-    def test_other_signatures_pass(self):
-        for signature in ("text -> label", "text -> other: Literal['negative', 'positive']"):
-            name = signature.split()[2].rstrip(":")
-            engine = chat(CONFIDENT, name=name)
-            _, readings = asked(engine, program=dspy.Predict(signature))
-            assert (readings, engine.requests) == ([], [None])
+    @pytest.mark.parametrize("signature", ["text -> label", "text -> other: Literal['negative', 'positive']"])
+    def test_other_signatures_pass(self, signature):
+        engine = chat(CONFIDENT, name=signature.split()[2].rstrip(":"))
+        _, readings = asked(engine, program=dspy.Predict(signature))
+        assert (readings, engine.requests) == ([], [None])
 
     @pytest.mark.parametrize("where", ["program", "lm"])
     def test_log_probabilities_that_the_user_asked_for_stay(self, where):
@@ -208,25 +209,28 @@ class TestTheProgramStaysAsItIs:
 
 
 class TestEndpointsThatGiveNone:
-    @pytest.mark.parametrize("error", [REFUSAL, lm15.UnsupportedFeatureError("no", feature="x")])
-    def test_a_refusal_costs_one_request_in_all(self, error):
-        engine = chat(CONFIDENT)
-        engine.refusal = error
-        requests = LogprobRequests()
+    @pytest.mark.parametrize(
+        ("refusal", "logprobs", "asked_for", "reason"),
+        [
+            (REFUSAL, True, [20, None, None, None], "refuses requests for log-probabilities"),
+            (
+                lm15.UnsupportedFeatureError("no", feature="x"),
+                True,
+                [20, None, None, None],
+                "refuses requests",
+            ),
+            (None, False, [20, None, None], "gives no log-probabilities"),
+        ],
+        ids=["refusal", "unsupported", "silence"],
+    )
+    def test_are_asked_once_in_all(self, refusal, logprobs, asked_for, reason):
+        engine, requests = chat(CONFIDENT), LogprobRequests()
+        engine.refusal, engine.logprobs = refusal, logprobs
         for _ in range(3):
-            answer, readings = asked(engine, requests=requests)
-            assert (answer.label, readings) == ("positive", [])
-        assert engine.requests == [20, None, None, None]
-        assert (requests.wanted, requests.reason) == (False, "fake/x refuses requests for log-probabilities")
-
-    def test_replies_without(self):
-        engine = chat(CONFIDENT)
-        engine.logprobs = False
-        requests = LogprobRequests()
-        for _ in range(3):
-            asked(engine, requests=requests)
-        assert engine.requests == [20, None, None]
-        assert requests.reason == "fake/x gives no log-probabilities"
+            assert asked(engine, requests=requests)[0].label == "positive"
+        assert engine.requests == asked_for
+        assert not requests.wanted
+        assert requests.reason.startswith(f"fake/x {reason}")
 
     def test_once_given_errors_are_errors(self):
         engine, requests = chat(CONFIDENT), LogprobRequests()
@@ -236,18 +240,12 @@ class TestEndpointsThatGiveNone:
             asked(engine, requests=requests)
         assert requests.wanted
 
-    def test_errors_of_another_model_say_nothing(self):
+    def test_errors_of_another_model_or_of_another_kind_say_nothing(self):
         requests, error = LogprobRequests(), ValueError("no logprobs")
         error.model = "fake/y"
-        assert not requests.note_error(chat(CONFIDENT).lm(), error)
-        assert requests.wanted
-
-    def test_other_errors_are_errors(self):
-        engine, requests = chat(CONFIDENT), LogprobRequests()
-        engine.refusal = lm15.InvalidRequestError("the temperature is too high", status=400)
-        with pytest.raises(LMInvalidRequestError):
-            asked(engine, requests=requests)
-        assert engine.requests == [20]
+        for each in (error, lm15.InvalidRequestError("the temperature is too high", status=400)):
+            assert not requests.note_error(chat(CONFIDENT).lm(), each)
+            assert requests.wanted
 
 
 LIKELY = {" positive": 0.6, " negative": 0.3, " the": 0.001}

@@ -18,33 +18,17 @@ def tokens(probabilities):
 
 class TestFromAlternatives:
     @pytest.mark.parametrize(
-        ("labels", "told", "expected"),
-        [
-            (["positive", "negative"], {" positive": 0.5, " neg": 0.3, " mixed": 0.1}, [0.5, 0.3]),
-            (
-                ["positive", "negative"],
-                {" positive": 0.5, " Positive": 0.1, '"positive': 0.05, " negative": 0.2},
-                [0.65, 0.2],
-            ),
-            (
-                ["yes", "no"],
-                {" yesterday": 0.5, " yes": 0.2, " yes.": 0.1, " no": 0.1, " north": 0.1},
-                [0.3, 0.1],
-            ),
-            (["US", "us"], {"US": 0.4, "us": 0.3}, [0.4, 0.3]),
-            (["negative", "neutral", "positive"], {" ne": 0.6, " positive": 0.4}, [0.3, 0.3, 0.4]),
-            (["(A)", "(B)"], {" (A)": 0.6, "(B)": 0.3}, [0.6, 0.3]),
-            (["[yes]", "[no]"], {" [yes]": 0.6, "[no]": 0.3}, [0.6, 0.3]),
-            (RATINGS, {"10": 0.5, "1": 0.4, "5": 0.1}, [0.4, 0, 0, 0, 0.1, 0, 0, 0, 0, 0.5]),
-            (["positive", "negative"], {" I": 0.5, " The": 0.5}, [0, 0]),
-        ],
-    )
-    def test_without_later_tokens(self, labels, told, expected):
-        np.testing.assert_allclose(from_alternatives({"": tokens(told)}, labels), expected)
-
-    @pytest.mark.parametrize(
         ("labels", "told", "after", "expected"),
         [
+            (["yes", "no"], {" yes": 0.5, " n": 0.3, " mixed": 0.1}, {}, [0.5, 0.3]),
+            (["yes", "no"], {" yes": 0.5, " Yes": 0.1, '"yes': 0.05, " no": 0.2}, {}, [0.65, 0.2]),
+            (["yes", "no"], {" yesterday": 0.5, " yes": 0.2, " yes.": 0.1, " no": 0.1}, {}, [0.3, 0.1]),
+            (["US", "us"], {"US": 0.4, "us": 0.3}, {}, [0.4, 0.3]),
+            (["negative", "neutral", "positive"], {" ne": 0.6, " positive": 0.4}, {}, [0.3, 0.3, 0.4]),
+            (["(A)", "(B)"], {" (A)": 0.6, "(B)": 0.3}, {}, [0.6, 0.3]),
+            (["[yes]", "[no]"], {" [yes]": 0.6, "[no]": 0.3}, {}, [0.6, 0.3]),
+            (RATINGS, {"10": 0.5, "1": 0.4, "5": 0.1}, {}, [0.4, 0, 0, 0, 0.1, 0, 0, 0, 0, 0.5]),
+            (["positive", "negative"], {" I": 0.5, " The": 0.5}, {}, [0, 0]),
             (
                 ["negative", "neutral", "positive"],
                 {" ne": 0.6, " positive": 0.4},
@@ -66,7 +50,7 @@ class TestFromAlternatives:
             ),
         ],
     )
-    def test_with_later_tokens(self, labels, told, after, expected):
+    def test_with_and_without_later_tokens(self, labels, told, after, expected):
         after = {text: tokens(each) for text, each in {"": told, **after}.items()}
         np.testing.assert_allclose(from_alternatives(after, labels), expected)
 

@@ -118,8 +118,7 @@ class TestServer:
             server.lm("text")
 
     def test_what_is_missing_is_said(self, gguf, monkeypatch):
-        server = LocalServer(gguf, context_length=256)
-        with pytest.raises(RuntimeError, match=r"tiny\.Q8_0"), server:
+        with pytest.raises(RuntimeError, match=r"tiny\.Q8_0"), LocalServer(gguf, context_length=256):
             pass
         monkeypatch.setitem(sys.modules, "xllamacpp", None)
         with pytest.raises(ImportError, match=r"pip install 'plr-dspy\[local\]'"), LocalServer(gguf):

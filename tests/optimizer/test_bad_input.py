@@ -123,7 +123,6 @@ CONSTRUCTOR = {
 COMPILE = [
     (lambda: None, {}, "student must be a dspy.Module; got NoneType"),
     (lambda: Wrapped, {}, "student must be a dspy.Module; .*pass an instance, not the class"),
-    (lambda: "question -> answer", {}, "student must be a dspy.Module; got str"),
     (dspy.Module, {}, "student must have a forward method.*define one"),
     (WithoutForward, {}, "student must have a forward method.*define one"),
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
@@ -137,12 +136,10 @@ COMPILE = [
         "demos of predictor 'self' hold .*'a', 'q'.*rename the fields",
     ),
     (lambda: without_demos(None), {}, "demos of predictor 'self' must be a list; got NoneType"),
-    (student, {"trainset": []}, "trainset must hold .*pass more examples"),
     (student, {"trainset": EXAMPLES[:7]}, "trainset must hold at least two .*pass more examples"),
     (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, the others are shown by demos or given twice"),
     (student, {"trainset": None}, "trainset must be a list of dspy.Example; got NoneType"),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example; got str"),
-    (student, {"trainset": np.array([1, 2])}, "trainset must be a list of dspy.Example"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
     (student, {"trainset": [{"question": "q"}]}, r'trainset\[0\] .*got dict: .*with_inputs\("question"\)'),
     (student, {"trainset": [("q", "a")]}, r'got tuple: make each one .*with_inputs\("question"\)$'),
@@ -185,18 +182,8 @@ def test_constructor(name, value):
 
 def flags_and_numbers():
     """Each argument that is a bool, with a text, and each that is a whole number, with a bool."""
-    kinds = [
-        PLReorder,
-        PLFewShot,
-        BatchCalibration,
-        TopKOrder,
-        StaticOrder,
-        PDO,
-        LocalE,
-        DEmO,
-        order_sensitivity,
-    ]
-    for kind in kinds:
+    baselines = (TopKOrder, StaticOrder, PDO, LocalE, DEmO)
+    for kind in (PLReorder, PLFewShot, BatchCalibration, order_sensitivity, *baselines):
         for name, parameter in inspect.signature(kind).parameters.items():
             said = str(parameter.annotation)
             if said in ("bool", "Flag"):
@@ -220,9 +207,8 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
 def test_an_attribute_in_place_of_a_method_is_refused_before_any_call(engine, kind, hook):
     optimizer = kind(exact_match)
     setattr(optimizer, hook, True)
-    with pytest.raises(
-        TypeError, match=f"{kind.__name__}.{hook} must be the method of {kind.__name__}: rename"
-    ):
+    said = f"{kind.__name__}.{hook} must be the method of {kind.__name__}: rename"
+    with pytest.raises(TypeError, match=said):
         optimizer.compile(student(), trainset=EXAMPLES)
     assert engine.num_calls == 0
 

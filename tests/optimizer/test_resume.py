@@ -458,7 +458,13 @@ class TestSignals:
 
     @pytest.mark.parametrize(
         ("where", "num_threads"),
-        [("asyncio", 4), ("own handler", 1), ("swallowing program", 4), ("plain", 1)],
+        [
+            ("asyncio", 4),
+            ("own handler", 1),
+            ("swallowing program", 4),
+            ("swallowing program", 1),
+            ("plain", 1),
+        ],
     )
     def test_ctrl_c_wherever_it_is(self, engine, num_threads, where):
         class Swallowing(dspy.Module):

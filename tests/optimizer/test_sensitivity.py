@@ -168,19 +168,8 @@ class TestWords:
         assert text.count("Recommended:") == 1
 
 
-def student(num_demos=5, signature="question -> answer"):
-    return showing(
-        [dspy.Example(question=f"demo {i}", answer=f"answer {i % 3}") for i in range(num_demos)], signature
-    )
-
-
-class Asked(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = student()
-
-    def forward(self, student_essay):
-        return self.answer(question=student_essay)
+def student(num_demos=5):
+    return showing([dspy.Example(question=f"demo {i}", answer=f"answer {i % 3}") for i in range(num_demos)])
 
 
 def measured(examples, program=None, metric=exact_match, engine=None, **options):
@@ -242,18 +231,11 @@ class TestOrderSensitivity:
             ({"program": student(1)}, "one order of its demos only"),
             ({"program": student(0)}, "^program has no demos"),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
-            ({"dataset": []}, "dataset"),
-            ({"dataset": [{"question": "a"}] * 3}, r"^dataset\[0\]"),
             ({"dataset": student().demos[:2]}, r'^dataset\[0\] has no inputs.*with_inputs\("question"\)$'),
             (
                 {"dataset": [demo.with_inputs("question") for demo in student().demos]},
                 "^dataset must hold at least two examples that no demo shows; of its 5 examples 0 are left",
             ),
-            (
-                {"program": student(5, "student_essay, trainset_id -> answer")},
-                r"^dataset\[0\] must give the program's inputs: it needs .*trainset_id.*it has .*question.*rename",
-            ),
-            ({"program": Asked()}, r"forward\(student_essay\) cannot take them \(missing .*'student_essay'"),
         ],
     )
     def test_bad_arguments_cost_nothing(self, wrong, message):

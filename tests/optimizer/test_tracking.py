@@ -37,18 +37,6 @@ def compiled(kind=PLReorder, *, metric=exact_match, **options):
     return program, optimizer
 
 
-def statuses():
-    return {run.info.status for run in mlflow.search_runs(search_all_experiments=True, output_format="list")}
-
-
-def artifacts(run):
-    client = mlflow.MlflowClient()
-    return {
-        a.path: client.download_artifacts(run.info.run_id, a.path)
-        for a in client.list_artifacts(run.info.run_id)
-    }
-
-
 def test_autolog_records_a_compile(store):
     mlflow.dspy.autolog(log_traces=False, log_compiles=True)
     program, optimizer = compiled(seed=3)
@@ -62,7 +50,10 @@ def test_autolog_records_a_compile(store):
     assert [(m.step, m.value) for m in history] == [
         (i.program_calls, pytest.approx(i.best_score_so_far)) for i in report.history
     ]
-    files = artifacts(run)
+    client, number = mlflow.MlflowClient(), run.info.run_id
+    files = {
+        each.path: client.download_artifacts(number, each.path) for each in client.list_artifacts(number)
+    }
     assert Report.load(files["reorder_report.json"]) == report
     with open(files["reorder_report.html"]) as page:
         assert "as the prompt shows them" in page.read()
@@ -91,7 +82,8 @@ def test_a_compile_that_ends_early_is_logged_and_leaves_no_run_open(store, error
         mlflow.end_run()
     assert mlflow.active_run() is None
     assert mlflow.last_active_run().data.metrics["reorder.program_calls"] >= 100
-    assert "RUNNING" not in statuses()
+    runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    assert "RUNNING" not in {run.info.status for run in runs}
 
 
 def test_nothing_is_logged_without_a_run_and_a_store_that_fails_costs_no_compile(store, monkeypatch, caplog):

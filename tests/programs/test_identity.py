@@ -67,10 +67,6 @@ def reversed_(metric):
     return wrapper
 
 
-def closing_over(value):
-    return lambda example, prediction: value
-
-
 def metric_in(source, **namespace):
     """The metric of a user's module."""
     namespace = {"__name__": "users", "dspy": dspy, "functools": functools, **namespace}
@@ -132,16 +128,11 @@ DIFFERENT = {
     "settings of a retriever": tuple(dspy.retrievers.Embeddings(["a"], embed, k=k) for k in (1, 2)),
     "corpus of a retriever": tuple(dspy.retrievers.Embeddings([text], embed) for text in "ab"),
     "instructions of a judge": (Judge(), Judge("Judge harshly.")),
-    "attribute of a judge": (Judge(limit=0.5), Judge(limit=0.9)),
     "attribute of a judge that is called like a key": (Judge(key="a"), Judge(key="b")),
-    "judge of the library": tuple(dspy.evaluate.SemanticF1(threshold=each) for each in (0.5, 0.9)),
     "decorator": (plain, reversed_(plain)),
-    "closure over a function": (closing_over(plain), closing_over(reversed_(plain))),
-    "class": (Weighted(1), Judge()),
     "signature": (dspy.Signature("a -> b"), dspy.Signature("a -> c")),
     "type of a field": (dspy.Signature("a -> b: int"), dspy.Signature("a -> b: Literal['x', 'y']")),
     "adapter": (dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False)),
-    "temperature": tuple(dspy.LM("openai/x", temperature=each) for each in (0.0, 1.0)),
     "enum": (Color.RED, Color.BLUE),
     "model with sets": (Tags(tags={"a"}), Tags(tags={"b"})),
 }
@@ -256,13 +247,6 @@ def test_copies_are_the_same(make):
     assert digest(make()) == digest(make())
 
 
-def test_how_a_model_is_reached_and_keys_do_not_count():
-    first = dspy.LM("openai/x", api_key="one", api_base="http://a", timeout=1, num_retries=1)
-    second = dspy.LM("openai/x", api_key="two", api_base="http://b", timeout=2, num_retries=2)
-    assert digest(first) == digest(second)
-    assert digest(first) != digest(dspy.LM("openai/x", max_tokens=7))
-
-
 def test_a_large_graph_is_one_fact_however_deep_the_stack_is():
     nodes = {i: Weighted(i) for i in range(3000)}
     for i, node in nodes.items():
@@ -288,3 +272,8 @@ def test_the_same_in_processes_that_hash_otherwise():
         " Judge(), Weighted(1).score, reversed_(plain), dspy.ReAct('a -> b', tools=[plain])];"
         "print([digest(thing) for thing in things])"
     )
+
+
+def test_what_a_metric_writes_itself_does_not_count():
+    source = "TIMES = N\ndef metric(e, p):\n    global TIMES\n    TIMES += 1\n    return TIMES"
+    assert digest(metric_in(source.replace("N", "1"))) == digest(metric_in(source.replace("N", "2")))

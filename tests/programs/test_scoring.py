@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError, LMAuthError
-from fakes import OrderSensitiveEngine, chat_response, exact_match, fake_lm, questions, scored, student
+from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions, scored, student, using
 
-from plr_dspy.programs.calls import as_score
-from plr_dspy.programs.evaluator import program_scorer
+from plr_dspy.programs.calls import MetricWork, as_score
+from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import error_counts
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(40)
 NAMES = [f"example {i}" for i in range(40)]
@@ -31,35 +32,15 @@ def engine():
 def scorer(program=None, *, metric=exact_match, **options):
     """The scorer of a program with three demos, on "question 10" and those that follow."""
     program = program or student(3)
-    options = {"examples": EXAMPLES[10:], "num_threads": 4, **options}
+    work, options = MetricWork(metric, EXAMPLES[10:]), {"num_threads": 4, **options}
     if "ledger" in options:
         options["ledger"].number_examples(NAMES)
-    return program_scorer(program, ProgramSlots(program), metric=metric, **options)
+    return CellScorer(ProgramEvaluator(program, ProgramSlots(program), work, names=NAMES, **options))
 
 
 def errors_of(cells):
     """What the report says of the exceptions."""
     return error_counts(cells.ledger.cells.items(), NAMES)
-
-
-def answering(engine):
-    """DSPy's LM is this engine, and a reply that cannot be read is not asked for again."""
-    adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
-    return dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False), adapter=adapter)
-
-
-class Babbling(OrderSensitiveEngine):
-    """Answers in no format where the last message, or the number of the call, says so."""
-
-    def __init__(self, babbles=lambda text, number: True):
-        super().__init__({})
-        self.babbles = babbles
-
-    def complete(self, request):
-        answer = super().complete(request)
-        return (
-            chat_response("no fields") if self.babbles(request.messages[-1].text, self.num_calls) else answer
-        )
 
 
 class TestCells:
@@ -69,7 +50,8 @@ class TestCells:
         assert round(100 * score, 2) == evaluate(student(student(3).demos[::-1])).score < 100
 
     def test_no_cell_is_paid_twice_and_no_call_begins_past_the_budget(self, engine):
-        cells = scorer(max_metric_calls=13)
+        cells = scorer()
+        cells.budget.max_calls = 13
         first, second, again = scored(cells, [IDENTITY, REVERSED, IDENTITY], range(5))
         assert first == again != second
         scored(cells, [REVERSED], range(8))
@@ -150,7 +132,7 @@ class TestErrors:
         def metric(example, prediction):
             return -5.0 if example.question == "question 20" else 1.0
 
-        with answering(Babbling(lambda text, number: "question 10" in text)):
+        with using(OrderSensitiveEngine({}, mumbles=lambda texts: "question 10" in texts[-1])):
             cells = scorer(metric=metric)
             assert scored(cells, [IDENTITY], [10]) == [-5.0]
             assert scored(cells, [IDENTITY], range(4)) == [3 / 4]
@@ -179,7 +161,7 @@ class TestErrors:
             scored(scorer(metric=metric, max_errors=1), [IDENTITY], range(6))
 
     def test_an_unparsable_answer_is_wrong_and_one_of_a_judge_a_failure(self):
-        with answering(Babbling()):
+        with using(OrderSensitiveEngine({}, mumbles=lambda texts: True)):
             cells = scorer(max_errors=1)
             assert cells.table([IDENTITY], range(5)) == (list(range(5)), [[0.0] * 5])
         (error,) = errors_of(cells)
@@ -188,7 +170,7 @@ class TestErrors:
         def judge(example, prediction):
             raise AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")
 
-        with answering(OrderSensitiveEngine({})), pytest.raises(AdapterParseError):
+        with using(OrderSensitiveEngine({})), pytest.raises(AdapterParseError):
             scored(scorer(metric=judge, max_errors=3), [IDENTITY], range(10))
 
     def test_an_authentication_error_stops_at_once(self):
@@ -199,7 +181,7 @@ class TestErrors:
                 calls.append(1)
                 raise lm15.AuthError("bad key", status=401)
 
-        with answering(Locked()), pytest.raises(LMAuthError, match="bad key"):
+        with using(Locked()), pytest.raises(LMAuthError, match="bad key"):
             scored(scorer(num_threads=4, max_errors=1000), [IDENTITY], range(30))
         assert len(calls) <= 5
 
@@ -227,11 +209,12 @@ class TestErrors:
         self, engine, caplog, asks
     ):
         class Judging:
+            judge = dspy.LM("openai/x", api_key="plain words")
+
             def __init__(self):
-                self.judge = lm = dspy.LM("openai/x", api_key="plain words")
-                if asks == "a module":
-                    self.judge = dspy.ChainOfThought("answer -> verdict")
-                    self.judge.set_lm(lm)
+                module = dspy.ChainOfThought("answer -> verdict")
+                module.set_lm(self.judge)
+                self.held = module if asks == "a module" else self.judge
 
             def __call__(self, example, prediction):
                 raise LookupError("x" * 195 + "plain words")

@@ -23,13 +23,6 @@ def chain_of_thought(demos):
 
 
 class TestBlocks:
-    def test_complete_labelled_and_dropped_demos(self):
-        demos = [demo(0), demo(1, reasoning=False), demo(2), dspy.Example(note="no field of the signature")]
-        demos += [demo(4, reasoning=False), demo(5), demo(6, reasoning=False)]
-        slots = ProgramSlots(chain_of_thought(demos))
-        assert slots.slots[0].blocks == ((0, 2, 5), (1, 4, 6))
-        assert slots.space.num_distinct == 36
-
     def test_plain_text_does_not_regroup(self):
         program = chain_of_thought([demo(0), demo(1, reasoning=False), demo(2)])
         with dspy.context(adapter=PlainTextAdapter()):

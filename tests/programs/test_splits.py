@@ -94,6 +94,17 @@ class TestSplits:
                 share = Counter(e.answer for e in part[:size])["no"] / size
                 assert abs(share - 0.25) <= 1.5 / size
 
+    @given(count=st.integers(20, 120), share=st.floats(0.05, 0.5), seed=st.integers(0, 99))
+    def test_both_parts_have_the_share_of_a_rare_class(self, count, share, seed):
+        rare = max(1, round(share * count))
+        examples = [
+            dspy.Example(question=f"q{i}", answer="yes" if i < rare else "no").with_inputs("question")
+            for i in range(count)
+        ]
+        found = splits(examples, seed=seed)
+        for part in (found.train, found.selection):
+            assert abs(sum(each.answer == "yes" for each in part) - rare * len(part) / count) <= 1
+
     def test_open_ended_labels_are_only_shuffled(self):
         examples = [dspy.Example(question=str(i), answer=str(i)).with_inputs("question") for i in range(30)]
         labels = label_keys(examples)

@@ -78,11 +78,10 @@ def test_sides_have_the_calls_that_they_are_compared_at(run):
 
 def test_calls_are_counted_whether_answers_are_calibrated_or_not(run):
     """Labels may decide that they stay as they are."""
-    sides = ("original", "calibrated", "no demos, calibrated", "TopK calibrated@100", "calibrate@40")
+    sides = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
     table, calls = run("out", sides=sides, pool=30)
     found = {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
     assert found["calibrated"] == 28
-    assert found["no demos, calibrated"] == 30
     assert found["TopK calibrated@100"] == 100
     assert 0 < found["calibrate@40"] <= 40
     assert calls == sum(found.values()) + len(sides) * 10

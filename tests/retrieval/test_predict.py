@@ -10,7 +10,7 @@ import pytest
 from dspy.utils import DummyLM
 
 from plr_dspy import CalibratedProgram, load_program
-from plr_dspy.programs.calls import scoring, source_of
+from plr_dspy.programs.calls import source_of
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.retrieval.predict import (
     Retrieval,
@@ -104,7 +104,7 @@ def test_an_example_is_not_shown_to_itself_while_it_is_scored_in_threads_too(lm)
     program = compiled(dspy.ChainOfThought("text -> label"), guarded=True)
 
     def score(text):
-        with scoring({"text": text}):
+        with dspy.context(plr_dspy_scored={"text": text}):
             return program(text=text)
 
     for result in dspy.Parallel(num_threads=4, disable_progress_bar=True)(
@@ -126,7 +126,7 @@ def test_a_guarded_call_from_a_bare_thread_is_an_error_and_no_leak(lm):
         except RuntimeError as error:
             errors.append(str(error))
 
-    with scoring({"text": "the cat"}):
+    with dspy.context(plr_dspy_scored={"text": "the cat"}):
         (thread := threading.Thread(target=run)).start()
         thread.join()
     assert len(errors) == 1 and "dspy.Parallel" in errors[0] and not lm.history

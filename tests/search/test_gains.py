@@ -24,9 +24,7 @@ def by_conditioning(means, covariance, apart, noise, reference):
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights, gains, chances = [], [], []
-    for scale, kind in itertools.product(
-        SCALES, (0.0, 1.0)
-    ):  # of another kind or not, as likely before any score
+    for scale, kind in itertools.product(SCALES, (0.0, 1.0)):  # of another kind or not, equally likely
         prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
@@ -59,20 +57,8 @@ class TestConditioning:
             covariance[:num_outsiders] = covariance[:, :num_outsiders] = 0.0
             apart[:num_outsiders, :num_outsiders] = 1.0 + 0.1 * np.eye(num_outsiders)
         expected = by_conditioning(means, covariance, apart, noise, reference)
-        for one, other in zip(
-            found(means, covariance, noise, apart=apart, reference=reference), expected, strict=True
-        ):
-            np.testing.assert_allclose(one, other, atol=1e-7)
-
-    @settings(deadline=None, max_examples=30)
-    @given(st.integers(0, 1_000))
-    def test_against_each_other_gains_are_opposite(self, seed):
-        means, covariance, noise = problem(seed)
-        gains = np.array([found(means, covariance, noise, reference=i)[0] for i in range(SIZE)])
-        np.testing.assert_allclose(gains, -gains.T, atol=1e-9)
-        chances = np.array([found(means, covariance, noise, reference=i)[1] for i in range(SIZE)])
-        assert (np.diag(chances) == 0.0).all()
-        assert ((chances + chances.T)[~np.eye(SIZE, dtype=bool)] <= 1.0 + 1e-9).all()
+        told = found(means, covariance, noise, apart=apart, reference=reference)
+        np.testing.assert_allclose(told, expected, atol=1e-7)
 
     def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):
         gains, chances = found(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))

@@ -15,6 +15,7 @@ from plr_dspy import OrderingSpace
 from plr_dspy.search.search import as_ordering
 
 seeds = st.integers(0, 99)
+FEW = {"min_length": 1, "max_length": 2}
 
 
 @st.composite
@@ -110,11 +111,8 @@ class TestSpace:
         ("options", "ordering", "message"),
         [
             *(({}, o, "permutation") for o in (((0, 1),), ((0, 0, 1, 2), (0, 1)), ((0, 1, 2), (0, 1)), ())),
-            ({"min_length": 1, "max_length": 2}, ((0, 0), (1,)), "different items of 0..3"),
-            ({"min_length": 1, "max_length": 2}, ((0, 4), (1,)), "different items of 0..3"),
-            ({"min_length": 1, "max_length": 2}, ((0, -1), (1,)), "different items of 0..3"),
-            ({"min_length": 1, "max_length": 2}, ((0, 1), ()), "expected 1 to 2 different items"),
-            ({"min_length": 1, "max_length": 2}, ((0, 1, 2), (0,)), "expected 1 to 2 different items"),
+            *((FEW, o, "items of 0..3") for o in (((0, 0), (1,)), ((0, 4), (1,)), ((0, -1), (1,)))),
+            *((FEW, o, "expected 1 to 2 different") for o in (((0, 1), ()), ((0, 1, 2), (0,)))),
         ],
     )
     def test_refuses_what_is_not_in_the_space(self, options, ordering, message):

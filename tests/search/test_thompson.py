@@ -18,10 +18,6 @@ def asked_in(batches):
     return [ordering for batch in batches for ordering in batch]
 
 
-def ranked(search, world):
-    return search.ranked(world.known)
-
-
 @pytest.fixture(scope="module")
 def games():
     """Worlds with searches that were played in them, and what they asked for."""
@@ -37,7 +33,7 @@ class TestSearch:
     def test_finds_better_orders_than_random_search_at_as_many_calls(self, games):
         gains, heights = [], []
         for seed, (world, search, _) in enumerate(games):
-            best, rest = ranked(search, world)[0].ordering, World(8, seed=seed)
+            best, rest = search.ranked(world.known)[0].ordering, World(8, seed=seed)
             scores = rest(random_orderings(world.space, world.calls // 8, seed))
             at_random = max(scores, key=lambda ordering: np.mean(list(scores[ordering].values())))
             gains.append(world.truth(best) - world.truth(at_random))
@@ -67,7 +63,7 @@ class TestSearch:
             search = search_in(world)
             asked = asked_in(play(search, world))
             assert [world.space.canonical(ordering) for ordering in asked] == asked
-            heights.append(world.height(ranked(search, world)[0].ordering))
+            heights.append(world.height(search.ranked(world.known)[0].ordering))
         assert np.mean(heights) > 1.8
 
     def test_ends_when_all_is_scored(self):
@@ -180,7 +176,7 @@ class TestWhatIsShown:
             for _ in range(6):
                 elites = search.tell(asked := search.ask(), world(asked))
                 assert all(wrong <= elite.score <= right for elite in elites)
-                scores = [estimate.score for estimate in ranked(search, world)]
+                scores = [estimate.score for estimate in search.ranked(world.known)]
                 assert right >= scores[0] == max(scores)
                 assert scores == sorted(scores, reverse=True)
             beyond |= search.model.fit(world.known).estimates()[0].score > right

@@ -22,8 +22,10 @@ def inverted(matrix: Array) -> tuple[Array, float]:
     factor, failed = lapack.dpotrf(matrix, lower=True)
     if failed:
         raise np.linalg.LinAlgError("the matrix is not positive definite")
-    half = np.tril(lapack.dpotri(factor, lower=True)[0])
-    return half + np.tril(half, -1).T, -2.0 * float(np.log(np.diag(factor)).sum())
+    half = lapack.dpotri(factor, lower=True)[0]  # 0 above the diagonal, as the factor
+    inverse = half + half.T
+    np.fill_diagonal(inverse, half.diagonal())
+    return inverse, -2.0 * float(np.log(factor.diagonal()).sum())
 
 
 def generalised_mean(values: Array, inverse: Array) -> float:
@@ -33,14 +35,15 @@ def generalised_mean(values: Array, inverse: Array) -> float:
 
 
 class Components(NamedTuple):
-    """A sum of independent Gaussian processes, fitted to what was measured of m orderings."""
+    """A sum of independent Gaussian processes, fitted to what was measured of m orderings; the noise's variance is the
+    unit."""
 
-    variances: Array  # of the components, over the noise's
-    covariance: Array  # of the values before anything was measured, in the same unit, [m, m]
+    variances: Array  # of the components
+    covariance: Array  # prior covariance of the values, [m, m]
     fixed: Array  # the part of it that was given, [m, m]
-    inverse: Array  # of the covariance of what was measured, [m, m]
+    inverse: Array  # inverse covariance of what was measured, [m, m]
     solved: Array  # it times what was measured less its mean, [m, ...]
-    noise: float  # its variance, which the steps were made with
+    noise: float  # the unit
 
     def weights(self, features: Sequence[Array]) -> list[Array]:
         """Of the features ``[m, d]`` of the components but the last, in the posterior mean."""
@@ -69,17 +72,16 @@ def fit_components(
 
     Args:
         kernels: Covariances of the components at variance 1, ``[m, m]`` each.
-        errors: Covariance of what was measured beside the values, over the variance of the noise, ``[m, m]``.
+        errors: Covariance of what was measured beside the values, ``[m, m]``.
         measure: From the prior covariance and the inverse covariance of what was measured to that itself, less its
             mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise, which begins with `noise`.
         earlier: Variances of the fit before; without any, or of other components, they begin with `total`, their sum.
-        fixed: Further prior covariance of the values over the noise's variance, ``[m, m]``; of `doubts`, ``[m]``, it is
-            the diagonal, in the unit of the values.
+        fixed: Further prior covariance, ``[m, m]``; of `doubts`, ``[m]``, it is the diagonal, in the values' own unit.
     """
     stacked, number, size = np.stack(kernels), len(kernels), len(errors)
-    first = earlier is None or len(earlier) != number
-    variances = np.full(number, total / number) if first else np.array(earlier)
-    num_steps = NUM_FIRST_STEPS if first else NUM_STEPS
+    variances, num_steps = np.full(number, total / number), NUM_FIRST_STEPS
+    if earlier is not None and len(earlier) == number:
+        variances, num_steps = np.array(earlier), NUM_STEPS
     for step in range(num_steps + 1):
         given = fixed + np.diag(np.zeros(size) + doubts / noise)
         covariance = np.tensordot(variances, stacked, axes=1) + given

@@ -48,11 +48,10 @@ class ResponseEffects:
     """The effects, as they were fitted to z, ``[m, E, d]``, NaN where there is none; g is ``[E, d]``.
 
     Attributes:
-        examples, example_variances: Of a, ``[E, d]``, and of its posterior, ``[E]``.
+        examples, example_variances: Posterior means of a, ``[E, d]``, and variances, ``[E]``.
         leaning, slope: What is known of b and of q; priors of rows that are `apart` are wider.
-        noise: Variance of a contrast.
-        leverage: Share of a cell's noise that its own fit explains, ``[m, E]``.
-        residuals: Of the cells known; 0 for others, ``[m, E, d]``.
+        noise: Variance of a contrast, of which a cell's own fit explains a share, the `leverage`, ``[m, E]``.
+        residuals: What is left of the cells known; 0 for others, ``[m, E, d]``.
         weights: Cells known of each ordering, ``[m]``; one counts less where its example is known from no other.
     """
 
@@ -64,28 +63,25 @@ class ResponseEffects:
         self._shown, self._seen = known.astype(np.float64), known.any(axis=0)
         self._contrasts = np.ascontiguousarray(np.moveaxis(np.nan_to_num(contrasts), 2, 0))
         self._directions, self._apart = directions.T, apart
-        outside = apart.astype(np.float64)
         self._lengths = (directions**2).sum(axis=1)
         self.noise, self._example_variance, self._mean = 0.5, 2.0, np.zeros(num_contrasts)
         self._leaning_variance, self._slope_variance = 1.0, PRIOR_SLOPE
         self._examples, self._rest = np.zeros((num_contrasts, len(directions))), self._contrasts
-        for sweep in range(num_sweeps):
-            self._fit_examples(first=sweep == 0)
-            if sweep:
-                self._fit_variances()
-            self._fit_orderings(
-                self._leaning_variance + APART_LEANING * outside, self._slope_variance + APART_SLOPE * outside
-            )
+        self.weights = np.zeros(len(known))
+        for _ in range(num_sweeps):
+            self._fit_examples()
+            self._fit_variances()
+            self._fit_orderings()
             self._fit_noise()
         self.examples = self._examples.T
         self.residuals = np.moveaxis(self._left, 0, 2)
 
-    def _fit_examples(self, *, first: bool) -> None:
+    def _fit_examples(self) -> None:
         """Give examples the posterior means of their effects, about a line in the direction that is right."""
         directions, seen = self._directions, self._seen
         rest = (self._rest * self._shown).sum(axis=1)
         prior = np.zeros_like(self._examples)
-        if not first and seen.any():
+        if seen.any():
             level = self._examples[:, seen].mean(axis=1)[:, None]
             along = float(((self._examples - level) * directions)[:, seen].sum())
             prior = level + along / (self._lengths[seen].sum() + 1e-9) * directions
@@ -105,12 +101,15 @@ class ResponseEffects:
             self._leaning_variance = _posterior_variance(spread, PRIOR_LEANING)
             self._slope_variance = _posterior_variance(squares + self.slope.variances[usual], PRIOR_SLOPE)
 
-    def _fit_orderings(self, leaning_priors: Array, slope_priors: Array) -> None:
+    def _fit_orderings(self) -> None:
         """Give orderings the posterior of their leanings and slopes.
 
         Each cell is held against what the other orderings say of its example: an example that knows the cell would
         repeat some of its noise, which then looks like an effect of the ordering.
         """
+        outside = self._apart.astype(np.float64)
+        leaning_priors = self._leaning_variance + APART_LEANING * outside
+        slope_priors = self._slope_variance + APART_SLOPE * outside
         own, directions, num_contrasts = self._shown / self.noise, self._directions, len(self._contrasts)
         precision = 1.0 / self.example_variances - own
         others = (self._examples / self.example_variances)[:, None] - own * self._rest
@@ -137,19 +136,16 @@ class ResponseEffects:
         The joint posterior of leanings, which are measured against one another, follows from the smaller of two
         systems, of orderings or of examples (Woodbury).
         """
-        own, variances = self._shown / self.noise, self.example_variances
-        precisions = 1.0 / self.leaning.prior_variances + own.sum(axis=1)
-        if len(own) <= len(variances):
-            reach = own * variances
-            joint, _ = inverted(np.diag(precisions) - own @ reach.T)
-            moved, of_orderings = joint @ reach, np.diag(joint)
-            of_examples = variances + (reach * moved).sum(axis=0)
-        else:
-            scaled = own / precisions[:, None]
-            joint, _ = inverted(np.diag(1.0 / variances) - own.T @ scaled)
-            moved, of_examples = scaled @ joint, np.diag(joint)
-            of_orderings = 1.0 / precisions + (moved * scaled).sum(axis=1)
-        unsure = of_examples - 2.0 * moved + of_orderings[:, None]  # what they leave in each cell
+        own, rows = self._shown / self.noise, 1.0 / self.example_variances
+        columns = 1.0 / self.leaning.prior_variances + own.sum(axis=1)
+        if by_ordering := len(columns) <= len(rows):
+            rows, columns = columns, rows
+        table = own if by_ordering else own.T
+        reach = table / columns
+        joint, _ = inverted(np.diag(rows) - table @ reach.T)
+        moved = joint @ reach
+        unsure = np.diag(joint)[:, None] - 2.0 * moved + (1.0 / columns + (reach * moved).sum(axis=0))
+        unsure = unsure if by_ordering else unsure.T  # what they leave in each cell
         self.leverage = np.minimum(unsure / self.noise + self._of_slopes, MAX_LEVERAGE)
         self._left = (self._rest - self._examples[:, None]) * self._shown
         free = float(((1.0 - self.leverage) * self._shown).sum()) * len(self._left)
@@ -165,11 +161,8 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 class EffectProcess:
     """A Gaussian process of one effect of orderings, of which each was measured by itself, with a noise of its own.
 
-    Its kernels are those of the families of features, ``[m, m]`` each; the variance of the noise is the unit.
-
-    Attributes:
-        components: Variances of the families and of own effects, over the unit.
-        means, variances: Of the posterior that knows all orderings, ``[m, k]`` and ``[m]``.
+    Its kernels are those of the families of features, ``[m, m]`` each, and its `components` their variances and that of
+    own effects, over the unit. `means`, ``[m, k]``, and `variances`, ``[m]``, are of the posterior that knows all.
     """
 
     def __init__(
@@ -206,10 +199,8 @@ class EffectProcess:
         return left
 
     def errors(self, alike: Array, chosen: Mask) -> Array:
-        """Covariance of the errors of posterior means that come from the noise of what was measured, ``[c, c]``.
-
-        Noise of orderings that are not chosen is left out; between those chosen its covariance is `alike`, in any unit.
-        """
+        """Covariance of the errors of posterior means that come from the noise of what was measured of those chosen,
+        ``[c, c]``; between them its covariance is `alike`, in any unit."""
         deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
         gain = self._gain[np.ix_(chosen, chosen)]
         errors: Array = gain @ (alike * np.outer(deviations, deviations)) @ gain.T

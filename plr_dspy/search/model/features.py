@@ -18,6 +18,8 @@ Family = Callable[[NDArray[np.int64]], Array]
 """The item at each place from the end ``[m, places]``, the block's size for none, to features ``[m, d]``."""
 
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
+"""The number of items shown; which; an item near a place; which is at the end; which stands right before which; and the
+same by the classes of items."""
 
 REGION = 1.0
 """Length scale of regions in the logarithm of places counted from 1 at the end, which is next to the question: the 1st
@@ -35,17 +37,11 @@ search of some hundred calls sees few of the pairs of 50 items, and half of its 
 
 
 class Features:
-    """Features of the orderings of a space, in families.
+    """Features of the orderings of a space, in families: the `names` of those that there are.
 
-    Each family has mean 0 and mean squared length 1 over random orderings. Families in which these do not differ are
-    left out, such as the number of items where it is fixed, and those of classes that are more than two thirds as many
-    as items.
-
-    Attributes:
-        names: Those of `FAMILIES` that there are: "number" (of items shown), "presence" (of an item), "region" (an item
-            near a place), "last" (the item at the end), "adjacency" (an item right before another), and "class region"
-            and "class adjacency" by the class of each item of each block.
-        references: Features of random orderings.
+    Each family has mean 0 and mean squared length 1 over random orderings, the `references`. Families in which these do
+    not differ are left out, such as the number of items where it is fixed, and those of classes that are more than two
+    thirds as many as items.
     """
 
     def __init__(self, space: OrderingSpace, *, classes: Sequence[Sequence[int]] | None = None) -> None:
@@ -55,7 +51,6 @@ class Features:
         named = [None] * len(space.sizes) if classes is None else classes
         self._families = [_families(space, block, codes) for block, codes in enumerate(named)]
         self.names: list[str] = []
-        self.references: list[Array] = []
         self._moments: list[tuple[Array, float]] = []
         drawn = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         for name, raw in self._raw(drawn, FAMILIES):
@@ -64,8 +59,7 @@ class Features:
             if variance > 1e-9:
                 self.names.append(name)
                 self._moments.append((mean, variance**-0.5))
-                self.references.append((raw - mean) * variance**-0.5)
-        self.references = self.references or [np.zeros((len(drawn), 0))]
+        self.references = self(drawn)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
         """Features ``[m, d]`` of each family; of a space whose orderings do not differ one family without any."""

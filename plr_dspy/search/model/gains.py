@@ -44,16 +44,8 @@ class Gains(NamedTuple):
 
     def among(self, chosen: Mask) -> Gains:
         """The gains of more orderings, of which those chosen have these, and of the others nothing is known."""
-        tables: list[Any] = [
-            np.zeros((len(self.shares), len(chosen)), dtype=values.dtype) for values in self[1:]
-        ]
-        for table, values in zip(tables, self[1:], strict=True):
-            table[:, chosen] = values
-        return Gains(self.shares, *tables)
-
-    def scaled(self, unit: float) -> Gains:
-        """The gains in another unit of scores."""
-        return Gains(self.shares, unit * self.means, unit**2 * self.variances, self.possible)
+        places = np.cumsum(chosen) - 1
+        return Gains(self.shares, *(np.where(chosen, values[:, places], 0) for values in self[1:]))
 
     def summary(self) -> tuple[Array, Array, Array]:
         """The expected gains, the probability that they are above 0, and their standard deviations, ``[m]`` each."""
@@ -85,9 +77,8 @@ def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Arra
     of another kind are so or not.
 
     Args:
-        means, noise: Mean scores less the effects of their examples, ``[m]``, and the covariance of what these have
-            beside the true scores, ``[m, m]``.
-        covariance: Of the true scores as estimated, ``[m, m]``.
+        means, noise: Mean scores less the effects of their examples, ``[m]``, and the covariance of their errors.
+        covariance: Estimated covariance of the true scores, ``[m, m]``.
         apart: Further covariance of those that may be of another kind than the others, whatever these are, ``[m, m]``.
         reference: The number of the ordering that the others are held against.
     """
@@ -138,10 +129,8 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
 
 
 def _over_scales(at: Callable[[float, float], tuple[float, Array, Array, Mask]], apart: Array) -> Gains:
-    """Gains at each scale, and at it with the further variances and without, where there are any.
-
-    `at` gives the logarithm of the likelihood there, and the gains' means and variances, and whether they are possible.
-    """
+    """Gains at each scale, with the further variances and without where there are any, from the logarithm of the
+    likelihood there, the gains' means and variances, and whether they are possible."""
     kinds = (0.0, 1.0) if apart.any() else (0.0,)
     logs, *gains = map(np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds)), strict=True))
     nothing = np.array(SCALES) == 0.0

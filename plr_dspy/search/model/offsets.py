@@ -14,11 +14,8 @@ PRIOR_CELLS = 4.0
 
 
 class Calibrated(NamedTuple):
-    """What calibration does to an ordering.
-
-    Replies that say nothing of labels have the share and the scores that they had in the ordering's own cells, but for
-    those with calibration where answers are not calibrated.
-    """
+    """What calibration does to an ordering. Replies that say nothing of labels count as in its own cells, but for those
+    with calibration where answers are not calibrated."""
 
     offsets: tuple[float, ...]  # of the labels
     before: float  # mean score over all examples that is expected without calibration

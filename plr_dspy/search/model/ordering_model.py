@@ -17,7 +17,7 @@ from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
 from plr_dspy.search.model.responses import LabelResponses, NoResponses, ResponseModel
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, is_rule
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
 MAX_MODELLED = 256
 """Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
@@ -162,12 +162,9 @@ class FittedModel:
     All orderings that it is asked about are of those fitted; others have been ruled out.
 
     Attributes:
-        orderings: Those that it was fitted to.
-        table: Their scores as they count, ``[m, E]``: where answers are calibrated, those of these. As they came, they
-            are those `told`.
-        calibrating: Whether scores are those of calibrated answers.
+        table: Their scores as they count, ``[m, E]``: where answers are calibrated, those of these.
         num_examples: Examples that scores expected from log-probabilities are means of.
-        shares: Of the labels, that answers are calibrated to; empty where they are not.
+        shares: Shares of the labels that answers are calibrated to; empty where they are not.
         always: The mean score of answering each label to all examples; empty without log-probabilities.
     """
 
@@ -195,24 +192,18 @@ class FittedModel:
 
     def estimates(self) -> list[ScoreEstimate]:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
-        estimates = map(ScoreEstimate, self.orderings, (self._expected + self._process.mean).tolist())
-        return sorted(estimates, key=lambda estimate: -estimate.score)
+        means = (self._expected + self._process.mean).tolist()
+        return best_first(zip(self.orderings, means, strict=True))
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
-        """What each ordering fitted is expected to score on new examples, within the scores that were given.
-
-        That is the score of one of them as it is, and the gain of each over it, which is shrunk for being the best of
-        many.
-        """
-        score = self.as_it_is(reference)
-        gains = self.gains(reference)
+        """What each ordering fitted is expected to score on new examples: the score of one of them as it is, and the
+        gain over it, which is shrunk for being the best of many."""
+        score, gains = self.as_it_is(reference), self.gains(reference)
         return {ordering: round(self._limited(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Ordering) -> float:
-        """What an ordering is expected to score without calibration: the program that the user has.
-
-        Its own calls say it, where these brought log-probabilities.
-        """
+        """What an ordering is expected to score without calibration, by its own calls where these brought
+        log-probabilities: the program that the user has."""
         if self.calibrating:
             return self._limited(self._corrected(ordering)[0])
         known = self.calibration(ordering)
@@ -225,11 +216,10 @@ class FittedModel:
         Intervals of the model itself are narrower, and too narrow where it does not fit the program. Where all calls
         scored the same, from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
-        known = ~np.isnan(self.table)
-        numbers = {self.orderings.index(each) for each in (ordering, reference)}
-        error = float(self.table[known].std()) * float(np.sqrt(sum(1 / known[n].sum() for n in numbers)))
+        counts = [(~np.isnan(self.table[self.orderings.index(o)])).sum() for o in {ordering, reference}]
+        error = float(np.nanstd(self.table)) * float(np.sqrt(sum(1 / count for count in counts)))
         if not error and 0.0 <= score <= 1.0:
-            margin = 3.0 / min(int(known[n].sum()) for n in numbers)
+            margin = 3.0 / int(min(counts))
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
         low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
         return round(self._limited(low), 6), round(self._limited(high), 6)
@@ -246,8 +236,7 @@ class FittedModel:
         return min(max(float(np.nanmin(both)), score), float(np.nanmax(both)))
 
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
-        """What is expected of each ordering beside one of them as it is; where answers are calibrated, that one gains
-        by its own calibration."""
+        """What is expected of each ordering beside one of them as it is."""
         number = self.orderings.index(reference)
         with one_thread():
             gains, foreseen = self._process.gains(number), self._responses.gains(number)
@@ -268,10 +257,11 @@ class FittedModel:
 
     def counted(self, scores: Scores) -> Scores:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
-        if not self.calibrating:
-            return scores
-        examples, rows = self._told.examples.tolist(), zip(self.orderings, self.table.tolist(), strict=True)
-        counted = {ordering: dict(zip(examples, row, strict=True)) for ordering, row in rows}
+        rows, examples = (
+            dict(zip(self.orderings, self.table.tolist(), strict=True)),
+            self._told.examples.tolist(),
+        )
+        counted = {o: dict(zip(examples, row, strict=True)) for o, row in rows.items() if self.calibrating}
         return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
 
     def calibration(self, ordering: Ordering) -> Calibrated | None:
@@ -288,8 +278,7 @@ class FittedModel:
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
-        features = self._model.features(others or self.orderings[:1])
-        features = [family[: len(others)] for family in features]
+        features = [f[: len(others)] for f in self._model.features(others or self.orderings[:1])]
         means, doubts = self._responses.predict(features)
         drawn = self._process.sample(features, num_draws, rng, doubts=doubts)
         drawn[:, : len(self.orderings)] += self._expected

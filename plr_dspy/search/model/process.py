@@ -50,12 +50,8 @@ class Leaning:
     the extremes. So the leaning l, a Gaussian process, is learnt first, and what accuracy does with it afterwards. b is
     the direction in which the orderings' profiles over the classes differ most: of two classes, their difference.
 
-    The classes of the examples are numbers from 0 without gaps, ``[E]``, and the references features of random
-    orderings, which scale the leaning; other arguments are those of `fit_components` and `AdditiveProcess`.
-
-    Attributes:
-        variances: Of its components, over the noise's.
-        explained: What it explains of each score, known or not, ``[m, E]``.
+    Arguments are those of `fit_components` and `AdditiveProcess`. What it explains of each score, known or not, is
+    `explained`, ``[m, E]``.
     """
 
     def __init__(
@@ -131,13 +127,10 @@ def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
 
 
 def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Array:
-    """The share of the residual variance that examples' preferences along each kernel have, ``[k]``.
+    """The share of the residual variance, of `rest` ``[m, E]``, that examples' preferences along each kernel have.
 
     Least squares on the products of two orderings' residuals on one example (J. K. Haseman and R. C. Elston, "The
     investigation of linkage between a quantitative trait and a marker locus", Behavior Genetics 2, 1972), none below 0.
-
-    Kernels are those of `covariance_of_means`, and `rest`, ``[m, E]``, is scores less their orderings' and their
-    examples' means, 0 where none is known.
     """
     total, number = float(np.vdot(rest, rest)), len(kernels)
     if total <= 0.0 or not kernels:
@@ -252,21 +245,17 @@ class AdditiveProcess:
         gains = expected_gains(
             means, covariance=covariance, apart=self._apart, noise=self._errors, reference=reference
         )
-        return gains.scaled(self._unit * self._deviation)
+        unit = self._unit * self._deviation
+        return gains._replace(means=unit * gains.means, variances=unit**2 * gains.variances)
 
     def sample(
-        self,
-        features: Sequence[Array],
-        num_draws: int,
-        rng: np.random.Generator,
-        *,
-        doubts: Array | float = 0.0,
+        self, features: Sequence[Array], num_draws: int, rng: np.random.Generator, doubts: Array | float = 0.0
     ) -> Array:
         """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``.
 
         By Matheron's rule: draws from the prior, corrected by what they miss of the scores (J. T. Wilson et al.,
-        "Efficiently sampling functions from Gaussian process posteriors", ICML 2020). The others have features
-        ``[c, d]`` in each family, and `doubts`, prior variances beside those that were estimated, ``[c]``.
+        "Efficiently sampling functions from Gaussian process posteriors", ICML 2020). The others have further prior
+        variances, their `doubts`, ``[c]``.
         """
         fit, number, count = self._fit, len(self.mean), len(features[0]) if features else 0
         widths = [family.shape[1] for family in self._features]

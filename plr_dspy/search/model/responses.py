@@ -50,7 +50,7 @@ are made as it believes them to be, 1.0 to 1.9."""
 STEP = 0.05
 """Of an effect, to see what it does to a score."""
 
-APART_SCORE = 0.25
+APART_SCORE = np.float64(0.25)
 """Variance of the mean score of a program that is not one of the orderings."""
 
 
@@ -103,8 +103,7 @@ class NoResponses:
 
     Attributes:
         components: Variances of the processes of orderings' effects, as JSON data.
-        means, doubts: Expected mean scores of the orderings, ``[m]``, and their variances, as far as effects are not
-            known.
+        means, doubts: Expected mean scores of the orderings, ``[m]``, and their variances.
         expected: Expected scores on each example as if the cell itself were not known, ``[m, E]``.
         num_examples: Examples that expected scores are means of.
         calibrated_to: Shares of labels that answers are calibrated to, ``[L]``; empty where they are not.
@@ -134,15 +133,12 @@ class NoResponses:
 
     def gains(self, reference: int) -> Gains | None:
         """What the orderings fitted score on new examples above one of them, as far as log-probabilities say."""
-        return None
 
     def leaning(self, original: int, chosen: int) -> Leaning | None:
         """How often two of the orderings fitted, given by number, answer each label."""
-        return None
 
     def calibration(self, number: int, told: Array) -> Calibrated | None:
         """What calibration does to an ordering fitted, with these scores of its calls ``[E]``, NaN for none."""
-        return None
 
 
 class ResponseModel(NoResponses):

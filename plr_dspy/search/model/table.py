@@ -32,15 +32,8 @@ NUM_ALTERNATIONS = 10
 
 
 class ScoreTable:
-    """Scores ``[m, E]`` of orderings on examples, NaN where there is none, and their crossed effects: means that know
-    how easy the examples were.
-
-    Attributes:
-        scores, known: The table, and where it has a score.
-        examples: Numbers of the examples, ``[E]``; None counts them.
-        counts: Number of scores of each ordering, ``[m]``.
-        seen: Whether an example has any score, ``[E]``.
-    """
+    """Scores ``[m, E]`` of orderings on numbered examples, NaN where there is none, and their crossed effects: means
+    that know how easy the examples were. There are `counts` scores of each ordering."""
 
     def __init__(self, scores: Array, examples: NDArray[np.int64] | None = None) -> None:
         self.scores, self.known = scores, ~np.isnan(scores)
@@ -53,12 +46,11 @@ class ScoreTable:
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
         """The table of the scores by example of each ordering; its columns are the examples in ascending order."""
-        examples = sorted({example for row in rows for example in row})
-        columns = {example: i for i, example in enumerate(examples)}
-        table = np.full((len(rows), len(columns)), np.nan)
+        examples = np.array(sorted({example for row in rows for example in row}), dtype=np.int64)
+        table = np.full((len(rows), len(examples)), np.nan)
         for values, row in zip(table, rows, strict=True):
-            values[[columns[example] for example in row]] = list(row.values())
-        return cls(table, np.array(examples, dtype=np.int64))
+            values[np.searchsorted(examples, list(row))] = list(row.values())
+        return cls(table, examples)
 
     def of(self, rows: Sequence[int]) -> ScoreTable:
         """The table of some of the orderings, and of the examples that these have scores of."""
@@ -69,9 +61,8 @@ class ScoreTable:
     def shrinkage(self) -> float:
         """Noise variance over the variance of examples' effects; the mean of all counts as so many of an example's own.
 
-        Where orderings agree on most examples it is small: an example that has met a few of them is known. Where they
-        differ on most, examples are hardly easier or harder than others. By the analysis of variance of the examples
-        that have two scores or more, and a prior.
+        Where orderings agree on most examples it is small: an example that has met a few of them is known. By the
+        analysis of variance of the examples that have two scores or more, and a prior.
         """
         several = self._on_examples >= 2
         if not several.any():
