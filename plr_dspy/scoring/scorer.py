@@ -40,10 +40,10 @@ class Payer(Protocol):
     def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         """What identifies the prompt that the ordering renders to; of a rule, on an example."""
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
         """Make the calls of these cells, in this order, as long as the budget lets them begin.
 
-        None of them has been paid, and there is an ordering for each fingerprint among them.
+        None of them has been paid, and each has an ordering: where one prompt is shown on two examples, by two rules.
         """
 
 
@@ -120,7 +120,7 @@ class CellScorer:
             )
         try:
             if unpaid:
-                self._payer.pay(unpaid, {key[0]: asked[key] for key in unpaid})
+                self._payer.pay(unpaid, {key: asked[key] for key in unpaid})
         finally:  # calls that were not made, for want of time or money, count for no phase
             paid = [key for key in keys if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
@@ -144,10 +144,10 @@ class CellScorer:
 
     def cells_of(self, ordering: Ordering) -> list[Cell]:
         """The paid cells of an ordering; of a rule, those that it was asked about."""
-        examples = {e for _, e in self.ledger.cells}
-        if is_rule(ordering):
-            examples = {e for e in examples if (ordering, e) in self._fingerprints}
-        return list(self.known_cells({ordering: sorted(examples)})[ordering].values())
+        asked = {
+            e for _, e in self.ledger.cells if not is_rule(ordering) or (ordering, e) in self._fingerprints
+        }
+        return list(self.known_cells({ordering: sorted(asked)})[ordering].values())
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""

@@ -354,7 +354,7 @@ class TestUse:
         assert {tuple(demos) for demos in engine.shown[:12]} == {tuple(d[::-1]) for d in engine.shown[12:24]}
         assert found.scores[1] == found.turned == pytest.approx(1 - found.scores[0])
         assert len(set(map(frozenset, engine.shown))) <= found.num_examples and found.num_distinct == 24
-        assert "the other way round" in str(found) and "PLFewShot" in str(found)
+        assert "the other way round" in str(found)
 
     def test_streaming(self):
         """Listened to or not, a call shows what it would show else, and ends in the same prediction."""

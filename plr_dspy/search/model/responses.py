@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -351,8 +352,8 @@ class ResponseModel(NoResponses):
         errors, apart = self._errors(seen), APART_SCORE * (self._apart & ~self._rules)[seen]
         number = int(seen[: stands[reference]].sum())
         found = independent_gains(self.means[seen], errors, apart=apart, reference=number).among(seen)
-        means, variances, possible = (table[:, stands] for table in found[1:])
-        return found._replace(means=means, variances=variances, possible=possible)
+        tables: list[Any] = [table[:, stands] for table in found[1:]]
+        return Gains(found.shares, *tables)
 
     def _errors(self, seen: Mask) -> Array:
         """Covariance of the errors of expected mean scores on new examples, of some orderings, ``[m, m]``.
