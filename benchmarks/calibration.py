@@ -114,7 +114,9 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
     right_is, rows = np.eye(num_labels)[answers], np.arange(num_inputs)
     ways = [(right_is[rows, known.argmax(axis=1)].mean(), np.zeros(num_labels))]
     for shares in likely_shares(counts - 1.0):
-        ways.append((cross_validated(known, right_is, shares).mean(), batch_offsets(known, prior=shares)))
+        ways.append(
+            (right_is[rows, cross_validated(known, shares)].mean(), batch_offsets(known, prior=shares))
+        )
     told = {
         "as it is": held,
         "labels decide": held + max(ways, key=lambda way: way[0])[1],

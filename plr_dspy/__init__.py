@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine, completion_lm
     from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
     from plr_dspy.loading import load_program
+    from plr_dspy.metrics.over_set import (
+        F1,
+        AverageScoreBy,
+        BalancedAccuracy,
+        DatasetMetric,
+        MatthewsCorrelation,
+        RecallAtPrecision,
+    )
     from plr_dspy.optimizer.cost_estimate import Estimate
     from plr_dspy.optimizer.fewshot import PLFewShot
     from plr_dspy.optimizer.plreorder import PLReorder
@@ -38,6 +46,14 @@ else:  # torch, scipy and DSPy take seconds to import
             ".lm.engines": ["AsyncCompletionEngine", "CompletionEngine", "completion_lm"],
             ".lm.plain_text_adapter": ["PlainTextAdapter"],
             ".loading": ["load_program"],
+            ".metrics.over_set": [
+                "F1",
+                "AverageScoreBy",
+                "BalancedAccuracy",
+                "DatasetMetric",
+                "MatthewsCorrelation",
+                "RecallAtPrecision",
+            ],
             ".optimizer.cost_estimate": ["Estimate"],
             ".optimizer.fewshot": ["PLFewShot"],
             ".optimizer.plreorder": ["PLReorder"],
@@ -53,13 +69,18 @@ else:  # torch, scipy and DSPy take seconds to import
     )
 
 __all__ = [
+    "F1",
     "AsyncCompletionEngine",
+    "AverageScoreBy",
+    "BalancedAccuracy",
     "BatchCalibration",
     "CalibratedProgram",
     "Calibration",
     "CompletionEngine",
     "CrossEntropySearch",
+    "DatasetMetric",
     "Estimate",
+    "MatthewsCorrelation",
     "MaximumLikelihood",
     "MixtureEM",
     "OrderSensitivity",
@@ -69,6 +90,7 @@ __all__ = [
     "PlackettLuce",
     "PlainTextAdapter",
     "RankEMA",
+    "RecallAtPrecision",
     "Report",
     "ThompsonSearch",
     "__version__",

@@ -136,7 +136,8 @@ def _add_compile(commands: Any) -> None:
     add = parser.add_argument
     named = "FILE.py:NAME or MODULE:NAME of "
     add("program", help=f"{named}a DSPy module, or of what makes one")
-    add("--metric", required=True, help=f"{named}metric(example, prediction)")
+    over_sets = "or f1:LABEL, f1 (the mean over labels), mcc, or balanced-accuracy, which are metrics over all examples"
+    add("--metric", required=True, help=f"{named}metric(example, prediction); {over_sets}")
     add("--train", type=Path, required=True, help="examples, as JSON lines")
     add("--val", type=Path, help="examples of the final comparison (default: 20 %% of --train)")
     add("--inputs", nargs="+", required=True, help="names of the input fields")
@@ -179,7 +180,12 @@ def _add_compile(commands: Any) -> None:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    for what in ("metric", "program"):
+    name, _, label = args.metric.partition(":")
+    if label and name in ("mcc", "balanced-accuracy"):
+        raise ValueError(
+            f"metric: {name} is about all labels; got {args.metric!r}: leave the label out, or pass f1:{label}"
+        )
+    for what in ["program"] if name in ("f1", "mcc", "balanced-accuracy") else ["metric", "program"]:
         place, _, name = (reference := getattr(args, what)).rpartition(":")
         if not place or not name:
             raise ValueError(f"{what}: expected FILE.py:NAME or MODULE:NAME; got {reference!r}")

@@ -20,16 +20,24 @@ from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.loading import load_program
 from plr_dspy.local.server import local_lm
+from plr_dspy.metrics import over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
+
+OVER_SETS = {"f1": "F1", "mcc": "MatthewsCorrelation", "balanced-accuracy": "BalancedAccuracy"}
+"""Metrics over a set, by the names that --metric gives them; F1 may have a label after a colon."""
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
 
 def compile_program(args: argparse.Namespace) -> int:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
-    metric = named_object(args.metric, "metric")
+    name, _, label = args.metric.partition(":")
+    if name in OVER_SETS:
+        metric = getattr(over_set, OVER_SETS[name])(*filter(None, [label]))
+    else:
+        metric = named_object(args.metric, "metric")
     program = named_program(args.program)
     trainset = read_examples(args.train, args.inputs)
     valset = None if args.val is None else read_examples(args.val, args.inputs)

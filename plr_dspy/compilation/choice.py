@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import (
@@ -16,10 +17,11 @@ from plr_dspy.report.data import (
     Leaning,
 )
 from plr_dspy.report.text import MIN_PROBABILITY
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.comparisons import paired_interval
+from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
 CONFIDENCE = 0.95
 
@@ -57,6 +59,7 @@ class Outcome:
         candidates, chosen: The finalists, and the number of the one that is the chosen one.
         offsets: Of the labels, that calibrate the chosen one; empty where it is not to be calibrated.
         fitted: The model of all scores, those of the final comparison included; None if nothing was compared.
+        answered: Of a metric over a set: the examples that both programs have answered, with what it reads of each.
     """
 
     ordering: Ordering
@@ -72,6 +75,7 @@ class Outcome:
     calibration: CalibrationEffect | None = None
     offsets: tuple[float, ...] = ()
     fitted: FittedModel | None = None
+    answered: Sequence[tuple[int, Any, Any]] = ()
 
 
 def make_results(
@@ -145,6 +149,53 @@ def comparison(
         expected_original=expected_original,
         expected_chosen=expected_chosen,
     )
+
+
+def measured(outcome: Outcome, scorer: CellScorer, original: Ordering, *, min_probability: float) -> Outcome:
+    """The outcome by a metric over a set itself, on all examples that both programs have answered.
+
+    Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
+    of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
+    and other resampling plans", 1982), and a gain is no surer than by these
+    examples alone, but for what it takes to be chosen.
+    """
+    influence, fitted, said = scorer.influence, outcome.fitted, outcome.comparison
+    assert influence is not None and fitted is not None and said is not None and outcome.chosen is not None
+    before = scorer.outputs(original)
+    after = scorer.outputs(outcome.ordering, fitted.answers(outcome.ordering) if outcome.offsets else {})
+    both = sorted(before.keys() & after.keys())
+    gain = outcome.candidates[outcome.chosen].gain
+    state = influence.limited(fitted.as_it_is(original))
+    linear = math.fsum(influence.score(e, after[e]) - influence.score(e, before[e]) for e in both) / len(both)
+    influence.refer((example, each[example]) for each in (before, after) for example in both)
+    rows = [[influence.score(example, each[example]) for example in both] for each in (before, after)]
+    values = [influence.value((example, each[example]) for example in both) for each in (before, after)]
+    # What is linear near the best programs may be far from it at the original.
+    if (kept := (values[1] - values[0]) / linear if linear else 1.0) > 0:
+        gain = replace(gain, expected=min(1.0, kept) * gain.expected)
+    sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
+    gain = replace(gain, probability=min(gain.probability, max(sure, min_probability)))
+    expected: list[tuple[float, float, float]] = []
+    for ordering, value in ((original, state), (outcome.ordering, influence.limited(state + gain.expected))):
+        low, high = fitted.interval(ordering, value, reference=original)
+        expected.append((value, influence.limited(low), influence.limited(high)))
+    new = comparison(
+        *rows,
+        num_candidates=said.num_candidates,
+        gain=gain,
+        expected_original=expected[0],
+        expected_chosen=expected[1],
+    )
+    changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
+    for name in ("interval", "gain_interval"):
+        low, high = getattr(new, name)
+        changed[name] = (max(low, -influence.width), min(high, influence.width))
+    effect = outcome.calibration
+    if effect is not None:
+        always = [influence.value(each) for each in influence.constant_answers()]
+        effect = effect.model_copy(update={"always": always})
+    answered = [(example, before[example], after[example]) for example in both]
+    return replace(outcome, comparison=new.model_copy(update=changed), calibration=effect, answered=answered)
 
 
 def weigh(scores: Scores, original: Ordering, other: Ordering) -> Evidence:

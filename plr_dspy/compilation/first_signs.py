@@ -58,7 +58,8 @@ class FirstSigns:
         by_prompt, by_example = self._answers()
         self._check_answers(by_prompt)
         if self._by_scores:
-            self.nothing_found = self._equal_scores([[c.score or 0.0 for c in cells] for cells in by_example])
+            rows = [[(c.score or 0.0, repr(c.value)) for c in cells] for cells in by_example]
+            self.nothing_found = self._equal_scores(rows)
         return self.nothing_found
 
     def evidence(self) -> Evidence:
@@ -95,12 +96,13 @@ class FirstSigns:
             logger.warning("%s", said)
         self._warned = True
 
-    def _equal_scores(self, rows: Sequence[Sequence[float]]) -> str:
-        """Why nothing can be found by the scores on each example; empty where they are not equal."""
+    def _equal_scores(self, rows: Sequence[Sequence[tuple[float, str]]]) -> str:
+        """Why nothing can be found by the scores on each example, with what a metric over a set reads beside each;
+        empty where they are not equal."""
         scores = {score for row in rows for score in row}
         num_scores, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)
         if len(scores) == 1 and num_scores >= ENOUGH_SCORES:
-            what = f"every score was {scores.pop():g} in {num_scores} calls"
+            what = f"every score was {scores.pop()[0]:g} in {num_scores} calls"
         elif pairs >= ENOUGH_PAIRS and all(len(set(row)) == 1 for row in rows):
             what = f"no score differed between two prompts in {pairs} comparisons"
         else:

@@ -17,6 +17,7 @@ from plr_dspy.compilation.choice import (
     choose,
     comparison,
     make_results,
+    measured,
     weigh,
 )
 from plr_dspy.compilation.first_signs import FirstSigns
@@ -85,7 +86,7 @@ class Compilation:
     ) -> None:
         self._further = further
         self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
-        all_at_once = max(1, plan.num_train_examples)
+        all_at_once, influence = max(1, plan.num_train_examples), scorer.influence
         self.staged = StagedScores(
             scorer,
             num_train=num_train if plan.racing else all_at_once,
@@ -93,7 +94,9 @@ class Compilation:
             num_more=plan.num_more_examples,
             favoured=original if plan.racing else None,
             shifted=shifted,
+            strata=influence.strata(num_train) if influence and plan.racing and not shifted else (),
         )
+        self._stratifies = influence is not None and not shifted
         self.selection = range(num_train, num_train + plan.num_selection_examples)
         self.stopped = INTERRUPTED
         least = MIN_PROBABILITY if plan.racing else 0.0
@@ -202,7 +205,9 @@ class Compilation:
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
-        search, table = self.search, self.staged.scores()
+        leading = self._best(len(self._told)) if self._history else orderings
+        self._refer(leading)
+        search, table = self.search, self._counted(self.staged.scores())
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
@@ -221,9 +226,16 @@ class Compilation:
             )
         )
 
+    def _refer(self, orderings: Sequence[Ordering]) -> None:
+        """Score by a metric over a set near what these orderings answer, and then the best ones."""
+        fitted = self.search.fitted
+        calibrated = [(each, {} if fitted is None else fitted.answers(each)) for each in orderings]
+        self.scorer.refer(calibrated)
+
     def _best(self, count: int) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
-        return [estimate.ordering for estimate in self.search.ranked(self.staged.scores())[:count]]
+        scores = self._counted(self.staged.scores())
+        return [estimate.ordering for estimate in self.search.ranked(scores)[:count]]
 
     @property
     def _least_compared(self) -> int:
@@ -267,7 +279,7 @@ class Compilation:
             num_calls = max(0, min(left, round(share * plan.race_calls), affordable))
         entrants = self._best(plan.num_entrants)
         if entrants:
-            further = self._further(entrants, self.staged.scores())
+            further = self._further(entrants, self._counted(self.staged.scores()))
             entrants += [search.mode(), *search.draw(plan.num_final_draws), *further]
         winners = race(
             self.staged,
@@ -278,14 +290,21 @@ class Compilation:
             kept=plan.final_calls,
             num_winners=plan.num_best_seen,
             guest=self.original,
-            estimate=lambda scores: dict(search.model.fit(scores).estimates()),
+            estimate=lambda scores: dict(search.model.fit(self._counted(scores)).estimates()),
         )
         self.stopped = scorer.budget.refused or self.stopped
         return [("original", self.original), *(("best seen", winner) for winner in winners)]
 
     def known_scores(self) -> Scores:
         """Scores that the choice goes by, beside those of the final comparison."""
-        return self.staged.scores() if self.plan.racing else {}
+        return self._counted(self.staged.scores()) if self.plan.racing else {}
+
+    def _counted(self, scores: Scores) -> Scores:
+        """Scores as they count: of a metric over a set, facts have the shares that they have among all examples."""
+        influence = self.scorer.influence
+        if influence is None or not self._stratifies:
+            return scores
+        return {ordering: influence.stratified(row) for ordering, row in scores.items()}
 
     def _choose(self, entries: Sequence[tuple[str, Ordering]], share: float) -> Outcome:
         """Score the finalists on the selection split, and choose by what all scores let one expect."""
@@ -302,9 +321,29 @@ class Compilation:
         if len(rows) == len(entries):
             self.scorer.ledger.settle()
         entries = entries[: len(rows)]
-        known: dict[Ordering, dict[int, float]] = {o: dict(row) for o, row in self.known_scores().items()}
+        outcome = self._judged(entries, rows, examples)
+        if self.scorer.influence is None or outcome.fitted is None:
+            return outcome
+        # A metric over a set is linear near the two that are compared only.
+        calibrated = outcome.fitted.answers(outcome.ordering) if outcome.offsets else {}
+        others = [(each, outcome.fitted.answers(each)) for each, _ in outcome.fitted.estimates()]
+        self.scorer.refer([(self.original, {}), (outcome.ordering, calibrated), *others], least=2)
+        _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
+        outcome, least = self._judged(entries, rows, examples), self._choose_of.keywords["min_probability"]
+        return measured(outcome, self.scorer, self.original, min_probability=least)
+
+    def _judged(
+        self,
+        entries: Sequence[tuple[str, Ordering]],
+        rows: Sequence[Sequence[float]],
+        examples: Sequence[int],
+    ) -> Outcome:
+        """Choose among finalists by their scores on examples, and all others that are known."""
+        searched = self.staged.scores() if self.plan.racing else {}
+        merged: dict[Ordering, dict[int, float]] = {ordering: dict(row) for ordering, row in searched.items()}
         for (_, ordering), row in zip(entries, rows, strict=True):
-            known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+            merged.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+        known = self._counted(merged)
         fitted = self.search.model.fit(known, kept=[ordering for _, ordering in entries])
         counted = fitted.counted(known)
         if fitted.calibrating:
@@ -361,6 +400,9 @@ class Compilation:
         if not cheapest_first:
             return [], []
         examples, rows = scorer.table(orderings, sorted(cheapest_first), favoured=0)
+        if scorer.influence is not None and examples:
+            self._refer([*orderings[: len(rows)], *self._best(len(self._told))])
+            examples, rows = scorer.table(orderings[: len(rows)], examples, favoured=0)
         if len(rows) < len(orderings):
             logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
             self.stopped = scorer.budget.refused or self.stopped

@@ -26,6 +26,7 @@ from plr_dspy.labels.outputs import (
 )
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
+from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
@@ -81,6 +82,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             these are clearly uneven, or to the same share each, whichever scores best by cross-validation, and stay as
             they are where neither scores better; examples without a label are left out. Where none has one, and for
             "contextual", None is the same share each. "linear" learns shares from its examples, and takes none.
+        metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
+            labelled examples; beside the shares above, it may choose those half way between. If a label is rare, pass a
+            larger num_inputs.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
@@ -91,7 +95,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     Attributes:
         accuracies: Where labels have decided in the last compile, the accuracy on its inputs of each way that was
             compared: of the student "as it is", by its "likeliest label", "calibrated to" some shares (each input is
-            left out of what calibrates it), and "always" the most frequent label. Otherwise empty.
+            left out of what calibrates it), and "always" the most frequent label. With a metric, its values, and
+            "always" the label that is best for it. Otherwise empty.
 
     Raises:
         TypeError, ValueError: for arguments out of range; the message says what to pass.
@@ -100,6 +105,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     method: Literal["batch", "contextual", "linear"] = Field("batch", kw_only=False)
     num_inputs: Annotated[Count, Field(ge=2)] = 64
     prior: Mapping[Any, Number] | None = None
+    metric: SetMetric | None = None
     predictor: str | None = None
     num_threads: Count | None = None
     max_errors: Count | None = None
@@ -114,6 +120,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         """Raise a ValueError where arguments do not go together."""
         if self.prior is not None and self.method == "linear":
             raise ValueError("prior must be None with method='linear', which learns it: leave it out")
+        if self.metric is not None and (self.method != "batch" or self.prior is not None):
+            raise ValueError("metric decides with method='batch' and without a prior: leave these out")
 
     def compile(
         self,
@@ -152,6 +160,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         examples, counts = self._examples(student, trainset, output, seed=seed)
         answers = output.numbers(examples)
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
+        if self.metric is not None and not deciding:
+            raise ValueError(
+                f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out"
+            )
         if deciding:
             warn_of_labels(student, output, counts)
         self.accuracies = {}
@@ -159,7 +171,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
         calibration: Calibration | None = None
         if deciding:
-            calibration = self._best(replies, answers, counts=counts)
+            calibration = self._best(replies, examples, output, counts=counts)
         elif self.method != "linear":
             calibration = replies.calibrated_to(prior, method=self.method)
             if prior is None:
@@ -178,26 +190,40 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
     def _best(
-        self, replies: LabelReplies, answers: NDArray[np.int64], *, counts: Array
+        self, replies: LabelReplies, examples: Sequence[dspy.Example], output: LabelOutput, *, counts: Array
     ) -> Calibration | None:
-        """Return the calibration that answers all inputs best, by their labels' numbers ``[N]``, and set `accuracies`.
+        """Return the calibration that answers all inputs best, and set `accuracies`; None for answers as they are.
 
-        It is None for answers as they are. Replies that say nothing of labels count as wrong; `counts` ``[L]`` are
-        those of the labels in the trainset.
+        Replies that say nothing of labels count as wrong; `counts` ``[L]`` are those of the labels in the trainset.
         """
-        told, labels = replies.log_probabilities, replies.labels
-        right, rows = np.eye(len(labels))[answers[replies.inputs]], np.arange(len(told))
-        ways: dict[str, tuple[NDArray[Any], Calibration | None]] = {
-            "as it is": (replies.answered == answers[replies.inputs], None),
-            "likeliest label": (right[rows, told.argmax(axis=1)], Calibration.none(labels)),
+        told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
+        ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
+            "as it is": (replies.answered, None),
+            "likeliest label": (told.argmax(axis=1), Calibration.none(labels)),
         }
-        for shares in likely_shares(counts):
-            scores = cross_validated(told, right, shares, unseen=replies.unseen)
-            ways[f"calibrated to {_named(labels, shares)}"] = scores, replies.calibrated_to(shares)
-        self.accuracies = {name: float(scores.sum()) / len(answers) for name, (scores, _) in ways.items()}
+        for shares in likely_shares(counts, between=self.metric is not None):
+            answers = cross_validated(told, shares, unseen=replies.unseen)
+            ways[f"calibrated to {_named(labels, shares)}"] = answers, replies.calibrated_to(shares)
+
+        def value(numbers: NDArray[np.int64]) -> float:
+            """What answers to all inputs, by number, are worth."""
+            if self.metric is None:
+                return float((numbers == right).mean())
+            values, told = list(output.labels.values()), list[Any]()
+            for example, number in zip(examples, numbers.tolist(), strict=True):
+                answer = None if number < 0 else dspy.Prediction({output.name: values[number]})
+                told.append(None if answer is None else self.metric.outputs(example, answer))
+            return self.metric.checked([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
+
+        self.accuracies = {}
+        for name, (answers, _) in ways.items():
+            answered = np.full(len(examples), -1)
+            answered[replies.inputs] = answers
+            self.accuracies[name] = value(answered)
         best = max(self.accuracies, key=self.accuracies.__getitem__)  # The first of equals: as it is.
-        most = int(counts.argmax())
-        self.accuracies[f"always {labels[most]!r}"] = float((answers == most).mean())
+        to_one = {label: value(np.full(len(examples), number)) for number, label in enumerate(labels)}
+        most = labels[int(counts.argmax())] if self.metric is None else max(to_one, key=to_one.__getitem__)
+        self.accuracies[f"always {most!r}"] = to_one[most]
         return ways[best][1]
 
     def _examples(

@@ -14,7 +14,9 @@ from dspy.utils.callback import BaseCallback
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.reader import Decision, LogprobRequests, Reading, labels_read
-from plr_dspy.programs.calls import Metric, MetricWork, WrongAnswer, as_score, metric_caller, own_copy
+from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
+from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.programs.calls import MetricWork, WrongAnswer, own_copy
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.cells import Cell
@@ -106,6 +108,17 @@ class LabelWork(MetricWork):
         self.lacking = self._lacking(found, label, cell, example)
         return cell if self.lacking else replace(cell, **self._told(found))
 
+    def counted_scores(self) -> Array:
+        """What labels score ``[E, L]``, in a table that the influence on a metric over a set keeps up to date."""
+        if self.influence is None or self._over_set is None:
+            return self.scores
+        predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
+        read, scores = self._over_set.outputs, self.scores.copy()
+        self.influence.follow(
+            scores, [[read(each, answer) for answer in predictions] for each in self._examples]
+        )
+        return scores
+
     def _lacking(self, found: Reading | None, label: str | None, cell: Cell, example: int) -> str:
         """Say why what a reply tells of labels cannot be used; empty where it can."""
         if found is None or found.label is None:
@@ -143,6 +156,8 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
                 began = time.perf_counter()
                 prediction = dspy.Prediction({output.name: values[cell[1]]})
                 scores[cell] = as_score(ask(own_copy(examples[cell[0]]), prediction))
+                if isinstance(metric, SetMetric):
+                    metric.outputs(examples[cell[0]], prediction)  # which may need more than the label
                 durations.append(time.perf_counter() - began)
                 if calls.stopped:  # The metric has caught the exception, and gone on.
                     break

@@ -284,7 +284,8 @@ class Reorderer(Checked, Teleprompter, ABC):
                 budget=budget,
                 interrupted=interrupted,
             )
-            yield job, work, CellScorer(evaluator, earlier=[each.key for each in job.attempts]), bar
+            earlier = [each.key for each in job.attempts]
+            yield job, work, CellScorer(evaluator, earlier=earlier, influence=work.influence), bar
 
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""

@@ -14,8 +14,9 @@ import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.hasher import Hasher
 
+from plr_dspy.metrics.by_example import as_score, takes_trace
 from plr_dspy.optimizer.job import Attempt, Job
-from plr_dspy.programs.calls import MetricWork, WrongAnswer, as_score, takes_trace
+from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest

@@ -22,6 +22,7 @@ from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.work import NoCalls
 from plr_dspy.lm.prices import price_of
+from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
 from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.bootstrapping import bootstrapped
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
@@ -30,7 +31,7 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_ins
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
-from plr_dspy.programs.calls import Scored, as_score, metric_caller, models_of, own_copy
+from plr_dspy.programs.calls import Scored, models_of, own_copy
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
@@ -453,7 +454,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequenc
 
 def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
-    predictors, number, scores = named_predictors(job.program), job.optimizer.max_demos, list[float]()
+    predictors, number, answers = named_predictors(job.program), job.optimizer.max_demos, list[Any]()
     names = set(predictors[0][1].signature.input_fields)
     examples = [*job.splits.selection, *job.splits.train][:MOST_VOTES]
     labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
@@ -463,13 +464,15 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
         (pool,) = slots.found.values()
     else:
         pool = make_pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
-    metric, calls = metric_caller(job.optimizer.metric), NoCalls()
+    metric, calls = job.optimizer.metric, NoCalls()
+    over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
     with suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
         for example in examples:
             inputs = dict(example.inputs().items())
             answer = dspy.Prediction(**pool.vote(inputs, number, without=Scored.of(inputs)))
-            scores.append(as_score(metric(own_copy(example), answer)))
-    if calls.stopped or len(scores) < len(examples):  # The metric looks at more than the outputs.
+            answers.append(over_set.outputs(own_copy(example), answer))
+    if calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
         return None
+    score = over_set.checked([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
     name = f"a vote of the {number} nearest examples, without a language model, scores"
-    return Alternative(name=name, score=sum(scores) / len(scores), num_examples=len(scores), tokens=0)
+    return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)

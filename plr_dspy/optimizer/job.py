@@ -12,6 +12,7 @@ import dspy
 
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import PromptSlots
@@ -94,7 +95,12 @@ class Job:
     def arguments(self) -> dict[str, Any]:
         """The user's arguments that decide the result, as plain data."""
         optimizer = self.optimizer
-        name = getattr(optimizer.metric, "__name__", type(optimizer.metric).__name__)
+        metric = optimizer.metric
+        name = (
+            repr(metric)
+            if isinstance(metric, SetMetric)
+            else getattr(metric, "__name__", type(metric).__name__)
+        )
         return {"method": optimizer.name, **optimizer.arguments(), "seed": self.seed, "metric": name}
 
     def settings(self) -> dict[str, Any]:
@@ -182,6 +188,8 @@ def lay_out(
         return job
     cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.part)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
+    if isinstance(optimizer.metric, SetMetric):
+        optimizer.metric.check(splits.train, splits.selection)
     num_usable, num_given = len(splits.train) + len(splits.selection), len(trainset) + len(valset)
     if num_usable < FEW_EXAMPLES and optimizer.judges:
         fewer = num_given > num_usable

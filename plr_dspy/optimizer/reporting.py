@@ -8,17 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dspy
+import numpy as np
 from dspy.adapters.utils import format_field_value
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.lm.prices import cost_of, without_price
+from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.bootstrapping import attempt_errors
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import language_models, named_predictors
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.data import Candidate, ProgramState, Report, Signal, SlotReport
+from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, Signal, SlotReport
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.cells import error_counts
 from plr_dspy.scoring.scorer import CellScorer
@@ -69,11 +71,29 @@ def build_report(
             *attempt_errors(job.attempts),
             *error_counts(ledger.cells.items(), names),
         ],
+        confusion=_confusion(job, outcome),
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         **{name: getattr(outcome, name) for name in found},
         **others,
     )
+
+
+def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
+    """Count the labels that both programs answered, where the metric is one of labels over a set."""
+    metric, examples = job.optimizer.metric, [*job.splits.train, *job.splits.selection]
+    if not isinstance(metric, LabelMetric) or not outcome.answered:
+        return None
+    facts = [metric.fact(examples[example]) for example, *_ in outcome.answered]
+    labels = sorted(set(facts))
+    counts = []
+    for which in (1, 2):
+        table = np.zeros((len(labels), len(labels) + 1), dtype=np.int64)
+        for fact, told in zip(facts, outcome.answered, strict=True):
+            label = metric.label_of(told[which])
+            table[labels.index(fact), labels.index(label) if label in labels else -1] += 1
+        counts.append(table.tolist())
+    return Confusion(labels=labels, original=counts[0], returned=counts[1])
 
 
 def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:

@@ -15,11 +15,12 @@ from pydantic import Field
 from plr_dspy.compilation.first_signs import ENOUGH_SCORES, FirstSigns
 from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
+from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job, checked_copy, finds_demos, lay_out
 from plr_dspy.optimizer.signal import label_work
 from plr_dspy.programs.arguments import Count, arguments
-from plr_dspy.programs.calls import Metric, MetricWork
+from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.retrieval.slots import FoundOrders
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
@@ -99,6 +100,9 @@ class RandomSample(Reorderer):
             if not FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample).check():
                 first = range(num_examples)
             examples, rows = scorer.table(orders, first)
+            scores = work.counted_scores() if isinstance(work, LabelWork) else np.empty((0, 0))
+            scorer.refer([(order, {}) for order in orders], least=len(orders))
+            examples, rows = scorer.table(orders, first)
             cells = scorer.known_cells(dict.fromkeys(orders, examples))
             outcomes = np.array([[cells[order][example].outcome for example in examples] for order in orders])
             # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
@@ -126,7 +130,8 @@ class RandomSample(Reorderer):
             found = sensitivity(table, int((outcomes == WRONG).sum()))
             moved = None
             if isinstance(work, LabelWork):
-                moved = _calibrated(work, [list(cells[order].items()) for order in orders], table)
+                told = [list(cells[order].items()) for order in orders]
+                moved = _calibrated(likely_shares(right_counts(work.scores)), scores, told, table)
             found = replace(found, turned=found.scores[1] if finds else None)
             return replace(found, calibrated=None if moved is None else sensitivity(moved))
 
@@ -175,14 +180,16 @@ def order_sensitivity(
     return RandomSample(**given).measure(program, dataset)
 
 
-def _calibrated(work: LabelWork, cells: Sequence[Sequence[tuple[int, Cell]]], table: Array) -> Array | None:
+def _calibrated(
+    to_try: Array, scores: Array, cells: Sequence[Sequence[tuple[int, Cell]]], table: Array
+) -> Array | None:
     """The scores of calibrated answers, ``[orders, examples]``; None where few calls told log-probabilities.
 
-    Each order is calibrated by the mean probabilities of its own answers, given as its cells by example. What told none
-    keeps its score of the table.
+    Each order is calibrated by the mean probabilities of its own answers, given as its cells by example, to each of
+    some shares of labels, which score ``[E, L]``. What told none keeps its score of the table.
     """
     tables, num_told = [], 0
-    for shares in likely_shares(right_counts(work.scores)):
+    for shares in to_try:
         moved, num_told = table.copy(), 0
         for row, of_order in zip(moved, cells, strict=True):
             told = [i for i, (_, cell) in enumerate(of_order) if cell.label_logprobs is not None]
@@ -194,7 +201,7 @@ def _calibrated(work: LabelWork, cells: Sequence[Sequence[tuple[int, Cell]]], ta
             unseen = np.array([np.isin(labels, of_order[i][1].unseen_labels) for i in told])
             offsets = batch_offsets(known, unseen=unseen, prior=shares)
             answers = calibrated(known, offsets, unseen=unseen).argmax(axis=1)
-            row[told] = work.scores[[of_order[i][0] for i in told], answers]
+            row[told] = scores[[of_order[i][0] for i in told], answers]
         tables.append(moved)
     best = max(tables, key=lambda each: each.mean())
     return best if num_told > LEAST_SHARE * table.size else None

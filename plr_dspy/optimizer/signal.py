@@ -128,7 +128,8 @@ def probe(job: Job, work: LabelWork, scorer: CellScorer) -> LabelResponses | Non
         cell = scorer.cell(ordering, example)
         return () if cell is None else cell.unseen_labels
 
-    return LabelResponses(work.scores, log_probabilities, unseen, label_shares(calibrate, work), calibrating)
+    shares = label_shares(calibrate, work)
+    return LabelResponses(work.counted_scores(), log_probabilities, unseen, shares, calibrating)
 
 
 def _telling_cell(job: Job, scorer: CellScorer, work: LabelWork, *, required: bool) -> Cell | None:
@@ -152,4 +153,4 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
     """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to."""
     if isinstance(calibrate, Mapping):
         return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
-    return shares_to_try(work.scores)
+    return shares_to_try(work.scores, between=work.influence is not None)

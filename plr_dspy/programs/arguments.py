@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
-from plr_dspy.programs.calls import Metric, metric_caller
+from plr_dspy.metrics.by_example import Metric, metric_caller
 
 LARGEST = 2**63 - 1  # what a file of JSON can hold
 LONGEST = 150  # characters of a value in a message

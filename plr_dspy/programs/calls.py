@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import dspy
-import numpy as np
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
+from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
+from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.splits import folded_key, source_of
 from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import Cell
-
-Metric: TypeAlias = Callable[..., Any]
-
-LARGEST_SCORE = 1e30
-"""In size: fourth powers of scores are computed."""
-
-ASYNC_CURE = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
+from plr_dspy.scoring.influence import Influence
 
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 """Of a program: there is no answer that a metric could call right, and the order is at fault."""
-
-SHOWN = 150
-"""Characters of a reply or an answer that messages show."""
 
 
 @dataclass(frozen=True)
@@ -52,101 +41,6 @@ def scored() -> Scored | None:
     """
     inputs = dspy.settings.get("plr_dspy_scored")
     return None if inputs is None else Scored.of(inputs)
-
-
-def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
-    """The metric as a function of (example, prediction); further parameters it insists on get None.
-
-    Raises:
-        TypeError: when it is not callable, is async, or cannot take an example and a prediction.
-    """
-    if not callable(metric):
-        raise TypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
-    if inspect.isclass(metric):
-        raise TypeError(
-            f"metric must be called with an example and a prediction; {metric.__name__} is a class: "
-            "pass an instance of it"
-        )
-    called = _called(metric)
-    if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
-        raise TypeError(f"metric must not be async: {ASYNC_CURE}")
-    if called is None:
-        cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
-        raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
-    for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
-        extra = (None,) * num_extra
-        if _takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
-            return lambda example, prediction: metric(example, prediction, *extra)
-    signature = inspect.signature(called)
-    raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
-
-
-def takes_trace(metric: Metric) -> bool:
-    """Tell whether a metric can be called with a third argument, which DSPy's optimizers give a trace."""
-    return _takes(_called(metric), 3) is True
-
-
-def _takes(called: Any, number: int) -> bool | None:
-    """Tell whether something can be called with so many arguments; None where it has no signature."""
-    try:
-        signature = inspect.signature(called)
-    except (TypeError, ValueError):
-        return None
-    try:
-        signature.bind(*[None] * number)
-    except TypeError:
-        return False
-    return True
-
-
-def _called(metric: Metric) -> Callable[..., Any] | None:
-    """What a call of the metric runs: of a judge, its forward method."""
-    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
-    return forward_of(metric) if is_judge else metric  # type: ignore[arg-type]
-
-
-def forward_of(module: dspy.Module) -> Callable[..., Any] | None:
-    """The method that a call of a module runs; DSPy warns where it is read as an attribute."""
-    method = getattr(type(module), "forward", None)
-    return vars(module).get("forward") or (method and partial(method, module))  # its own, as of dspy.syncify
-
-
-class MetricTypeError(TypeError):
-    """A metric returned a value of a type that is no score."""
-
-
-def as_score(value: Any) -> float:
-    """A metric's value as a float, never rounded.
-
-    Raises:
-        MetricTypeError: for anything that is no number, such as None, a dict, or an array of several.
-        ValueError: for NaN, infinities, and what is too large to be squared.
-    """
-    if inspect.iscoroutine(value):
-        value.close()
-        raise MetricTypeError(
-            f"metric must return a number, and not a coroutine, as async functions do: {ASYNC_CURE}"
-        )
-    number = value.get("score") if isinstance(value, dspy.Prediction) else value
-    try:
-        number = number.item() if isinstance(number, np.ndarray) else number
-        score = None if isinstance(number, (str, bytes)) else float(number)
-    except OverflowError:  # of an int
-        score = math.inf
-    except (TypeError, ValueError):  # of the value's own conversion, as of a tensor of several numbers
-        score = None
-    if score is None:
-        raise MetricTypeError(
-            "metric must return a number, a bool or a Prediction with a score; "
-            f"got {type(value).__name__}: {' '.join(repr(value).split())}"
-        )
-    if not math.isfinite(score):
-        raise ValueError(f"metric must return a finite number; got {score}")
-    if abs(score) > LARGEST_SCORE:
-        raise ValueError(
-            f"metric must return a number between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}; got {score}: scale it"
-        )
-    return score
 
 
 class WrongAnswer(Exception):
@@ -172,6 +66,7 @@ class MetricWork:
     Attributes:
         sample: The start of the program's first answer, with its score.
         models: The language models that the metric calls, as far as they can be found.
+        influence: Scores outputs, where the metric is one over a set; else None.
         signal: What a search learns from calls, as far as it is known; None where nothing is learned.
     """
 
@@ -180,8 +75,12 @@ class MetricWork:
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
         self.sample = ""
         self.models = models_of(metric)
-        self._metric = metric_caller(metric)
         self._examples = examples
+        self._over_set = metric if isinstance(metric, SetMetric) else None
+        self._metric = metric_caller(metric if self._over_set is None else self._over_set.alone)
+        self.influence: Influence | None = None
+        if self._over_set is not None:
+            self.influence = Influence(self._over_set, [self._over_set.fact(example) for example in examples])
 
     def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
         """Call a program's copy on an example, with DSPy's tracker of its usage; a WrongAnswer where there is none."""
@@ -208,7 +107,7 @@ class MetricWork:
         """Return the cell of an answer."""
         score = as_score(self._metric(shown, prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
-        return Cell(score)
+        return Cell(score, value=self._over_set and self._over_set.outputs(shown, prediction))
 
 
 def own_copy(example: dspy.Example) -> dspy.Example:

@@ -15,7 +15,7 @@ import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.saving import get_dependency_versions
 
-from plr_dspy.programs.calls import forward_of
+from plr_dspy.metrics.by_example import forward_of
 from plr_dspy.programs.copies import is_language_model, language_models, named_predictors
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ import dspy
 from dspy.utils.exceptions import ContextWindowExceededError
 
 from plr_dspy.lm.engines import HOPELESS
-from plr_dspy.programs.calls import MetricTypeError, MetricWork, WrongAnswer
+from plr_dspy.metrics.by_example import MetricTypeError
+from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.runtime.redaction import Redactor

@@ -15,7 +15,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[14] = 14
+SCHEMA_VERSION: Literal[15] = 15
 """The version of the JSON format."""
 
 
@@ -248,6 +248,15 @@ class CalibrationEffect(Part):
     always: list[float] = []
 
 
+class Confusion(Part):
+    """How often each label was answered to the examples of each, by both programs, ``[L, L + 1]``
+    counts each; the last column has the answers that are none of the labels."""
+
+    labels: list[str]
+    original: list[list[int]]
+    returned: list[list[int]]
+
+
 class ProgramState(Part):
     """What the prompts of a program show, its tokens as GPT-4o counts them (None where no demos were chosen), and the
     calls that scored it, with those that failed, or whose reply could not be read."""
@@ -281,6 +290,7 @@ class Report(Part):
         retrieval: Where demos may be found for each input, what was chosen.
         vote: Where demos were chosen, the most frequent label of as many neighbours as demos may be shown, without a
             language model; None where outputs are no labels, or a model scores them.
+        confusion: Of a metric of labels over a set, the answers to all examples that both programs have answered.
     """
 
     original: ProgramState
@@ -302,10 +312,11 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[14] = SCHEMA_VERSION
+    schema_version: Literal[15] = SCHEMA_VERSION
     best_by_number: list[BestOfNumber] = []
     retrieval: Retrieval | None = None
     vote: Alternative | None = None
+    confusion: Confusion | None = None
 
     @property
     def retrieves(self) -> bool:

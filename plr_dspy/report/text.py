@@ -69,7 +69,7 @@ def details(report: Report) -> str:
             f"final comparison alone: {score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, "
             f"gain {gain} [{low}, {high}] for the best of {c.num_candidates} {noun(report)}s"
         )
-    lines += [*_learnt(report), *_calibration(report)]
+    lines += [*_learnt(report), *_calibration(report), *_confusion(report)]
     for slot in report.slots:
         some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
         order = f"{some}demos in the order {slot.ordering}, the last next to the question"
@@ -302,6 +302,21 @@ def _calibration(report: Report) -> list[str]:
     if effect.shares:
         return [said, f"calibrated to these shares of labels: {_shares(report)}"]
     return [said, "answers are not calibrated: the likeliest label as it is scores better"]
+
+
+def _confusion(report: Report) -> list[str]:
+    """Say how many examples of each label were found, and how many of its answers are right, before and after."""
+    if (found := report.confusion) is None:
+        return []
+    tables = [found.original, *([] if original_stays(report) else [found.returned])]
+    lines = []
+    for number, label in enumerate(found.labels):
+        told = [
+            f"{table[number][number]} found, by {sum(row[number] for row in table)} answers"
+            for table in tables
+        ]
+        lines.append(f"{label!r}, {sum(found.original[number])} examples: {' -> '.join(told)}")
+    return lines
 
 
 def _shares(report: Report) -> str:

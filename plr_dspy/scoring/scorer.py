@@ -11,10 +11,12 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, Cell, CellKey
+from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering, is_rule
 
@@ -26,6 +28,8 @@ other, after which an example is given up."""
 
 FIRST_OF_RULE = 4
 """Fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all of it."""
+
+EMPTY: Mapping[int, int] = {}
 
 Wanted = dict[Ordering, list[int]]
 """Orderings with the examples that each is to have been scored on."""
@@ -60,11 +64,14 @@ class CellScorer:
     Args:
         payer: Makes the calls.
         earlier: Cells that were asked for before.
+        influence: Scores outputs, where the metric is one over a set; None where cells have scores of their own.
     """
 
-    def __init__(self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = (), influence: Influence | None = None
+    ) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
-        self.phase = "search"
+        self.phase, self.influence = "search", influence
         self._payer = payer
         self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
@@ -134,9 +141,43 @@ class CellScorer:
     def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
         return {
-            ordering: {e: cell for e in examples if (cell := self.cell(ordering, e)) is not None}
+            ordering: {
+                e: self._read(e, cell) for e in examples if (cell := self.cell(ordering, e)) is not None
+            }
             for ordering, examples in wanted.items()
         }
+
+    def _read(self, example: int, cell: Cell) -> Cell:
+        """A cell with its score, which of a metric over a set depends on the reference."""
+        if self.influence is None or cell.outcome == FAILED:
+            return cell
+        if cell.value is None and not cell.outcome:
+            raise ValueError(
+                "log_dir holds calls whose outputs were not kept, for a metric by example: pass another log_dir"
+            )
+        return replace(cell, score=self.influence.score(example, cell.value))
+
+    def outputs(self, ordering: Ordering, labels: Mapping[int, int] = EMPTY) -> dict[int, Any]:
+        """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
+        cells = {
+            e: cell for e in self._own(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
+        }
+        found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
+        if self.influence is not None:
+            found |= {e: self.influence.of_label(e, labels[e]) for e in found.keys() & labels.keys()}
+        return found
+
+    def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
+        """Score cells by a metric over a set near what these orderings answer, each with the labels that calibration
+        makes of its answers: so many first ones at least, and as many as a reference takes."""
+        if self.influence is None:  # A metric by example needs no such thing.
+            return
+        answered: list[tuple[int, Any]] = []
+        for number, (ordering, labels) in enumerate(orderings):
+            if number >= least and self.influence.is_enough(answered):
+                break
+            answered += self.outputs(ordering, labels).items()
+        self.influence.refer(answered)
 
     def cell(self, ordering: Ordering, example: int) -> Cell | None:
         """The outcome of a cell that has been paid; None of others."""
@@ -144,10 +185,12 @@ class CellScorer:
 
     def cells_of(self, ordering: Ordering) -> list[Cell]:
         """The paid cells of an ordering; of a rule, those that it was asked about."""
-        asked = {
-            e for _, e in self.ledger.cells if not is_rule(ordering) or (ordering, e) in self._fingerprints
-        }
-        return list(self.known_cells({ordering: sorted(asked)})[ordering].values())
+        return list(self.known_cells({ordering: self._own(ordering, self.ledger.cells)})[ordering].values())
+
+    def _own(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
+        """The examples of these cells that are an ordering's; of a rule, as far as it was asked about them."""
+        asked = (e for _, e in keys if not is_rule(ordering) or (ordering, e) in self._fingerprints)
+        return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in keys))
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""
@@ -175,7 +218,7 @@ class CellScorer:
         if cells and not ran:
             raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
         among = set(examples)
-        seen = [cell.score for (_, e), cell in self.ledger.cells.items() if e in among]
+        seen = [self._read(e, cell).score for (_, e), cell in self.ledger.cells.items() if e in among]
         worst = min([0.0, *(score for score in seen if score is not None)])
         rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
@@ -209,6 +252,7 @@ class StagedScores:
         favoured: An ordering whose failed calls count for nothing.
         shifted: Whether orderings begin an example later each time that the split has been gone through: then no
             two groups of examples are met by two separate groups of orderings, whose effects nobody could tell apart.
+        strata: The examples in groups, from which orderings are scored by turns, however many there are of each.
     """
 
     def __init__(
@@ -220,7 +264,9 @@ class StagedScores:
         num_more: int,
         favoured: Ordering | None = None,
         shifted: bool = False,
+        strata: Sequence[Sequence[int]] = (),
     ) -> None:
+        self._strata = [list(group) for group in strata] or [list(range(num_train))]
         self.num_first, self._num_more, self._num_train = num_first, num_more, num_train
         self._scorer, self._favoured = scorer, favoured
         # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
@@ -244,15 +290,28 @@ class StagedScores:
         for ordering in dict.fromkeys(orderings):
             asked = self._asked.get(ordering, [])
             start = num_seen * self.num_first
-            start = asked[0] if asked else start + self._shifted * (start // self._num_train)
+            start += self._shifted * (start // self._num_train)
             num_seen += not asked
             least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
             more = self._num_more if asked else self.num_first
             count = max(least, more if num_examples is None else num_examples - len(asked))
-            turn = ((start + step) % self._num_train for step in range(self._num_train))
             taken = {*asked, *self._given_up}
+            turn = self._turn(self._place(asked[0]) if asked else start)
             found[ordering] = [*asked, *[example for example in turn if example not in taken][:count]]
         return found
+
+    def _turn(self, place: int) -> list[int]:
+        """All examples in the order in which an ordering that begins at this place is scored on them."""
+        number = len(self._strata)
+        groups = self._strata[place % number :] + self._strata[: place % number]
+        starts = [(place + step) // number % len(group) for step, group in enumerate(groups)]
+        rotated = [group[start:] + group[:start] for start, group in zip(starts, groups, strict=True)]
+        return [e for column in itertools.zip_longest(*rotated) for e in column if e is not None]
+
+    def _place(self, example: int) -> int:
+        """The place at which the turn begins with this example."""
+        group = next(number for number, group in enumerate(self._strata) if example in group)
+        return group + len(self._strata) * self._strata[group].index(example)
 
     def score(self, wanted: Wanted) -> dict[Ordering, dict[int, float]]:
         """Score orderings, and return scores by example; of the first ones only when time or money is up.

@@ -12,7 +12,7 @@ import torch
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
 from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule, updated_lengths
 from plr_dspy.runtime.threads import one_thread
-from plr_dspy.search.model.ordering_model import OrderingModel
+from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first
 
@@ -31,6 +31,7 @@ class Search(ABC):
         space, num_samples, elite_fraction: As in `CrossEntropySearch`.
         model: Says what scores tell of new examples; by itself a search has one that knows no features of orderings.
         distributions: The current distribution of each block.
+        fitted: The model as it was fitted to the last scores that were told; None for searches without one.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Search(ABC):
         self._rule, self._generator = update_rule(update), torch.Generator().manual_seed(seed)
         self._smoothing = smoothing_of(self._rule) if space.from_end else 0.0
         self.distributions = self._uniform()
+        self.fitted: FittedModel | None = None
 
     @abstractmethod
     def ask(self) -> list[Ordering]:

@@ -88,15 +88,14 @@ class ThompsonSearch(Search):
         )
         self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
         self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
-        self._fitted: FittedModel | None = None
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
         self._num_rounds = 0
 
     def ask(self) -> list[Ordering]:
         """Orderings to score on further examples; empty when all there are have been scored on all."""
         with one_thread():
-            if self._fitted is not None:
-                return self._sample_posterior(self._fitted)
+            if self.fitted is not None:
+                return self._sample_posterior(self.fitted)
             few = self.space.num_distinct <= self._num_initial
             return list(self.space.enumerate()) if few else self.fresh(self._num_initial, ())
 
@@ -108,10 +107,10 @@ class ThompsonSearch(Search):
         self._finished |= {o for o in orderings if counts[o] <= self._counts.get(o, 0)}
         self._counts = counts
         self._num_rounds += 1
-        earlier = None if self._fitted is None else self._fitted.variances
+        earlier = None if self.fitted is None else self.fitted.variances
         # Replaced whole, so that an interrupt finds one that fits together.
-        self._fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        elites = self._inside(self._fitted)[: self._num_elites()]
+        self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
+        elites = self._inside(self.fitted)[: self._num_elites()]
         self.refit(elites, anew=True)
         return self.model.shown(elites, scores)
 
@@ -125,11 +124,11 @@ class ThompsonSearch(Search):
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """The process' estimates of the orderings that have scores, best first and within what scores can be; without
         those that it has ruled out, or was not told of."""
-        estimates = [] if self._fitted is None else self._fitted.estimates()
+        estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.shown([each for each in estimates if each.ordering in scores], scores)
 
     def _num_elites(self) -> int:
-        orderings = [] if self._fitted is None else self._fitted.orderings
+        orderings = [] if self.fitted is None else self.fitted.orderings
         return max(MIN_ELITES, num_elites(len(orderings), self.elite_fraction))
 
     def _inside(self, fitted: FittedModel) -> list[ScoreEstimate]:

@@ -71,17 +71,19 @@ def calibrated(
     return moved
 
 
-def likely_shares(counts: ArrayLike) -> Array:
+def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """The shares of labels that a calibration may aim at, ``[S, L]``, the first unless another scores better.
 
     The same share for each label, unless the examples clearly have others: then theirs come first. A weak model that is
-    calibrated to uneven shares may answer the frequent labels alone, so that the scores of its answers decide.
+    calibrated to uneven shares may answer the frequent labels alone, so that the scores of its answers decide. Metrics
+    that rare labels decide may want shares `between`: the square roots of theirs.
     """
     seen = np.asarray(counts, dtype=np.float64)
     even = np.full(len(seen), 1.0 / len(seen))
     if not is_uneven(seen):
         return even[None]
-    return np.stack([(seen + 1.0) / (seen + 1.0).sum(), even])
+    tables = [seen + 1.0, *([np.sqrt(seen + 1.0)] if between else [])]
+    return np.stack([*(table / table.sum() for table in tables), even])
 
 
 def is_uneven(counts: ArrayLike, *, least: float = 0.0) -> bool:
@@ -99,21 +101,21 @@ def right_counts(scores: ArrayLike) -> Array:
     return np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0))
 
 
-def shares_to_try(scores: ArrayLike) -> Array:
+def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
     """The shares of labels that a search calibrates to by way of trial, ``[S, L]``, by what labels score, ``[E, L]``.
 
     The last ones, of NaN, stand for answers that stay as they are; the scores decide, as in `BatchCalibration`.
     """
-    shares = likely_shares(right_counts(scores))
+    shares = likely_shares(right_counts(scores), between=between)
     return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
 
 
 def cross_validated(
-    log_probabilities: ArrayLike, scores: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike | None = None
-) -> Array:
-    """What the answers to each input score where batch calibration on the other inputs decides, ``[N]``.
+    log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike | None = None
+) -> NDArray[np.int64]:
+    """The numbers of the labels that are answered to each input, ``[N]``, calibrated by all others.
 
-    Labels, of which these are the prior shares, have log-probabilities and scores ``[N, L]`` on at least 2 inputs.
+    Labels, of which these are the prior shares, have log-probabilities ``[N, L]`` on at least 2 inputs.
     """
     known, hidden = np.asarray(log_probabilities), np.zeros_like(log_probabilities, dtype=bool)
     hidden, rows = hidden | (False if unseen is None else np.asarray(unseen)), np.arange(len(known))
@@ -121,4 +123,4 @@ def cross_validated(
     for i in rows:
         offsets = batch_offsets(known[rows != i], prior=shares, unseen=hidden[rows != i])
         answers.append(calibrated(known[i], offsets, unseen=hidden[i]).argmax())
-    return np.asarray(np.asarray(scores)[rows, answers])
+    return np.array(answers, dtype=np.int64)

@@ -19,16 +19,26 @@ def paired_interval(
     in Medicine 24, 2005); it keeps a few examples that happen to agree from looking certain. So many comparisons hold
     together at the level `confidence` (Bonferroni).
     """
+    mean, error, freedom = _with_pseudo_examples(differences)
+    margin = float(special.stdtrit(freedom, 1 - (1 - confidence) / (2 * num_comparisons))) * error
+    return (mean - margin, mean + margin)
+
+
+def paired_probability(differences: Sequence[float]) -> float:
+    """Probability that a mean paired difference is above 0, by the `paired_interval`; .5 where all are 0."""
+    mean, error, freedom = _with_pseudo_examples(differences)
+    return float(special.stdtr(freedom, mean / error)) if error else 0.5
+
+
+def _with_pseudo_examples(differences: Sequence[float]) -> tuple[float, float, int]:
+    """The mean of differences and two pseudo-examples, its standard error, and the degrees of freedom of that."""
     values = np.asarray(differences, dtype=float)
     if values.size == 0:
         raise ValueError("paired_interval needs at least one difference; got none")
-    count = values.size + 2
-    largest = float(np.abs(values).max())
+    count, largest = values.size + 2, float(np.abs(values).max())
     mean = float(values.sum()) / count
     variance = (float((values**2).sum()) + largest**2) / count - mean**2
-    quantile = float(special.stdtrit(count - 1, 1 - (1 - confidence) / (2 * num_comparisons)))
-    margin = quantile * math.sqrt(max(variance, 0.0) / count)
-    return (mean - margin, mean + margin)
+    return mean, math.sqrt(max(variance, 0.0) / count), count - 1
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:

@@ -106,6 +106,23 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 0
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("f1:positive", "F1(label='positive', average='binary')"),
+        ("f1", "F1(average='macro')"),
+        ("mcc", "MatthewsCorrelation()"),
+        ("balanced-accuracy", "BalancedAccuracy()"),
+    ],
+)
+def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
+    assert cli.main(compile_arguments("--report", "found.json", metric=metric)) == 0
+    report = Report.load("found.json")
+    assert report.settings["metric"] == said
+    assert report.confusion.labels == ["negative", "positive"]
+    assert said in capsys.readouterr().out
+
+
 def test_select_chooses_the_demos(folder, capsys):
     selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
     assert cli.main([*selecting, "--estimate"]) == 0

@@ -247,12 +247,11 @@ class TestMaxCost:
             engine = UnevenEngine(spread=0.3, failing=failing, seed=seed)
             for _ in range(2):  # the second may spend what calls under way were waited for
                 chooser = selecting(max_cost=limit * A_CALL, seed=seed, log_dir=tmp_path / str(seed))
-                program = chosen(chooser, engine)
+                made, program = engine.num_calls, chosen(chooser, engine)
                 assert chooser.report.cost == pytest.approx(engine.cost)
+                assert made or (chooser.report.comparison and program.candidate_programs)
             assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
             assert chooser.report.program_calls["bootstrap"] <= 0.25 * limit
-            assert chooser.report.comparison is not None
-            assert program.candidate_programs
 
     def test_a_teacher_needs_a_price(self, engine):
         teacher = student(0)

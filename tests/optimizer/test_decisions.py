@@ -117,7 +117,7 @@ class TestOrders:
         optimizer = reorder(signal=signal)
         program = student(kind, numbers=(4, 3, 2, 1, 0))
         compiled = optimizer.compile(program, trainset=examples(kind))
-        assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.7
+        assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6
         assert optimizer.report.signal.used == signal
         assert not any(engine.asked), "a reply that states probabilities needs no log-probabilities"
         check_saved(engine, compiled, kind, tmp_path)

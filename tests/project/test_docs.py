@@ -105,6 +105,7 @@ PRESUPPOSED = {
     "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
     "docs/baselines.md": labelled,
     "docs/calibration.md": labelled,
+    "docs/metrics.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
     "docs/citing.md": lambda: {"report": report()},
 }
 """What the code of a page takes for granted."""
@@ -133,6 +134,7 @@ def no_network(page, tmp_path, monkeypatch):
         "docs/baselines.md",
         "docs/calibration.md",
         "docs/fewshot.md",
+        "docs/metrics.md",
         "docs/proposal.md",
         "docs/quickstart.md",
     )

@@ -138,15 +138,15 @@ class TestData:
             "[1]",
             "{}",
             "not JSON",
-            '{"schema_version": 14}',
-            chosen.model_dump_json().replace('"schema_version":14', '"schema_version":13'),
+            '{"schema_version": 15}',
+            chosen.model_dump_json().replace('"schema_version":15', '"schema_version":14'),
         ):
             path.write_text(text)
             with pytest.raises(
-                ValueError, match=r"odd.json holds no plr_dspy report of schema version 14"
+                ValueError, match=r"odd.json holds no plr_dspy report of schema version 15"
             ) as caught:
                 Report.load(path)
-        assert "schema_version: Input should be 14): read it with" in str(caught.value)
+        assert "schema_version: Input should be 15): read it with" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -349,7 +349,7 @@ class TestText:
         c = found.comparison
         assert 0 < c.original <= c.chosen < 0.0001
         for text in (repr(found), str(found)):
-            assert f"{c.expected_chosen[0]:.7f}"[:9] in text
+            assert f"{c.expected_chosen[0]:.8f}"[:9] in text
             assert "0.000 " not in text
 
 

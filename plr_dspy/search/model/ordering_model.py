@@ -264,6 +264,15 @@ class FittedModel:
         counted = {o: dict(zip(examples, row, strict=True)) for o, row in rows.items() if self.calibrating}
         return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
 
+    def answers(self, ordering: Ordering) -> dict[int, int]:
+        """The labels, by example, that an ordering's calibrated answers are; none where answers are not calibrated."""
+        if not self.calibrating or ordering not in self.orderings:
+            return {}
+        labels = self._responses.answers(self.orderings.index(ordering))
+        return {
+            e: int(label) for e, label in zip(self._told.examples.tolist(), labels, strict=True) if label >= 0
+        }
+
     def calibration(self, ordering: Ordering) -> Calibrated | None:
         """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""
         if ordering not in self.orderings:

@@ -138,6 +138,10 @@ class NoResponses:
     def leaning(self, original: int, chosen: int) -> Leaning | None:
         """How often two of the orderings fitted, given by number, answer each label."""
 
+    def answers(self, number: int) -> Array:
+        """The labels that an ordering's calibrated answers are, ``[E]``; -1 for cells that are not known."""
+        return np.empty(0)
+
     def calibration(self, number: int, told: Array) -> Calibrated | None:
         """What calibration does to an ordering fitted, with these scores of its calls ``[E]``, NaN for none."""
 
@@ -289,6 +293,10 @@ class ResponseModel(NoResponses):
         """The scores ``[m, E]`` of orderings, where log-probabilities are known those of calibrated answers."""
         moved = self._label_offsets.scores_of(self.offsets, self._scores)
         return np.where(self._label_offsets.known, moved, table)
+
+    def answers(self, number: int) -> Array:
+        labels = np.broadcast_to(np.arange(self._scores.shape[1], dtype=np.float64), self._scores.shape)
+        return np.where(self._known[number], self._label_offsets.scores_of(self.offsets, labels)[number], -1)
 
     def _expected_of(self, number: int, examples: NDArray[np.int64]) -> tuple[Array, Array]:
         """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each.

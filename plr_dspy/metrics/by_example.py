@@ -1,0 +1,117 @@
+"""A metric by example: how it is called, and what its values may be."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import dspy
+import numpy as np
+
+Metric: TypeAlias = Callable[..., Any]
+
+LARGEST_SCORE = 1e30
+"""In size: fourth powers of scores are computed."""
+
+ASYNC_CURE = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
+
+SHOWN = 150
+"""Characters of a reply or an answer that messages show."""
+
+
+def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
+    """The metric as a function of (example, prediction); further parameters it insists on get None.
+
+    Raises:
+        TypeError: when it is not callable, is async, or cannot take an example and a prediction.
+    """
+    if not callable(metric):
+        raise TypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
+    if inspect.isclass(metric):
+        raise TypeError(
+            f"metric must be called with an example and a prediction; {metric.__name__} is a class: "
+            "pass an instance of it"
+        )
+    called = _called(metric)
+    if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
+        raise TypeError(f"metric must not be async: {ASYNC_CURE}")
+    if called is None:
+        cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
+        raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
+    for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
+        extra = (None,) * num_extra
+        if _takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
+            return lambda example, prediction: metric(example, prediction, *extra)
+    signature = inspect.signature(called)
+    raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
+
+
+def takes_trace(metric: Metric) -> bool:
+    """Tell whether a metric can be called with a third argument, which DSPy's optimizers give a trace."""
+    return _takes(_called(metric), 3) is True
+
+
+def _takes(called: Any, number: int) -> bool | None:
+    """Tell whether something can be called with so many arguments; None where it has no signature."""
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*[None] * number)
+    except TypeError:
+        return False
+    return True
+
+
+def _called(metric: Metric) -> Callable[..., Any] | None:
+    """What a call of the metric runs: of a judge, its forward method."""
+    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
+    return forward_of(metric) if is_judge else metric  # type: ignore[arg-type]
+
+
+def forward_of(module: dspy.Module) -> Callable[..., Any] | None:
+    """The method that a call of a module runs; DSPy warns where it is read as an attribute."""
+    method = getattr(type(module), "forward", None)
+    return vars(module).get("forward") or (method and partial(method, module))  # its own, as of dspy.syncify
+
+
+class MetricTypeError(TypeError):
+    """A metric returned a value of a type that is no score."""
+
+
+def as_score(value: Any) -> float:
+    """A metric's value as a float, never rounded.
+
+    Raises:
+        MetricTypeError: for anything that is no number, such as None, a dict, or an array of several.
+        ValueError: for NaN, infinities, and what is too large to be squared.
+    """
+    if inspect.iscoroutine(value):
+        value.close()
+        raise MetricTypeError(
+            f"metric must return a number, and not a coroutine, as async functions do: {ASYNC_CURE}"
+        )
+    number = value.get("score") if isinstance(value, dspy.Prediction) else value
+    try:
+        number = number.item() if isinstance(number, np.ndarray) else number
+        score = None if isinstance(number, (str, bytes)) else float(number)
+    except OverflowError:  # of an int
+        score = math.inf
+    except (TypeError, ValueError):  # of the value's own conversion, as of a tensor of several numbers
+        score = None
+    if score is None:
+        raise MetricTypeError(
+            "metric must return a number, a bool or a Prediction with a score; "
+            f"got {type(value).__name__}: {' '.join(repr(value).split())}"
+        )
+    if not math.isfinite(score):
+        raise ValueError(f"metric must return a finite number; got {score}")
+    if abs(score) > LARGEST_SCORE:
+        raise ValueError(
+            f"metric must return a number between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}; got {score}: scale it"
+        )
+    return score

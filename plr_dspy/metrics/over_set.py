@@ -1,0 +1,393 @@
+"""Metrics over a whole set of examples, such as F1, which are no mean of scores by example."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal
+
+import dspy
+import numpy as np
+import orjson
+from dspy.predict.predict import serialize_object
+
+from plr_dspy.lm.finite_outputs import decided, one_block
+from plr_dspy.metrics.by_example import as_score, metric_caller
+
+logger = logging.getLogger(__name__)
+
+MIN_OF_EACH, MIN_SHARE = 10, 0.2
+"""Examples of each kind, in either part, from which on a metric is known well enough, and the smaller part's share."""
+
+NO_LABEL = ""
+"""Stands for the answer of a reply that could not be read."""
+
+
+class SetMetric(ABC):
+    """A metric over a set of examples; optimizers of this package take it wherever they take a metric by example.
+
+    A call of it, ``metric(example, prediction)``, scores one example by itself: what DSPy's own optimizers, and
+    bootstrapping, go by.
+
+    Attributes:
+        bounds: The least and the largest value.
+        weighted: Whether `value` takes any weights, and depends on what it reads of examples and predictions alone.
+            Otherwise weights are numbers of copies.
+        smooth: Whether it has derivatives by these weights.
+    """
+
+    bounds: tuple[float, float] = (0.0, 1.0)
+    weighted = smooth = True
+
+    @abstractmethod
+    def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
+        """Score one example by itself."""
+
+    @abstractmethod
+    def fact(self, example: dspy.Example) -> Any:
+        """What the metric reads of an example, such as its label."""
+
+    @abstractmethod
+    def outputs(self, example: dspy.Example, prediction: Any) -> Any:
+        """What the metric reads of a prediction, as JSON data; None stands for a reply that could not be read."""
+
+    @abstractmethod
+    def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        """The metric of so many examples, by what it reads of each, and the weight of each."""
+
+    def alone(self, example: dspy.Example, prediction: Any) -> float:
+        """The score that the ledger keeps beside the outputs."""
+        return self(example, prediction)
+
+    def answers(self, facts: Sequence[Any]) -> Sequence[Any]:
+        """Outputs that any example with one of these facts may have; none where outputs have no end."""
+        return ()
+
+    def check(self, *parts: Sequence[dspy.Example]) -> None:
+        """Refuse examples that cannot be scored, and warn where one of the parts has few of some kind.
+
+        Raises:
+            ValueError: when the metric can read nothing of an example, or none has what it is about.
+        """
+        counts = [Counter(map(self.fact, part)) for part in parts] if self.weighted else []
+        facts = sum(counts, Counter[Any]())
+        watched = self.watched(facts)
+        if missing := [fact for fact in watched if not facts[fact]]:
+            raise ValueError(
+                f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {list(facts)}"
+            )
+        few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
+        if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
+            places = " and ".join(str(count[few]) for count in counts)
+            needed = math.ceil(facts.total() * MIN_OF_EACH / max(least, facts[few] * MIN_SHARE))
+            logger.warning(
+                "%s examples with %r search and compare, so that %r is known to within large errors only: with their "
+                "share, %d examples would have %d in either part",
+                places,
+                few,
+                self,
+                needed,
+                MIN_OF_EACH,
+            )
+
+    def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
+        """The facts whose examples must not be few."""
+        return list(facts)
+
+    def evaluate(self, program: dspy.Module, devset: Sequence[dspy.Example], **options: Any) -> float:
+        """Score a program by the metric on examples, with `dspy.Evaluate`.
+
+        Args:
+            program, devset: The program, and examples with inputs and labels.
+            **options: Of `dspy.Evaluate`, such as num_threads.
+        """
+        results = dspy.Evaluate(devset=list(devset), metric=self, **options)(program).results
+        facts = [self.fact(example) for example, _, _ in results]
+        # What failed is an empty prediction there.
+        outputs = [self.outputs(example, answer) if answer else None for example, answer, _ in results]
+        return self.checked(facts, outputs, [1.0] * len(facts))
+
+    def checked(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        """The value, which must be a number."""
+        return as_score(self.value(facts, outputs, weights))
+
+    def __repr__(self) -> str:
+        shown = {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and name[0] != "_" and name != "bounds"
+        }
+        given = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown.items())
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+class DatasetMetric(SetMetric):
+    """Any metric over a set, such as corpus BLEU.
+
+    Args:
+        function: ``function(examples, predictions)`` returns a number, of lists of the same length in any order, in
+            which an example may come several times. Predictions hold plain data, as JSON does: an object of a pydantic
+            type is a dict. That of a reply that could not be read has no fields: use ``prediction.get(name, "")``. It
+            is called often, once for each answer and round of a search, and must be quick.
+    """
+
+    bounds = (-math.inf, math.inf)
+    weighted = smooth = False
+
+    def __init__(self, function: Callable[[list[dspy.Example], list[dspy.Prediction]], float]) -> None:
+        if not callable(function):
+            raise TypeError(f"function must be callable as function(examples, predictions); got {function!r}")
+        self.function = function
+
+    def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
+        return as_score(self.function([example], [prediction]))
+
+    def alone(self, example: dspy.Example, prediction: Any) -> float:
+        return 0.0  # The function may mean nothing of a single example.
+
+    def fact(self, example: dspy.Example) -> Any:
+        return example
+
+    def outputs(self, example: dspy.Example, prediction: Any) -> Any:
+        fields = (
+            dict(prediction.items()) if isinstance(prediction, dspy.Prediction) else {"answer": prediction}
+        )
+        options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+        return orjson.loads(orjson.dumps(serialize_object(fields), default=str, option=options))
+
+    def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
+        predictions = [dspy.Prediction(**(outputs[row] or {})) for row in rows]
+        return float(self.function([facts[row].copy() for row in rows], predictions))
+
+
+class LabelMetric(SetMetric):
+    """A metric of the labels that a program answers, against those of the examples.
+
+    Args:
+        field: Name of the output, and of the examples' field, that has the label; None takes the only one.
+    """
+
+    def __init__(self, *, field: str | None = None) -> None:
+        self.field = field
+
+    def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
+        return float(self.fact(example) == self._label(example, prediction))
+
+    def fact(self, example: dspy.Example) -> str:
+        return _text(example[self._name(example)])
+
+    def outputs(self, example: dspy.Example, prediction: Any) -> Any:
+        return self._label(example, prediction)
+
+    def answers(self, facts: Sequence[str]) -> Sequence[str]:
+        return sorted({*facts, NO_LABEL})
+
+    def label_of(self, outputs: Any) -> str:
+        """The label among the outputs that were read."""
+        return NO_LABEL if outputs is None else str(outputs)
+
+    def _label(self, example: dspy.Example, prediction: Any) -> str:
+        """The label that a prediction answers."""
+        name = self._name(example)
+        if not isinstance(prediction, dspy.Prediction) or name not in prediction:
+            raise ValueError(
+                f"{type(self).__name__} reads the label at {name!r}, which the prediction lacks: pass field"
+            )
+        return _text(prediction[name])
+
+    def _name(self, example: dspy.Example) -> str:
+        """The name of the field with the label."""
+        names = [self.field] if self.field is not None else list(example.labels().keys())
+        if len(names) != 1 or names[0] not in example:
+            raise ValueError(
+                f"{type(self).__name__} needs to know which field has the label: the examples have {names}; pass "
+                "field='...'"
+            )
+        return names[0]
+
+
+class F1(LabelMetric):
+    """The F1 score, as of `sklearn.metrics.f1_score`; 0 where nothing is predicted and nothing is there to be found.
+
+    Args:
+        label: Whose F1 it is, for "binary".
+        average: "binary" for one label against all others; "macro" for the mean over the labels of the examples, and
+            "micro" for all labels counted together. None is "binary" with a label, and "macro" without one.
+        field: As in `LabelMetric`.
+    """
+
+    def __init__(
+        self,
+        label: Any = None,
+        *,
+        average: Literal["binary", "macro", "micro"] | None = None,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(field=field)
+        average = average or ("macro" if label is None else "binary")
+        if average not in ("binary", "macro", "micro"):
+            raise ValueError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
+        if (average == "binary") == (label is None):
+            raise ValueError(
+                f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}"
+            )
+        self.label, self.average = None if label is None else _text(label), average
+
+    def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
+        return list(facts) if self.label is None else [self.label]
+
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        from sklearn.metrics import f1_score
+
+        labels = sorted(set(facts)) if self.label is None else [self.label]
+        average = "macro" if self.label is not None else self.average
+        return float(
+            f1_score(
+                facts,
+                _read(outputs),
+                labels=labels,
+                average=average,
+                sample_weight=weights,
+                zero_division=0.0,
+            )
+        )
+
+
+class MatthewsCorrelation(LabelMetric):
+    """Matthews' correlation coefficient of answers and labels, as of `sklearn.metrics.matthews_corrcoef`."""
+
+    bounds = (-1.0, 1.0)
+
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        from sklearn.metrics import matthews_corrcoef
+
+        answers = _read(outputs)
+        if len({*facts, *answers}) < 2:  # where scikit-learn warns
+            return 0.0
+        return float(matthews_corrcoef(facts, answers, sample_weight=weights))
+
+
+class BalancedAccuracy(LabelMetric):
+    """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
+
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        from sklearn.metrics import recall_score
+
+        labels = sorted(set(facts))
+        return float(
+            recall_score(
+                facts,
+                _read(outputs),
+                labels=labels,
+                average="macro",
+                sample_weight=weights,
+                zero_division=0.0,
+            )
+        )
+
+
+class RecallAtPrecision(LabelMetric):
+    """The largest share of the examples of a label that some threshold finds, with at least so much precision.
+
+    Args:
+        label: What is to be found.
+        precision: Share of the findings, at least, that must be right.
+        confidence: Name of the output that holds the probability of the label. None takes ``prediction.probabilities``,
+            which calibrated programs give (`BatchCalibration`).
+        field: As in `LabelMetric`.
+    """
+
+    smooth = False
+
+    def __init__(
+        self, label: Any, precision: float, *, confidence: str | None = None, field: str | None = None
+    ) -> None:
+        super().__init__(field=field)
+        if not 0.0 < precision <= 1.0:
+            raise ValueError(f"precision must lie in (0, 1]; got {precision!r}")
+        self.label, self.precision, self.confidence = _text(label), precision, confidence
+
+    def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
+        return [self.label]
+
+    def outputs(self, example: dspy.Example, prediction: Any) -> Any:
+        if self.confidence is not None:
+            found = prediction[self.confidence]
+        else:
+            shares = prediction.get("probabilities") if isinstance(prediction, dspy.Prediction) else None
+            if not isinstance(shares, dict):
+                raise ValueError(
+                    "RecallAtPrecision needs the probability of its label: pass the program to BatchCalibration first, "
+                    "or confidence='...', the name of an output that holds it"
+                )
+            found = {_text(label): share for label, share in shares.items()}.get(self.label)
+        return [self._label(example, prediction), round(as_score(found), 4)]
+
+    def answers(self, facts: Sequence[str]) -> Sequence[Any]:
+        return ()
+
+    def label_of(self, outputs: Any) -> str:
+        return NO_LABEL if outputs is None else str(outputs[0])
+
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        from sklearn.metrics import precision_recall_curve
+
+        right = np.array([fact == self.label for fact in facts])
+        if not (right @ np.asarray(weights)):
+            return 0.0
+        found = [0.0 if each is None else each[1] for each in outputs]
+        precisions, recalls, _ = precision_recall_curve(right, found, sample_weight=weights)
+        return float(recalls[precisions >= self.precision].max(initial=0.0))
+
+
+class AverageScoreBy(SetMetric):
+    """The mean over groups, or the score of the worst group, of the mean score in each.
+
+    Args:
+        group: Name of the examples' field that says the group, or a function of an example.
+        metric: A metric by example; None takes whether the label is right, as `LabelMetric` does.
+        worst: Take the worst group, and not the mean over groups.
+    """
+
+    def __init__(
+        self,
+        group: str | Callable[[dspy.Example], Any],
+        metric: Callable[..., Any] | None = None,
+        *,
+        worst: bool = False,
+    ) -> None:
+        self.group, self.metric, self.worst = group, metric, worst
+        self.bounds = (0.0, 1.0) if metric is None else (-math.inf, math.inf)
+        self._ask = metric_caller(BalancedAccuracy() if metric is None else metric)
+
+    def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
+        return as_score(self._ask(example, prediction))
+
+    def fact(self, example: dspy.Example) -> str:
+        return str(example[self.group] if isinstance(self.group, str) else self.group(example))
+
+    def outputs(self, example: dspy.Example, prediction: Any) -> Any:
+        return self(example, prediction)
+
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        names, groups = np.unique(facts, return_inverse=True)
+        scores = np.array([0.0 if each is None else each for each in outputs])
+        totals = np.bincount(groups, weights, len(names))
+        means = np.bincount(groups, scores * weights, len(names)) / totals
+        return float(means.min() if self.worst else means.mean())
+
+
+def _text(value: Any) -> str:
+    """What a label is called, whatever holds it."""
+    value = decided(value)
+    return one_block(str(value.value if isinstance(value, Enum) else value))
+
+
+def _read(outputs: Sequence[Any]) -> list[str]:
+    """The labels that were answered."""
+    return [NO_LABEL if each is None else each for each in outputs]

@@ -1,0 +1,183 @@
+"""Scores by example that stand for a metric over a set: its value, and what one more answer does to it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEP = 1e-6
+"""Share of all weight that an answer more has, where the metric is smooth; elsewhere it is a whole example."""
+
+ENOUGH = 10
+"""Answers to examples of each fact, at least, that a reference is made of where there are so many: rates of rare labels
+are not known from fewer."""
+
+PSEUDO = 0.5
+"""Examples of each fact, spread over all answers, beside those of the reference where derivatives are taken: so that no
+share is 0, where metrics may have none."""
+
+
+class OverSet(Protocol):
+    """A metric over a set, by what it reads of each example and answer; `metrics.over_set.SetMetric` says more."""
+
+    bounds: tuple[float, float]
+    weighted: bool
+    smooth: bool
+
+    def answers(self, facts: Sequence[Any]) -> Sequence[Any]: ...
+    def checked(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float: ...
+
+
+class Influence:
+    """Scores answers by their influence on a metric over a set, near a reference.
+
+    The reference is a set of answers, such as those of the best program so far. The influence of an answer is the
+    derivative of the metric by its weight there: its mean over the reference is 0, and the metric of another set is, to
+    first order, the metric of the reference and the mean influence over the other set. So the score of an answer is the
+    sum of both. Where the metric is weighted, all sets have the same shares of facts, so that of the influence the mean
+    over the reference's answers to the same fact is taken away: it says nothing of answers, and much of which examples
+    a few scores happen to be of.
+
+    Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
+
+    Args:
+        metric: The metric.
+        facts: What it reads of each example, by the number of the example. Examples of one fact count in the shares
+            that these have, whichever were answered.
+    """
+
+    def __init__(self, metric: OverSet, facts: Sequence[Any]) -> None:
+        self._metric, self._facts = metric, list(facts)
+        self._shares = Counter(self._facts) if metric.weighted else Counter()
+        self._table: NDArray[np.float64] = np.empty((0, 0))
+        self._of_labels: Sequence[Sequence[Any]] = []
+        self._rows: list[tuple[Any, Any]] = []
+        self._weights = np.zeros(0)
+        self._value = self._base = 0.0
+        self._shifts: dict[Any, float] = {}
+        self._influences: dict[tuple[Any, str], float] = {}
+
+    def refer(self, answered: Iterable[tuple[int, Any]]) -> None:
+        """Take these outputs, of examples given by number, as the reference; without any nothing changes."""
+        rows = [(self._facts[example], outputs) for example, outputs in answered]
+        if not rows:
+            return
+        self._shifts = {}  # Should the metric raise, there is no reference.
+        pseudo: list[tuple[Any, Any]] = []
+        answers = self._metric.answers(self._facts) or [outputs for _, outputs in rows]
+        if self._metric.weighted:
+            pseudo = [(fact, outputs) for fact in self._shares for outputs in answers]
+        counts = [1.0] * len(rows) + [PSEUDO / len(answers)] * len(pseudo)
+        self._rows, self._weights = self._merged(rows + pseudo, counts)
+        self._base = self._value_of(self._rows, self._weights)
+        self._influences.clear()
+        at = self._rows, self._weights
+        if self._shares.keys() <= {fact for fact, _ in rows} or not self._metric.weighted:
+            at = self._merged(rows, counts[: len(rows)])
+        self._value = self._value_of(*at)
+        totals, sums = defaultdict[Any, float](float), defaultdict[Any, float](float)
+        for (fact, outputs), weight in zip(at[0], at[1].tolist(), strict=True):
+            group = fact if self._metric.weighted else None
+            totals[group] += weight
+            sums[group] += weight * self._influence(fact, outputs)
+        self._shifts = {group: sums[group] / total for group, total in totals.items()}
+        for place in np.ndindex(*self._table.shape):
+            self._table[place] = self.score(place[0], self.of_label(*place))
+
+    def is_enough(self, answered: Sequence[tuple[int, Any]]) -> bool:
+        """Whether so many answers make a reference: as many as there are examples, and some of each fact."""
+        counts = Counter(self._facts[example] for example, _ in answered) if self._metric.weighted else {}
+        return len(answered) >= len(self._facts) and all(counts[fact] >= ENOUGH for fact in self._shares)
+
+    def follow(self, table: NDArray[np.float64], of_labels: Sequence[Sequence[Any]]) -> None:
+        """Keep a table up to date: what the outputs of each label score on each example, ``[E, L]``."""
+        self._table, self._of_labels = table, of_labels
+
+    def of_label(self, example: int, label: int) -> Any:
+        """The outputs of a label, given by number, on an example."""
+        return self._of_labels[example][label]
+
+    def constant_answers(self) -> list[list[tuple[int, Any]]]:
+        """For each label, all examples answered by it."""
+        return [list(enumerate(column)) for column in zip(*self._of_labels, strict=True)]
+
+    def score(self, example: int, outputs: Any) -> float:
+        """The score of outputs on an example; 0 as long as there is no reference."""
+        if not self._shifts:
+            return 0.0
+        fact = self._facts[example]
+        shift = self._shifts[fact if self._metric.weighted else None]
+        return self._value + self._influence(fact, outputs) - shift
+
+    def stratified(self, scores: Mapping[int, float]) -> dict[int, float]:
+        """Scores of a program on some examples, weighted so that facts count in the shares that they have among all."""
+        if not self._metric.weighted:
+            return dict(scores)
+        counts = Counter(self._facts[example] for example in scores)
+        share = len(scores) / len(self._facts)
+        weights = {fact: share * self._shares[fact] / count for fact, count in counts.items()}
+        return {e: self._value + weights[self._facts[e]] * (s - self._value) for e, s in scores.items()}
+
+    def strata(self, num_examples: int) -> list[list[int]]:
+        """The first examples by their facts, where these have shares; without, all together."""
+        groups: dict[Any, list[int]] = {}
+        for example, fact in enumerate(self._facts[:num_examples]):
+            groups.setdefault(fact if self._metric.weighted else None, []).append(example)
+        return list(groups.values())
+
+    def value(self, answered: Iterable[tuple[int, Any]]) -> float:
+        """The metric itself, of these outputs."""
+        rows = [(self._facts[example], outputs) for example, outputs in answered]
+        return self._value_of(*self._merged(rows, [1.0] * len(rows)))
+
+    def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
+        """The metric of facts and outputs with weights."""
+        return self._metric.checked([fact for fact, _ in rows], [told for _, told in rows], weights.tolist())
+
+    @property
+    def width(self) -> float:
+        """How far two values of the metric can lie apart."""
+        low, high = self._metric.bounds
+        return high - low
+
+    def limited(self, value: float) -> float:
+        """The value, or the nearest to it that the metric can have."""
+        low, high = self._metric.bounds
+        return min(max(low, value), high)
+
+    def _influence(self, fact: Any, outputs: Any) -> float:
+        """What the weight of an answer changes at the reference, per unit."""
+        key = self._key(fact, outputs)
+        if key not in self._influences:
+            step = STEP if self._metric.smooth else 1.0 / len(self._facts) if self._metric.weighted else 1.0
+            total = float(self._weights.sum())
+            moved = self._value_of([*self._rows, (fact, outputs)], np.append(self._weights, step))
+            self._influences[key] = (moved - self._base) * (total + step) / step
+        return self._influences[key]
+
+    def _merged(
+        self, rows: Sequence[tuple[Any, Any]], counts: Sequence[float]
+    ) -> tuple[list[tuple[Any, Any]], NDArray[np.float64]]:
+        """Rows that differ, and their weights: where the metric is weighted, in the shares of all facts."""
+        if not self._metric.weighted:
+            return list(rows), np.array(counts)
+        weights = defaultdict[tuple[Any, str], float](float)
+        firsts: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        for (fact, outputs), count in zip(rows, counts, strict=True):
+            key = self._key(fact, outputs)
+            weights[key] += count
+            firsts.setdefault(key, (fact, outputs))
+        totals = defaultdict[Any, float](float)
+        for (fact, _), weight in weights.items():
+            totals[fact] += weight
+        found = [weight * self._shares[fact] / totals[fact] for (fact, _), weight in weights.items()]
+        return list(firsts.values()), np.array(found) / sum(found)
+
+    def _key(self, fact: Any, outputs: Any) -> tuple[Any, str]:
+        """What identifies an answer."""
+        return fact if self._metric.weighted else id(fact), json.dumps(outputs, sort_keys=True)

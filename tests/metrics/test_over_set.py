@@ -1,0 +1,218 @@
+"""Metrics over a set: their values, and the influence of answers on them, against scikit-learn."""
+
+import math
+
+import dspy
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sklearn_metrics
+
+from plr_dspy import (
+    F1,
+    AverageScoreBy,
+    BalancedAccuracy,
+    DatasetMetric,
+    MatthewsCorrelation,
+    RecallAtPrecision,
+)
+from plr_dspy.scoring import influence
+from plr_dspy.scoring.influence import Influence
+
+LABELS = ("a", "b", "c")
+
+
+def example(label, **more):
+    return dspy.Example(text="t", label=label, **more).with_inputs("text", *more)
+
+
+def answered(metric, right, answers):
+    """The value of a metric, by what it reads of examples and predictions."""
+    examples = [example(label) for label in right]
+    told = [
+        metric.outputs(each, dspy.Prediction(label=label))
+        for each, label in zip(examples, answers, strict=True)
+    ]
+    return metric.checked([metric.fact(each) for each in examples], told, [1.0] * len(told))
+
+
+BY_SKLEARN = {
+    F1("a"): lambda t, p, w: sklearn_metrics.f1_score(
+        np.array(t) == "a", np.array(p) == "a", sample_weight=w, zero_division=0.0
+    ),
+    F1(): lambda t, p, w: sklearn_metrics.f1_score(
+        t, p, labels=sorted(set(t)), average="macro", sample_weight=w, zero_division=0.0
+    ),
+    F1(average="micro"): lambda t, p, w: sklearn_metrics.f1_score(
+        t, p, labels=sorted(set(t)), average="micro", sample_weight=w, zero_division=0.0
+    ),
+    MatthewsCorrelation(): lambda t, p, w: sklearn_metrics.matthews_corrcoef(t, p, sample_weight=w),
+    BalancedAccuracy(): lambda t, p, w: np.mean(
+        [
+            np.average(np.array(p)[np.array(t) == label] == label, weights=np.array(w)[np.array(t) == label])
+            for label in set(t)
+        ]
+    ),
+}
+BOTH = st.lists(
+    st.tuples(st.sampled_from(LABELS), st.sampled_from([*LABELS, "other"])), min_size=4, max_size=40
+)
+
+
+@pytest.mark.parametrize("metric", BY_SKLEARN, ids=repr)
+class TestLabels:
+    @given(both=BOTH)
+    def test_values_are_those_of_scikit_learn(self, metric, both):
+        right, answers = zip(*both, strict=True)
+        assume("a" in right)
+        assert answered(metric, right, answers) == pytest.approx(
+            BY_SKLEARN[metric](right, answers, [1.0] * len(both))
+        )
+
+    @settings(deadline=None, max_examples=25)
+    @given(both=BOTH, moved=st.integers(0, 39), to=st.sampled_from(LABELS))
+    def test_influence_is_the_derivative_and_its_mean_the_metric(self, metric, both, moved, to):
+        """Against finite differences of scikit-learn, where some weight of an example goes to another answer."""
+        both = [*both, *((t, p) for t in LABELS for p in LABELS)]
+        right, answers = map(list, zip(*both, strict=True))
+        moved %= len(both)
+        found = Influence(metric, right)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(influence, "PSEUDO", 1e-9)
+            found.refer(enumerate(answers))
+        scores = [found.score(i, answer) for i, answer in enumerate(answers)]
+        by_sklearn = BY_SKLEARN[metric]
+        assert np.mean(scores) == pytest.approx(by_sklearn(right, answers, [1.0] * len(both)), abs=1e-9)
+        step, weights = 1e-5, np.ones(len(both) + 1)
+        weights[moved], weights[-1] = 1.0 - step, step
+        after, before = (
+            by_sklearn([*right, right[moved]], [*answers, to], each)
+            for each in (weights, [1.0] * len(both) + [0.0])
+        )
+        derivative = (after - before) / step * len(both)
+        assert found.score(moved, to) - scores[moved] == pytest.approx(derivative, abs=1e-3)
+
+    def test_nothing_is_answered(self, metric):
+        """As where no reply can be read."""
+        facts = ["a"] * 3 + ["b"] * 7
+        found = Influence(metric, facts)
+        found.refer((i, None) for i in range(10))
+        assert found.value((i, None) for i in range(10)) == 0.0
+        assert all(math.isfinite(found.score(i, told)) for i in range(10) for told in (None, "a", "b"))
+        assert found.score(0, "a") > found.score(0, None)
+
+
+@given(
+    groups=st.lists(st.tuples(st.sampled_from("xyz"), st.floats(0, 1)), min_size=3, max_size=30),
+    worst=st.booleans(),
+)
+def test_average_score_by_group(groups, worst):
+    metric = AverageScoreBy("group", lambda example, prediction: prediction.points, worst=worst)
+    examples = [dspy.Example(text="t", group=name).with_inputs("text") for name, _ in groups]
+    told = [
+        metric.outputs(each, dspy.Prediction(points=s)) for each, (_, s) in zip(examples, groups, strict=True)
+    ]
+    means = [np.mean([s for name, s in groups if name == group]) for group in {name for name, _ in groups}]
+    value = metric.checked([metric.fact(each) for each in examples], told, [1.0] * len(told))
+    assert value == pytest.approx(min(means) if worst else np.mean(means))
+
+
+class TestRecallAtPrecision:
+    def test_takes_the_best_threshold(self):
+        metric = RecallAtPrecision("a", 0.75)
+        shares = [0.9, 0.8, 0.7, 0.6, 0.2, 0.1]
+        right = ["a", "a", "b", "a", "a", "b"]
+        predictions = [dspy.Prediction(label="a", probabilities={"a": p, "b": 1 - p}) for p in shares]
+        told = [metric.outputs(example(label), p) for label, p in zip(right, predictions, strict=True)]
+        assert metric.checked(right, told, [1.0] * 6) == 1.0, "4 of the 5 likeliest are right"
+        assert RecallAtPrecision("a", 0.9).checked(right, told, [1.0] * 6) == 0.5
+        assert metric.checked(["b"] * 6, told, [1.0] * 6) == 0.0
+
+    def test_says_where_probabilities_come_from(self):
+        with pytest.raises(ValueError, match="BatchCalibration first, or confidence"):
+            RecallAtPrecision("a", 0.5).outputs(example("a"), dspy.Prediction(label="a"))
+        told = RecallAtPrecision("a", 0.5, confidence="sure").outputs(
+            example("a"), dspy.Prediction(label="a", sure=0.4)
+        )
+        assert told == ["a", 0.4]
+
+
+class TestAnyFunction:
+    def test_gets_lists_of_examples_and_plain_predictions(self):
+        def share_of_longest(examples, predictions):
+            assert len(examples) == len(predictions)
+            lengths = [len(each.get("label", "")) for each in predictions]
+            return max(lengths) / sum(lengths) if sum(lengths) else 0.0
+
+        metric, examples = DatasetMetric(share_of_longest), [example("a"), example("b"), example("a")]
+        found = Influence(metric, examples)
+        told = [{"label": "xx"}, {"label": "x"}, {"label": "x"}]
+        found.refer(enumerate(told))
+        assert found.value(enumerate(told)) == 0.5
+        assert np.mean([found.score(i, each) for i, each in enumerate(told)]) == pytest.approx(0.5)
+        assert found.score(0, {"label": "xxxx"}) > found.score(0, {"label": "x"})
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, None, "high"])
+    def test_that_returns_no_number_is_an_error(self, value):
+        with pytest.raises((ValueError, TypeError), match="metric must return a"):
+            DatasetMetric(lambda examples, predictions: value)(example("a"), dspy.Prediction(label="a"))
+
+    def test_that_raises_is_an_error(self):
+        metric = DatasetMetric(lambda examples, predictions: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Influence(metric, [example("a")]).refer([(0, {"label": "a"})])
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: F1(average="binary"), "needs a label"),
+            (lambda: F1("a", average="macro"), "takes no label"),
+            (lambda: F1(average="weighted"), "average must be"),
+            (lambda: RecallAtPrecision("a", 1.5), r"precision must lie in \(0, 1\]"),
+            (lambda: DatasetMetric(3), "function must be callable"),
+            (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
+            (
+                lambda: F1("a").fact(dspy.Example(text="t", label="a", other="b").with_inputs("text")),
+                "pass field=",
+            ),
+            (lambda: F1("a").outputs(example("a"), dspy.Prediction(answer="a")), "the prediction lacks"),
+        ],
+    )
+    def test_is_refused_with_a_cure(self, make, message):
+        with pytest.raises((ValueError, TypeError), match=message):
+            make()
+
+    def test_few_of_a_label_are_warned_of(self, caplog):
+        parts = [example("a")] * 8 + [example("b")] * 72, [example("a")] * 2 + [example("b")] * 18
+        F1("a").check(*parts)
+        assert "8 and 2 examples with 'a'" in caplog.text
+        assert "500 examples would have 10 in either part" in caplog.text
+
+
+def test_evaluate_scores_a_program():
+    class Echo(dspy.Module):
+        def forward(self, text):
+            if text == "fails":
+                raise ValueError("no answer")
+            return dspy.Prediction(label=text)
+
+    texts = ["a", "a", "b", "fails"]
+    devset = [
+        dspy.Example(text=t, label=label).with_inputs("text") for t, label in zip(texts, "abba", strict=True)
+    ]
+    value = F1("a").evaluate(Echo(), devset, num_threads=2, display_progress=False, max_errors=10)
+    assert value == pytest.approx(sklearn_metrics.f1_score([1, 0, 0, 1], [1, 1, 0, 0]))
+
+
+def test_labels_are_compared_by_what_demos_call_them():
+    import enum
+
+    class Mood(enum.Enum):
+        GOOD = "good"
+
+    assert F1(Mood.GOOD)(example("good"), dspy.Prediction(label=Mood.GOOD)) == 1.0
+    assert F1(True)(example(True), dspy.Prediction(label=True)) == 1.0
+    assert F1("x", field="kind")(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0

@@ -1,0 +1,245 @@
+"""Optimizers with metrics over a set: what they choose, what they say of it, and what they refuse."""
+
+import dspy
+import numpy as np
+import pytest
+from fakes import using
+from label_engines import LABELS
+from label_world import Engine, student, two
+from sklearn.metrics import f1_score
+
+from plr_dspy import (
+    F1,
+    AverageScoreBy,
+    BatchCalibration,
+    DatasetMetric,
+    MatthewsCorrelation,
+    PLFewShot,
+    PLReorder,
+    RecallAtPrecision,
+    load_program,
+    order_sensitivity,
+)
+from plr_dspy.baselines import TopKOrder
+
+RARE = [
+    dspy.Example(text=f"text {2 * i + (i % 10 == 0)}", label=LABELS[i % 10 == 0]).with_inputs("text")
+    for i in range(100)
+]
+"""One of ten is positive, as the engine knows it by odd numbers."""
+
+
+def shy(demos, text):
+    """It answers the rare label only where the last demo has it, and then to most of the examples that have it."""
+    odd = int(text.split()[-1]) % 2
+    last = int(demos[-1].split()[-1]) % 2 if demos else 0
+    easy = int(text.split()[-1]) // 20 % 5 != 0
+    return two((3.0 if easy else -1.0) if odd and last else -2.0)
+
+
+def share_of_rare(examples, predictions):
+    """F1 once more, as a function of lists."""
+    right, answers = [e.label for e in examples], [p.get("label", "") for p in predictions]
+    return f1_score(right, answers, pos_label="positive", zero_division=0.0)
+
+
+def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **options):
+    options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False} | options
+    optimizer = kind(metric, **options)
+    with using(engine or Engine(probabilities=shy)):
+        return optimizer.compile(program or student(), trainset=trainset), optimizer.report
+
+
+def last_label(program):
+    return getattr(program, "program", program).demos[-1]["label"]
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        F1("positive"),
+        F1(),
+        MatthewsCorrelation(),
+        AverageScoreBy("label"),
+        AverageScoreBy("label", worst=True),
+        DatasetMetric(share_of_rare),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("signal", ["score", "auto"])
+def test_finds_what_answers_the_rare_label(metric, signal):
+    program = student()
+    program.demos = sorted(program.demos, key=lambda demo: demo.label != "positive")
+    calls = 300 if isinstance(metric, DatasetMetric) else 150  # of which nothing is known but its value
+    chosen, report = compiled(PLReorder, metric, program=program, signal=signal, max_metric_calls=calls)
+    assert last_label(chosen) == "positive"
+    c = report.comparison
+    assert c.chosen > c.original
+    assert c.probability > 0.5
+    assert c.gain == pytest.approx(c.chosen - c.original)
+    low, high = metric.bounds
+    assert all(low <= value <= high for value in (*c.expected_original, *c.expected_chosen))
+
+
+def test_report_has_the_metric_itself_and_the_confusion():
+    """On all examples that both programs have answered."""
+    program = student()
+    program.demos = sorted(program.demos, key=lambda demo: demo.label != "positive")
+    _, report = compiled(PLReorder, F1("positive"), program=program)
+    found, c = report.confusion, report.comparison
+    assert found.labels == LABELS
+    for table, value in ((found.original, c.original), (found.returned, c.chosen)):
+        counts = np.array(table)
+        assert counts.sum() == c.num_examples
+        tp, fp, fn = counts[1, 1], counts[0, 1], counts[1, [0, 2]].sum()
+        # Examples count in the shares that labels have among all, as far as both programs have met them.
+        shares = np.array([0.9, 0.1]) / counts.sum(axis=1)
+        tp, fp, fn = tp * shares[1], fp * shares[0], fn * shares[1]
+        assert value == pytest.approx(2 * tp / (2 * tp + fp + fn))
+    assert "'positive'," in report.details()
+    assert "F1(label='positive'" in report.details()
+
+
+@pytest.mark.parametrize("kind", [PLFewShot, TopKOrder], ids=lambda kind: kind.__name__)
+def test_other_optimizers_take_it(kind):
+    options = (
+        {"max_demos": 4, "demos": "auto", "candidates": "labeled"}
+        if kind is PLFewShot
+        else {"num_candidates": 8, "max_metric_calls": 300}
+    )
+    _, report = compiled(kind, F1("positive"), **options)
+    assert report.confusion is not None
+    if kind is PLFewShot:
+        assert 0.0 <= report.vote.score <= 1.0
+
+
+def test_calibrated_answers_are_those_of_the_program_in_use():
+    engine = Engine(probabilities=shy)
+    chosen, report = compiled(PLReorder, F1("positive"), engine=engine, calibrate=True, max_metric_calls=200)
+    with using(engine):
+        value = F1("positive").evaluate(chosen, RARE, num_threads=1, display_progress=False)
+    low, high = report.comparison.expected_chosen[1:]
+    assert low <= value <= high
+
+
+class TestBatchCalibration:
+    def test_takes_the_shares_that_the_metric_wants(self):
+        """The engine leans to the frequent label, and knows the rare one: accuracy hardly sees it."""
+        engine = Engine(
+            probabilities=lambda demos, text: two((1.0 if int(text.split()[-1]) % 2 else -3.0) - 1.5)
+        )
+        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=100, display_progress=False)
+        with using(engine):
+            program = optimizer.compile(student(), trainset=RARE)
+            value = F1("positive").evaluate(program, RARE, num_threads=1, display_progress=False)
+        assert optimizer.accuracies["as it is"] == 0.0
+        assert optimizer.accuracies["always 'positive'"] == pytest.approx(2 * 0.1 / 1.1, abs=0.02)
+        assert value > 0.9
+        assert max(optimizer.accuracies.values()) == pytest.approx(value, abs=0.1)
+
+    def test_leaves_answers_as_they_are_where_nothing_is_better(self):
+        engine = Engine(probabilities=lambda demos, text: two(3.0 if int(text.split()[-1]) % 2 else -3.0))
+        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=100, display_progress=False)
+        with using(engine):
+            assert optimizer.compile(student(), trainset=RARE).calibration is None
+        assert optimizer.accuracies["as it is"] == 1.0
+
+    @pytest.mark.parametrize(
+        ("options", "examples", "message"),
+        [
+            ({"method": "linear"}, RARE, "metric decides with method='batch'"),
+            ({"prior": {"positive": 0.5, "negative": 0.5}}, RARE, "metric decides with method='batch'"),
+            ({}, [e.without("label").with_inputs("text") for e in RARE], "metric needs examples with labels"),
+        ],
+    )
+    def test_refuses_what_does_not_go_together(self, options, examples, message):
+        engine = Engine()
+        with using(engine), pytest.raises(ValueError, match=message):
+            BatchCalibration(metric=F1("positive"), **options).compile(student(), trainset=examples)
+        assert not engine.prompts
+
+
+def test_order_sensitivity_is_that_of_the_metric():
+    with using(Engine(probabilities=shy)):
+        found = order_sensitivity(
+            student(), F1("positive"), RARE, num_orders=6, max_metric_calls=None, display_progress=False
+        )
+    assert max(found.scores) > 0.5 > min(found.scores) >= -0.01
+
+
+def test_a_killed_compile_goes_on(tmp_path):
+    """Outputs lie in the log_dir; a folder of a metric by example has none."""
+    engine = Engine(probabilities=shy)
+    _, whole = compiled(PLReorder, F1("positive"), engine=engine, log_dir=tmp_path)
+    calls = len(engine.prompts)
+    _, again = compiled(PLReorder, F1("positive"), engine=engine, log_dir=tmp_path)
+    assert len(engine.prompts) == calls
+    assert again.comparison == whole.comparison
+    other = tmp_path / "other"
+    compiled(PLReorder, lambda example, prediction: example.label == prediction.label, log_dir=other)
+    with pytest.raises(ValueError, match=r"outputs were not kept.*another log_dir"):
+        compiled(PLReorder, F1("positive"), log_dir=other, accept_changes=True)
+
+
+class TestBadInput:
+    """Is refused before any call."""
+
+    @pytest.mark.parametrize(
+        ("metric", "message"),
+        [
+            (F1("happy"), "no example has 'happy'"),
+            (F1("positive", field="mood"), "pass field="),
+            (AverageScoreBy("language"), "language"),
+        ],
+    )
+    def test_of_metric_and_examples(self, metric, message):
+        engine = Engine()
+        with pytest.raises((ValueError, KeyError), match=message):
+            compiled(PLReorder, metric, engine=engine)
+        assert not engine.prompts
+
+    def test_a_metric_that_needs_probabilities_says_where_they_come_from(self):
+        engine = Engine()
+        with pytest.raises(ValueError, match="pass the program to BatchCalibration"):
+            compiled(PLReorder, RecallAtPrecision("positive", 0.8), engine=engine, max_errors=2)
+        assert len(engine.prompts) <= 2
+
+    def test_a_function_that_raises_ends_the_compile(self):
+        def broken(examples, predictions):
+            raise LookupError("no such table")
+
+        with pytest.raises(LookupError, match="no such table"):
+            compiled(PLReorder, DatasetMetric(broken))
+
+
+def test_recall_at_a_precision_orders_a_calibrated_program():
+    engine = Engine(probabilities=shy)
+    with using(engine):
+        calibrated = BatchCalibration(display_progress=False).compile(student(), trainset=RARE)
+    _, report = compiled(PLReorder, RecallAtPrecision("positive", 0.8), engine=engine, program=calibrated)
+    assert 0.0 <= report.comparison.expected_original[0] <= 1.0
+
+
+def test_an_open_ended_program_is_ordered_by_a_function_of_lists(tmp_path):
+    """As by corpus BLEU; here by the share of answers that differ, which no single answer has."""
+
+    class Words(dspy.LM):
+        def __call__(self, prompt=None, messages=None, **options):
+            *demos, asked = [m["content"] for m in messages if m["role"] == "user"]
+            first = next((d.split()[-1] for d in reversed(demos) for d in [d.split("\n")[1]]), "")
+            said = asked.split("\n")[1] if first.endswith("0") else "always"
+            return [f"[[ ## word ## ]]\n{said}\n\n[[ ## completed ## ]]"]
+
+    def variety(examples, predictions):
+        return len({p.get("word", "") for p in predictions}) / len(predictions)
+
+    program = dspy.Predict("text -> word")
+    program.demos = [dspy.Example(text=f"demo {i}", word=f"w{i}") for i in range(4)]
+    trainset = [dspy.Example(text=f"text {i}", word=f"v{i}").with_inputs("text") for i in range(40)]
+    optimizer = PLReorder(DatasetMetric(variety), max_metric_calls=120, num_threads=1, display_progress=False)
+    with dspy.context(lm=Words("fake/words", cache=False), adapter=dspy.ChatAdapter()):
+        chosen = optimizer.compile(program, trainset=trainset)
+    assert chosen.demos[-1]["text"] == "demo 0"
+    assert optimizer.report.comparison.chosen > optimizer.report.comparison.original
+    chosen.save(tmp_path / "program.json")
+    assert load_program(program, tmp_path / "program.json").demos[-1]["text"] == "demo 0"
