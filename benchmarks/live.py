@@ -194,11 +194,12 @@ class Calls(BaseCallback):  # type: ignore[misc]
             self.count += 1
 
 
-def batch_calibrated(draw: Draw, calls: int | None) -> Made:
-    """A program with its answers calibrated, or as it is where labels decide so."""
+def batch_calibrated(draw: Draw, calls: int | None, *, rule: Rule | None = None) -> Made:
+    """A program with its answers calibrated, or as it is where labels decide so; a rule finds its demos."""
     optimizer, counted = BatchCalibration(num_inputs=calls, **draw.common), Calls()
+    student = draw.program(ORIGINAL) if rule is None else found(draw, None, rule=rule)[0]
     with dspy.context(callbacks=[counted]):
-        program = optimizer.compile(draw.program(ORIGINAL), trainset=draw.labelled)
+        program = optimizer.compile(student, trainset=draw.labelled)
     return program, counted.count
 
 
@@ -299,6 +300,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PDO unlabelled": partial(optimized, kind=PDO, setting="unlabelled"),
     "DEmO": partial(optimized, kind=DEmO),
     "calibrated": batch_calibrated,
+    "nearest last, calibrated": partial(batch_calibrated, rule=Rule()),
     "TopK calibrated": top_k_calibrated,
     SEARCH: partial(searched, half=False),
     HALF: partial(searched, half=True),
@@ -308,6 +310,9 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
     "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
+    "PLFewShot retrieved calibrated": partial(
+        optimized, kind=PLFewShot, base=EMPTY, demos="retrieved", calibrate=True
+    ),
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "vote": partial(found, rule=None),
@@ -315,7 +320,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
 OWN_CALLS: dict[str, int | None] = {
     **dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote"), 0),
     **dict.fromkeys([*PUBLISHED, "PLReorder paper"]),
-    "calibrated": 64,
+    **dict.fromkeys(("calibrated", "nearest last, calibrated"), 64),
 }
 """Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""
 

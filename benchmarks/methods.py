@@ -84,16 +84,17 @@ class LandscapePayer:
 
     def log_probabilities(self, ordering: Ordering, example: int) -> Sequence[float] | None:
         """Those of the labels, of a call that was paid for."""
-        cell = self.ledger.cells.get((self.fingerprint(ordering), example))
+        cell = self.ledger.cells.get((self.fingerprint(ordering, None), example))
         return None if cell is None else cell.label_logprobs
 
-    def fingerprint(self, ordering: Ordering) -> str:
+    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         return repr(ordering)
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
+        shown = {name: order for (name, _), (order,) in orderings.items()}
         told = {
             name: (self._landscape.answers(order), self._landscape.log_probabilities(order))
-            for name, (order,) in orderings.items()
+            for name, order in shown.items()
         }
         for name, example in keys:
             right, logprobs = (values[example] for values in told[name])

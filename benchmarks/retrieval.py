@@ -2,6 +2,7 @@
 
 python benchmarks/retrieval.py                               # all worlds, 300 and 1,000 calls, 8 seeds, some minutes
 python benchmarks/retrieval.py --worlds nothing --seeds 0 1 2 3 --calls 100 --pool 40
+python benchmarks/retrieval.py --signal calibrated           # replies tell how likely each label was; or "logprobs"
 
 A model is simulated: what it answers is decided by the prompt. Each demo has a quality and a leaning to a label of its
 own, which count the more the nearer it stands to the question; a demo that shares words with the input moves the answer
@@ -16,16 +17,19 @@ import itertools
 import logging
 import re
 import zlib
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import dspy
 import numpy as np
 from command import head, options, processes, row, with_interval
+from scipy.special import log_softmax
 
 from plr_dspy import PLFewShot
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
 
 LABELS = ("red", "green", "blue")
+SIGNALS = ("score", "logprobs", "calibrated")
 NUM_HELD_OUT = 400
 WORLDS = {  # what similarity does, how often words tell the label, qualities and leanings of demos, noise of a prompt
     "helps": (3.0, 0.9, 0.3, 0.3, 1.0),
@@ -60,7 +64,7 @@ class World(dspy.LM):  # type: ignore[misc]
             for i, (words, label) in enumerate(zip(self.words, self.labels, strict=True))
         ]
 
-    def __call__(self, prompt: Any = None, messages: Any = None, **options: Any) -> list[str]:
+    def __call__(self, prompt: Any = None, messages: Any = None, **options: Any) -> list[Any]:
         texts = [message["content"] for message in messages if message["role"] == "user"]
         *shown, asked = [int(number) for text in texts for number in re.findall(r"\bn(\d+) ", text)]
         right, near = self.labels[asked], self.similarity / 4
@@ -72,7 +76,17 @@ class World(dspy.LM):  # type: ignore[misc]
             logits += weight * self.leanings[demo]
             logits[right] += weight * self.qualities[demo]
             logits[self.labels[demo]] += weight * near * len(self.words[asked] & self.words[demo])
-        return [f"[[ ## label ## ]]\n{LABELS[int(logits.argmax())]}\n\n[[ ## completed ## ]]"]
+        said = ("[[ ## label ## ]]\n", LABELS[int(logits.argmax())], "\n\n[[ ## completed ## ]]")
+        if not options.get("logprobs"):
+            return ["".join(said)]
+        tops = [
+            SimpleNamespace(token=label, logprob=p)
+            for label, p in zip(LABELS, log_softmax(logits), strict=True)
+        ]
+        places = [
+            SimpleNamespace(token=t, logprob=0.0, top_logprobs=tops if t in LABELS else ()) for t in said
+        ]
+        return [{"text": "".join(said), "logprobs": SimpleNamespace(content=places)}]
 
 
 def accuracy(example: dspy.Example, prediction: Any, trace: Any = None) -> bool:
@@ -80,9 +94,9 @@ def accuracy(example: dspy.Example, prediction: Any, trace: Any = None) -> bool:
     return bool(example.label == prediction.label)
 
 
-def compiled(task: tuple[str, int, int, int]) -> dict[str, Any]:
+def compiled(task: tuple[str, int, int, int, str]) -> dict[str, Any]:
     """What each way to show demos comes to in one world: held-out accuracies, and what "auto" claims and promises."""
-    name, seed, pool, calls = task
+    name, seed, pool, calls, signal = task
     lm, found = World(name, seed, pool), dict[str, Any]()
     student = dspy.Predict(
         dspy.Signature("text -> label").with_updated_fields("label", type_=Literal[LABELS])
@@ -94,7 +108,12 @@ def compiled(task: tuple[str, int, int, int]) -> dict[str, Any]:
 
         before = held_out(student)
         for demos, budget in (("fixed", calls), ("retrieved", calls), ("auto", calls), ("retrieved", 0)):
-            common = {"num_threads": 1, "seed": seed, "display_progress": False}
+            told = (
+                {"signal": "score"}
+                if signal == "score"
+                else {"calibrate": signal == "calibrated" and budget > 0}
+            )
+            common = {"num_threads": 1, "seed": seed, "display_progress": False, **told}
             optimizer = PLFewShot(accuracy, demos=demos, max_metric_calls=budget, **common)
             after = held_out(optimizer.compile(student, trainset=lm.examples[:pool]))
             report = optimizer.report
@@ -111,7 +130,8 @@ def main() -> None:
     """Print a line for each world and number of calls."""
     args = options(
         __doc__ or "",
-        among={"worlds": list(WORLDS)},
+        among={"worlds": list(WORLDS), "signal": SIGNALS},
+        signal=SIGNALS[0],
         worlds=list(WORLDS),
         seeds=list(range(8)),
         calls=[300, 1_000],
@@ -123,7 +143,9 @@ def main() -> None:
     print(head("world, calls", *ways, "auto less the better", "claims", "auto promised", "gained"))
     with processes(args.jobs) as mapped:
         for name, calls in itertools.product(args.worlds, args.calls):
-            found = list(mapped(compiled, [(name, seed, args.pool, calls) for seed in args.seeds]))
+            found = list(
+                mapped(compiled, [(name, seed, args.pool, calls, args.signal) for seed in args.seeds])
+            )
             means = {key: np.mean([each.get(key, 0.0) for each in found]) for key in found[0]}
             behind = [each["auto"] - max(each["fixed"], each["retrieved"]) for each in found]
             claims = [

@@ -440,8 +440,7 @@ def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> 
     """Count the calls by phase, as in `Report`; those of the original on the selection split count by themselves."""
     counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
     counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
-    name = scorer.fingerprint(original)
-    own = [e for prompt, e in scorer.cells_asked() if prompt == name and e in selection]
+    own = [key for key in scorer.cells_asked() if key[1] in selection and key == scorer.key(original, key[1])]
     counts |= {"final": scorer.calls("final") - len(own), "original": len(own)}
     total = scorer.budget.calls
     if unused := total - sum(counts.values()):
@@ -481,9 +480,11 @@ def race(
 
     known = [count for entrant in entrants if (count := staged.num_asked(entrant))]
     level = least = min(known, default=staged.num_first)
-    new = [entrant for entrant in entrants if not staged.num_asked(entrant)][: num_calls // 2 // least]
-    staged.score(extended(new, least))
-    alive, spent = [e for e in entrants if staged.num_asked(e)], least * len(new)
+    new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], least)
+    while (spent := sum(map(len, new.values()))) > num_calls // 2:
+        new.popitem()
+    staged.score(extended(list(new), least))
+    alive = [e for e in entrants if staged.num_asked(e)]
     if not alive:
         return []
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))

@@ -76,6 +76,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
     Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
     evenly mixed, and where scores of the metric choose (`judges`), a student without demos is a candidate as it is.
+    Programs that find demos for each input are refused, unless it `takes_found` ones.
     """
 
     metric: AnyMetric = Field(kw_only=False)
@@ -95,6 +96,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     judges: ClassVar[bool] = True
+    takes_found: ClassVar[bool] = False
     balanced: ClassVar[bool] = True
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False

@@ -21,6 +21,7 @@ from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.work import NoCalls
+from plr_dspy.lm.prices import price_of
 from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
 from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.bootstrapping import bootstrapped
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 KINDS = ("both", "labeled", "bootstrapped")
 """Kinds of demos that are made of the trainset."""
 
-MOST_VOTES = 1_000
+MOST_VOTES = 500
 """Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 
 ATTEMPTS = 2
@@ -308,7 +309,14 @@ class PLFewShot(PLReorder):
         A ValueError says where there is no demo that keeps to limits.
         """
         given = [] if isinstance(self.candidates, str) else self.candidates
-        pools = pools_of(program, labelled=labelled, attempts=attempts, given=given)
+        # Of both kinds at once: each demo is rendered, and its tokens are counted.
+        every = pools_of(program, labelled={**labelled, **pool}, attempts=attempts, given=given)
+        apart = {f"trainset[{number}]": place for place, number in enumerate(pool)}
+        chosen = {f"trainset[{number}]" for number in labelled}
+        pools = {
+            name: [each for each in demos if each.origin in chosen or each.origin not in apart]
+            for name, demos in every.items()
+        }
         if not any(pools.values()) and not attempts:
             raise ValueError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
@@ -318,7 +326,8 @@ class PLFewShot(PLReorder):
         limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
         if self.demos == "fixed":
             return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
-        every = pools_of(program, labelled=pool, attempts=attempts, given=given)
+        for demos in every.values():
+            demos.sort(key=lambda each: apart.get(each.origin, -1))
         retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
         tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
         if tokens is not None:
@@ -420,6 +429,8 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequenc
         kinds.setdefault(kind, each)
         if each.ordering in slots.space.beside[:1]:
             kinds["the nearest demos, nearest last"] = each
+    models = {str(lm.model) for lm in job.models}
+    price = price_of(*models) if len(models) == 1 else None
     rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
     fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
     return Retrieval(
@@ -433,6 +444,8 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequenc
                 interval=each.interval,
                 num_examples=each.num_examples,
                 tokens=slots.tokens(each.ordering),
+                found_tokens=slots.found_tokens(each.ordering),
+                cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
             )
             for kind, each in kinds.items()
         ],

@@ -116,6 +116,12 @@ class Job:
         }
 
 
+def finds_demos(student: Any) -> bool:
+    """Whether a predictor of a program finds its demos for each input."""
+    predictors = named_predictors(student) if isinstance(student, dspy.Module) else ()
+    return any(isinstance(predictor, RetrievingPredict) for _, predictor in predictors)
+
+
 def checked_copy(
     optimizer: Reorderer,
     student: dspy.Module,
@@ -129,10 +135,7 @@ def checked_copy(
                 f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
             )
     optimizer.check_together()  # They may have been set since.
-    finds = isinstance(student, dspy.Module) and any(
-        isinstance(predictor, RetrievingPredict) for _, predictor in named_predictors(student)
-    )
-    if finds:
+    if finds_demos(student) and not optimizer.takes_found:
         raise ValueError(
             f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
             f"choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"

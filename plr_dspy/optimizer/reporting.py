@@ -23,7 +23,6 @@ from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, Signal, SlotReport
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.cells import error_counts
-from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
@@ -58,8 +57,8 @@ def build_report(
     ]
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     return Report(
-        original=_program_state(job, original, ledger),
-        returned=_program_state(job, outcome.ordering, ledger),
+        original=_program_state(job, original, scorer),
+        returned=_program_state(job, outcome.ordering, scorer),
         slots=_slot_reports(job, outcome),
         distinct_prompts=float(
             min(job.slots.space.num_distinct, int(sys.float_info.max))
@@ -97,10 +96,9 @@ def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
     return Confusion(labels=labels, original=counts[0], returned=counts[1])
 
 
-def _program_state(job: Job, ordering: Ordering, ledger: Ledger) -> ProgramState:
+def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:
     """Count what the program shows in an ordering, and how the calls that scored it ended."""
-    fingerprint = job.slots.fingerprint(ordering)
-    cells = [cell for (prompt, _), cell in ledger.cells.items() if prompt == fingerprint]
+    cells = scorer.cells_of(ordering)
     return ProgramState(
         num_demos=job.slots.num_demos(ordering),
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,

@@ -86,6 +86,10 @@ class MetricWork:
         """Call a program's copy on an example, with DSPy's tracker of its usage; a WrongAnswer where there is none."""
         return self._scored(*self._answered(program, example, usage))
 
+    def inputs(self, example: int | None) -> dict[str, Any] | None:
+        """Those of an example; None for none."""
+        return None if example is None else dict(self._examples[example].inputs().items())
+
     def _answered(self, program: dspy.Module, example: int, usage: Any) -> tuple[dspy.Example, Any]:
         """Return the example as the program was shown it, and what the program answers."""
         shown = own_copy(self._examples[example])

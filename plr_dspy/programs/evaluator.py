@@ -72,7 +72,7 @@ class ProgramEvaluator:
     ) -> None:
         self.ledger = Ledger() if ledger is None else ledger
         self.budget = Budget(self.ledger) if budget is None else budget
-        self.fingerprint = slots.fingerprint
+        self.fingerprint = lambda ordering, example: slots.fingerprint(ordering, work.inputs(example))
         self._factory = ProgramFactory(program)
         self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
@@ -87,15 +87,15 @@ class ProgramEvaluator:
         self._failed: Counter[int] = Counter()  # by example
         self._kinds: Counter[str] = Counter()
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
 
-        Prompts without an ordering are those of work that runs a program of its own. Exceptions of the work come out
+        Cells without an ordering are those of work that runs a program of its own. Exceptions of the work come out
         with their own type, at `max_errors` failures, or when every further call would fail.
         """
-        programs = {
-            name: self._slots.build(self._factory, each, guarded=True) for name, each in orderings.items()
-        }
+        build = partial(self._slots.build, self._factory, guarded=True)
+        built = {each: build(each) for each in set(orderings.values())}
+        programs = {key: built[each] for key, each in orderings.items()}
         cancelled = threading.Event()
         call_all = partial(self._call_all, deque(keys), programs, orderings, cancelled)
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
@@ -124,8 +124,8 @@ class ProgramEvaluator:
     def _call_all(
         self,
         pending: deque[CellKey],
-        programs: Mapping[str, dspy.Module],
-        orderings: Mapping[str, Ordering],
+        programs: Mapping[CellKey, dspy.Module],
+        orderings: Mapping[CellKey, Ordering],
         cancelled: threading.Event,
     ) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
@@ -133,19 +133,19 @@ class ProgramEvaluator:
             if not pending or not self.budget.begin():
                 return
             try:
-                prompt, example = key = pending.popleft()
+                _, example = key = pending.popleft()
             except IndexError:  # another thread took the last one
                 self.budget.cancel()
                 return
             failure: BaseException | None = None
             with dspy.context(trace=[]), dspy.track_usage() as usage:
                 try:
-                    cell = self._work(programs.get(prompt), example, usage)
+                    cell = self._work(programs.get(key), example, usage)
                 except KeyboardInterrupt:
                     raise
                 except WrongAnswer as wrong:
-                    if isinstance(wrong.error, ContextWindowExceededError) and prompt in orderings:
-                        name, orders = self._names[example], self._slots.permutations(orderings[prompt])
+                    if isinstance(wrong.error, ContextWindowExceededError) and key in orderings:
+                        name, orders = self._names[example], self._slots.permutations(orderings[key])
                         shown = ", ".join(f"{slot}: {order}" for slot, order in orders.items())
                         first = f"{name} exceeds the context window with the demos in the order {shown}"
                         later = f"calls exceeded the context window, the last of {name}"

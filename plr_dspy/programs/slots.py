@@ -105,10 +105,14 @@ class PromptSlots(ABC):
         """A copy of the program in an order; guarded, it shows no demo before it is known which example is scored."""
         return factory.build(self.demos(ordering))
 
-    def fingerprint(self, ordering: Ordering) -> str:
-        """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to."""
+    def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
+        """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to; of a rule, for these inputs."""
+        return self._digest(self.demos(ordering))
+
+    def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
+        """Of the prompts with the demos of each slot."""
         digest = hashlib.sha256()
-        for name, demos in self.demos(ordering).items():
+        for name, demos in shown.items():
             text = self._renderer.render(self._predictors[name], demos)
             digest.update(f"{name}\0{text}\0".encode())
         return digest.hexdigest()[:32]

@@ -118,6 +118,8 @@ class Alternative(Part):
         name: Such as "no demos", "the best fixed demos", "the nearest demos".
         score, interval: As in `BestOfNumber`.
         num_examples, tokens: Examples that it was scored on, and tokens of the demos that it shows, about.
+        found_tokens: Those of them that differ by input, so that no prefix cache serves them.
+        cost: US dollars for these tokens in 1,000 predictions; None where the model's price is not known.
     """
 
     name: str
@@ -125,6 +127,8 @@ class Alternative(Part):
     num_examples: int
     tokens: int
     interval: tuple[float, float] | None = None
+    found_tokens: int = 0
+    cost: float | None = None
 
 
 class Retrieval(Part):

@@ -39,6 +39,7 @@ class OrderSensitivity:
         num_searched: Orders of which `expected_gain` takes the best: all, or 100 random ones.
         expected_gain, gain_interval: True score of the best of these less that of the program's own, 0 if none is
             better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest seen).
+        turned: Score of the order the other way round, where demos are found for each input; None elsewhere.
         calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
     """
 
@@ -55,6 +56,7 @@ class OrderSensitivity:
     gain_interval: tuple[float, float]
     program_calls: int
     calibrated: OrderSensitivity | None = None
+    turned: float | None = None
 
     @property
     def matters(self) -> bool:
@@ -66,9 +68,10 @@ class OrderSensitivity:
         return asdict(self)
 
     def __str__(self) -> str:
+        turned = "" if self.turned is None else f", the same demos the other way round {self.turned:.3f}"
         said = (
             f"{len(self.scores)} of {self.num_distinct:,} orders of the demos {self._range()} on {self.num_examples} "
-            f"examples, the program's own {self.scores[0]:.3f} ({self.program_calls:,} program calls)."
+            f"examples, the program's own {self.scores[0]:.3f}{turned} ({self.program_calls:,} program calls)."
         )
         num_answers = len(self.scores) * self.num_examples
         if 2 * self.num_unusable > num_answers:
@@ -77,11 +80,12 @@ class OrderSensitivity:
                 "long for the model, and count as wrong: this says nothing about the order.\nRecommended: see what the "
                 "model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
             )
-        said, advice, moved = f"{said}\n{self._finding()}", self._advice("PLReorder"), self.calibrated
+        search = "PLReorder" if self.turned is None else "PLFewShot with demos='retrieved'"
+        said, advice, moved = f"{said}\n{self._finding()}", self._advice(search), self.calibrated
         if moved is not None:
             own, after = (
                 f"the program's own {moved.scores[0]:.3f}",
-                moved._advice("PLReorder with calibrate=True"),
+                moved._advice(f"{search} with calibrate=True"),
             )
             said += f"\nCalibrated, they {moved._range()}, {own}, by the same calls. {moved._finding()}"
             if moved.scores[0] > sum(self.scores) / len(self.scores):

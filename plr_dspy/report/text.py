@@ -356,7 +356,10 @@ def _retrieval(report: Report) -> list[str]:
             f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool"
         )
     if found is not None and found.alternatives:
-        told = [f"{each.name} {each.score:.3f} ({each.tokens:,} tokens)" for each in found.alternatives]
+        for each in found.alternatives:
+            cost = "" if each.cost is None else f", {dollars(each.cost)} for 1,000 predictions"
+            moving = f", {each.found_tokens:,} of them in no prefix cache" * bool(each.found_tokens)
+            told.append(f"{each.name} {each.score:.3f} ({each.tokens:,} tokens{moving}{cost})")
         lines.append(f"{EXPECTED}: {', '.join(told)}")
     best = report.comparison and report.comparison.expected_chosen
     if vote is None or not best or not (told or vote.score >= best[0]):

@@ -28,11 +28,13 @@ class Retrieval:
         rule: Which of them are shown.
         guarded: Whether a call must say which example it scores: then one from a thread that does not know it is an
             error, and no leak.
+        order: Numbers of the demos that the rule shows, in another order; None for its own.
     """
 
     pool: Pool
     rule: Rule
     guarded: bool = False
+    order: tuple[int, ...] | None = None
 
     def demos(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, in the order of the prompt."""
@@ -43,7 +45,8 @@ class Retrieval:
                 "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
                 "or pass demos='fixed'"
             )
-        return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=example)]
+        shown = [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=example)]
+        return shown if self.order is None else [shown[i] for i in self.order if i < len(shown)]
 
 
 class RetrievingPredict(dspy.Predict):
@@ -69,9 +72,7 @@ class RetrievingPredict(dspy.Predict):
 
     def shown(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, none of them twice."""
-        fixed = [dict(demo.items()) for demo in self.demos]
-        found = self.retrieval.demos(inputs)
-        return [*self.demos, *(demo for demo in found if dict(demo.items()) not in fixed)]
+        return joined(self.demos, self.retrieval.demos(inputs))
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the predictor, the pool with all its examples, and the rule."""
@@ -94,6 +95,12 @@ class RetrievingPredict(dspy.Predict):
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
         return self
+
+
+def joined(fixed: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+    """The demos that come first for every input, and those found that are not among them."""
+    known = [dict(demo.items()) for demo in fixed]
+    return [*fixed, *(demo for demo in found if dict(demo.items()) not in known)]
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,12 @@ from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
 from plr_dspy.programs.calls import Scored
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
-from plr_dspy.programs.slots import PooledDemo, PoolSlots
+from plr_dspy.programs.slots import PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, make_pool, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.search.model.table import Scores
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Ordering, OrderingSpace
 
 LABEL_SHARE, UNLIKENESS = 0.5, -0.5
 """Coefficients beside that of similarity: of the labels that many neighbours have, and of likeness to demos shown."""
@@ -87,6 +87,8 @@ class RetrievalSlots(PoolSlots):
             for name, demos in retrieved.items()
             if demos
         }
+        # Then the inputs of the predictor are those of the program.
+        self._hands_on = type(program).forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
         nothing: Ordering = tuple(() for _ in self.slots)
         beside = [self._with_rule(nothing, rule) for rule in rules]
         self.space = replace(self.space, beside=tuple(beside) if self.found else ())
@@ -111,7 +113,11 @@ class RetrievalSlots(PoolSlots):
 
     def tokens(self, ordering: Ordering) -> int:
         """Tokens of the demos that an arrangement shows, and about those of demos that are found."""
-        rule, tokens = self.rule_of(ordering), super().tokens(_fixed(ordering))
+        return super().tokens(_fixed(ordering)) + self.found_tokens(ordering)
+
+    def found_tokens(self, ordering: Ordering) -> int:
+        """Those of demos that are found."""
+        rule, tokens = self.rule_of(ordering), 0
         for pool in self.found.values() if rule else ():
             few = min(rule.num_demos, len(pool)) * float(np.mean(pool.tokens))  # type: ignore[union-attr]
             tokens += round(min(few, np.inf if rule.max_tokens is None else rule.max_tokens))  # type: ignore[union-attr]
@@ -130,13 +136,19 @@ class RetrievalSlots(PoolSlots):
             program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()}
         )
 
-    def fingerprint(self, ordering: Ordering) -> str:
-        """Digest of the prompts, or of the rule and of the pools which decide them."""
-        name = super().fingerprint(_fixed(ordering))
-        if (rule := self.rule_of(ordering)) is None:
+    def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
+        """Digest of the prompts; where these are not known before the call, of the rule and of the pools that decide
+        them."""
+        rule, demos = self.rule_of(ordering), self.demos(ordering)
+        if rule is not None and inputs is not None and self._hands_on:
+            for name, pool in self.found.items():
+                found = pool.shown(inputs, rule, without=Scored.of(inputs))
+                demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
+            return self._digest(demos)
+        name = self._digest(demos)
+        if rule is None:
             return name
-        text = orjson.dumps([name, asdict(rule), self._content], option=orjson.OPT_SORT_KEYS)
-        return hashlib.sha256(text).hexdigest()[:32]
+        return _digest_of([], [name, asdict(rule), self._content])
 
     def further(
         self, best: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
@@ -198,18 +210,48 @@ class RetrievalSlots(PoolSlots):
     @cached_property
     def _content(self) -> str:
         """Digest of the demos that may be found, and of what compares them."""
-        rendered = [
-            self._renderer.render(self._predictors[name], [demo])
-            for name, pool in self.found.items()
-            for demo in pool.demos
-        ]
-        return hashlib.sha256(orjson.dumps([rendered, digest(self._embedder)])).hexdigest()
+        return _digest_of(self.found.values(), digest(self._embedder))
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""
         if rule not in self.rules:
             self.rules.append(rule)
         return tuple((*items, -1 - self.rules.index(rule)) for items in fixed)
+
+
+class FoundOrders(PromptSlots):
+    """The orders of the demos that a program finds for each input: each shows the same ones at other places."""
+
+    slots = ()
+
+    def __init__(self, program: dspy.Module) -> None:
+        super().__init__(program)
+        found = {n: each for n, each in self._predictors.items() if isinstance(each, RetrievingPredict)}
+        self._retrievals = {name: each.retrieval for name, each in found.items()}
+        numbers = [min(each.rule.num_demos, len(each.pool)) for each in self._retrievals.values()]
+        self.space = OrderingSpace.of_sizes(*numbers)
+        self._content = _digest_of([each.pool for each in self._retrievals.values()], None)
+
+    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+        return {name: list(items) for name, items in zip(self._retrievals, ordering, strict=True)}
+
+    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+        orders = zip(self._retrievals.items(), ordering, strict=True)
+        found = {name: replace(each, order=order, guarded=guarded) for (name, each), order in orders}
+        return retrieve_in(factory.build({}), found)
+
+    def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
+        """Digest of the order, and of what decides which demos are found."""
+        rules = [asdict(each.rule) for each in self._retrievals.values()]
+        fixed = {name: each.demos for name, each in self._predictors.items()}
+        return _digest_of([], [self._digest(fixed), rules, self._content, ordering])
+
+
+def _digest_of(pools: Iterable[Pool], more: Any) -> str:
+    """Of the demos of pools, and of plain data."""
+    demos = [digest(demo) for pool in pools for demo in pool.demos]
+    text = orjson.dumps([demos, more], option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def _fixed(ordering: Ordering) -> Ordering:

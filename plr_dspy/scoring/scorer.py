@@ -12,20 +12,22 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Ordering, is_rule
 
 logger = logging.getLogger(__name__)
 
 MIN_FAILURES, MIN_TRIES = 8, 3
 """So many calls in one round of several orderings, all of them failed, say that something is down; failed calls, and no
 other, after which an example is given up."""
+
+FIRST_OF_RULE = 4
+"""Fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all of it."""
 
 EMPTY: Mapping[int, int] = {}
 
@@ -39,13 +41,13 @@ class Payer(Protocol):
     ledger: Ledger
     budget: Budget
 
-    def fingerprint(self, ordering: Ordering) -> str:
-        """What identifies the prompt that the ordering renders to."""
+    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
+        """What identifies the prompt that the ordering renders to; of a rule, on an example."""
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[str, Ordering]) -> None:
+    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
         """Make the calls of these cells, in this order, as long as the budget lets them begin.
 
-        None of them has been paid, and there is an ordering for each fingerprint among them.
+        None of them has been paid, and each has an ordering: where one prompt is shown on two examples, by two rules.
         """
 
 
@@ -63,9 +65,6 @@ class CellScorer:
         payer: Makes the calls.
         earlier: Cells that were asked for before.
         influence: Scores outputs, where the metric is one over a set; None where cells have scores of their own.
-
-    Attributes:
-        fingerprint: Tells what identifies the prompt that an ordering renders to.
     """
 
     def __init__(
@@ -73,8 +72,16 @@ class CellScorer:
     ) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
         self.phase, self.influence = "search", influence
-        self._payer, self.fingerprint = payer, cache(payer.fingerprint)
+        self._payer = payer
+        self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
+
+    def key(self, ordering: Ordering, example: int) -> CellKey:
+        """The cell of an ordering on an example; orderings that show it the same prompt share it."""
+        asked = ordering, example if is_rule(ordering) else None
+        if asked not in self._fingerprints:
+            self._fingerprints[asked] = self._payer.fingerprint(*asked)
+        return self._fingerprints[asked], example
 
     def calls(self, *phases: str) -> int:
         """Cells that these phases were the first to ask for; all of them without names."""
@@ -83,7 +90,7 @@ class CellScorer:
 
     def fits(self, wanted: Mapping[Ordering, Sequence[int]], *, kept: int = 0) -> bool:
         """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
-        keys = {(self.fingerprint(ordering), e) for ordering, examples in wanted.items() for e in examples}
+        keys = {self.key(ordering, e) for ordering, examples in wanted.items() for e in examples}
         new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
         limit = self.budget.limit - kept
         return (not new or self.calls() + new <= limit) and (
@@ -109,7 +116,8 @@ class CellScorer:
             RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
-        keys = dict.fromkeys((self.fingerprint(o), e) for o, examples in wanted.items() for e in examples)
+        asked = {self.key(o, e): o for o, examples in reversed(list(wanted.items())) for e in examples}
+        keys = dict.fromkeys(self.key(o, e) for o, examples in wanted.items() for e in examples)
         unpaid = [key for key in keys if key not in self.ledger.cells]
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
@@ -119,8 +127,7 @@ class CellScorer:
             )
         try:
             if unpaid:
-                orderings = {self.fingerprint(ordering): ordering for ordering in reversed(list(wanted))}
-                self._payer.pay(unpaid, {name: orderings[name] for name, _ in unpaid})
+                self._payer.pay(unpaid, {key: asked[key] for key in unpaid})
         finally:  # calls that were not made, for want of time or money, count for no phase
             paid = [key for key in keys if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
@@ -135,12 +142,9 @@ class CellScorer:
         """The cells of these orderings and examples that have been paid; costs nothing."""
         return {
             ordering: {
-                e: self._read(e, self.ledger.cells[name, e])
-                for e in examples
-                if (name, e) in self.ledger.cells
+                e: self._read(e, cell) for e in examples if (cell := self.cell(ordering, e)) is not None
             }
             for ordering, examples in wanted.items()
-            for name in [self.fingerprint(ordering)]
         }
 
     def _read(self, example: int, cell: Cell) -> Cell:
@@ -155,9 +159,9 @@ class CellScorer:
 
     def outputs(self, ordering: Ordering, labels: Mapping[int, int] = EMPTY) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
-        name = self.fingerprint(ordering)
-        asked = [e for prompt, e in self._asked if prompt == name]
-        cells = {e: self.ledger.cells[name, e] for e in asked if (name, e) in self.ledger.cells}
+        cells = {
+            e: cell for e in self._own(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
+        }
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
         if self.influence is not None:
             found |= {e: self.influence.of_label(e, labels[e]) for e in found.keys() & labels.keys()}
@@ -177,7 +181,16 @@ class CellScorer:
 
     def cell(self, ordering: Ordering, example: int) -> Cell | None:
         """The outcome of a cell that has been paid; None of others."""
-        return self.ledger.cells.get((self.fingerprint(ordering), example))
+        return self.ledger.cells.get(self.key(ordering, example))
+
+    def cells_of(self, ordering: Ordering) -> list[Cell]:
+        """The paid cells of an ordering; of a rule, those that it was asked about."""
+        return list(self.known_cells({ordering: self._own(ordering, self.ledger.cells)})[ordering].values())
+
+    def _own(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
+        """The examples of these cells that are an ordering's; of a rule, as far as it was asked about them."""
+        asked = (e for _, e in keys if not is_rule(ordering) or (ordering, e) in self._fingerprints)
+        return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in keys))
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""
@@ -279,8 +292,9 @@ class StagedScores:
             start = num_seen * self.num_first
             start += self._shifted * (start // self._num_train)
             num_seen += not asked
+            least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
             more = self._num_more if asked else self.num_first
-            count = more if num_examples is None else max(0, num_examples - len(asked))
+            count = max(least, more if num_examples is None else num_examples - len(asked))
             taken = {*asked, *self._given_up}
             turn = self._turn(self._place(asked[0]) if asked else start)
             found[ordering] = [*asked, *[example for example in turn if example not in taken][:count]]

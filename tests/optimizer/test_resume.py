@@ -64,6 +64,15 @@ def selected(log_dir=None):
     return chooser.report.to_dict()
 
 
+def found_or_fixed(log_dir=None):
+    options = {"max_metric_calls": 150, "num_threads": NUM_THREADS, "display_progress": False}
+    chooser = PLFewShot(
+        exact_match, demos="auto", max_demos=3, candidates="labeled", log_dir=log_dir, **options
+    )
+    chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    return chooser.report.to_dict()
+
+
 def compile_in_child(work, log_dir, calls, result, seconds):
     with dspy.context(lm=lm_of(RecordingEngine(calls, seconds))):
         report = work(log_dir)
@@ -107,7 +116,7 @@ def engine():
 
 
 class TestKilled:
-    @pytest.mark.parametrize(("work", "num_kills"), [(ordered, 2), (selected, 2)])
+    @pytest.mark.parametrize(("work", "num_kills"), [(ordered, 2), (selected, 2), (found_or_fixed, 1)])
     def test_at_random_moments(self, tmp_path, engine, work, num_kills):
         """At most the calls under way are made again, and the report is that of a compile in one go."""
         uninterrupted, rng, log_dir, finished_at = work(), random.Random(0), tmp_path / "log", []

@@ -1,5 +1,7 @@
 """PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
 
+import asyncio
+import re
 import subprocess
 import sys
 import warnings
@@ -14,7 +16,7 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine, found
 from matplotlib import pyplot
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program
+from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program, order_sensitivity
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 WORDS = ["red", "green", "blue"]
@@ -107,7 +109,7 @@ class TestLeaks:
     @MODES
     @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered"])
     def test_of_examples_and_their_copies(self, demos, copies):
-        trainset, valset, student = examples(30), None, predict()
+        trainset, valset, student = examples(33), None, predict()
         more = (
             [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
         )
@@ -121,7 +123,7 @@ class TestLeaks:
         engine = Copier()
         options = {"demos": demos, "num_threads": 8}
         _, optimizer = compiled(engine, student=student, trainset=trainset, valset=valset, **options)
-        assert engine.num_calls > 60 and engine.copied == 0
+        assert engine.num_calls >= 60 and engine.copied == 0
         assert max(map(len, engine.shown)) == 4
         assert "every score was 0" in optimizer.report.stopped
 
@@ -256,6 +258,14 @@ class TestChoice:
                 each(question=examples(1)[0].question)
         assert engine.shown[0] == engine.shown[1] and max(Counter(engine.shown[0]).values()) == 1
 
+    @MODES
+    def test_no_prompt_is_paid_for_twice(self, demos):
+        """Rules that show an example the same demos share its call, with one another and with fixed arrangements."""
+        engine = Copier(same=False)
+        trainset, given = examples(12), {"max_demos": 2, "min_demos": 2}
+        compiled(engine, demos=demos, trainset=trainset, max_metric_calls=150, **given)
+        assert max(engine.requests.values()) == 1
+
     def test_it_goes_on_from_its_folder(self, tmp_path):
         """What was paid for holds in another order of the trainset, but not where something else compares inputs."""
         whole = compiled(Copier(same=False))[1].report
@@ -285,6 +295,10 @@ class TestChoice:
             assert Report.load(tmp_path / "report.json") == report
             report.to_html(tmp_path / "report.html")
             pyplot.close(report.plot())
+            told = re.search(
+                r"the best rule for each input \S+ \((\d+) tokens, (\d+) of them in no prefix", str(report)
+            )
+            assert told is None if not limit else told[1] == told[2] != "0"
             assert "all 45 of the pool" in str(report) and "1 predictor" in report.details()
             assert ("vote of the 4 nearest" in str(report)) == (limit > 0)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
@@ -320,6 +334,48 @@ class TestUse:
         arguments = [sys.executable, "-c", code, str(tmp_path / "p.json"), *sys.path]
         printed = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
         assert printed.strip() == str(said.probabilities)
+
+    def test_order_sensitivity_shows_the_same_demos_in_other_orders(self, tmp_path):
+        class Rising(Copier):
+            """Is right where the number of the first demo is below that of the last."""
+
+            def answer(self, system, texts):
+                super().answer(system, texts)
+                asked, first, last = (dict(FIELD.findall(texts[i]))["question"].split() for i in (-1, 0, -3))
+                right = int(first[1][6:]) < int(last[1][6:])
+                return self.formatted(system, texts, ANSWERS[asked[-3]] if right else "wrong")
+
+        program, _ = compiled(Copier(), max_metric_calls=0)
+        with using(Rising(same=True)) as engine:
+            options = {"num_orders": 5, "max_metric_calls": 100, "display_progress": False, "num_threads": 1}
+            found = order_sensitivity(program, exact_match, examples(), log_dir=tmp_path, **options)
+            again = order_sensitivity(program, exact_match, examples(), log_dir=tmp_path, **options)
+        assert found.scores == again.scores and engine.num_calls == 100 and engine.copied == 0
+        assert {tuple(demos) for demos in engine.shown[:12]} == {tuple(d[::-1]) for d in engine.shown[12:24]}
+        assert found.scores[1] == found.turned == pytest.approx(1 - found.scores[0])
+        assert len(set(map(frozenset, engine.shown))) <= found.num_examples and found.num_distinct == 24
+        assert "the other way round" in str(found)
+
+    def test_streaming(self):
+        """Listened to or not, a call shows what it would show else, and ends in the same prediction."""
+
+        class Streaming(Copier):
+            def stream(self, request):
+                return dspy.lm15.response_to_events(self.complete(request))
+
+        program, _ = compiled(Copier(same=False), max_metric_calls=0)
+        asked = examples(1, first=100)[0].question
+        with using(Streaming(same=False)) as engine:
+            plain = program(question=asked)
+            listeners = [dspy.streaming.StreamListener(signature_field_name="answer")]
+            for options in ({}, {"stream_listeners": listeners}):
+
+                async def streamed(options=options):
+                    return [part async for part in dspy.streamify(program, **options)(question=asked)]
+
+                *_, last = asyncio.run(streamed())
+                assert last.answer == plain.answer == ANSWERS["green"]
+        assert len(set(map(tuple, engine.shown))) == 1 and len(engine.shown) == 3
 
     def test_another_student_is_refused(self, tmp_path):
         compiled(Copier(), max_metric_calls=0)[0].save(tmp_path / "p.json")

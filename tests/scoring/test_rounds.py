@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
+from plr_dspy.scoring.cells import Cell
 from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
 
 
@@ -36,6 +37,31 @@ class TestExamples:
             seen = list(row)
         assert len(payer.paid) == len(set(payer.paid)) == 40
         assert scores.scores() == {ORDERINGS[0]: row}
+
+    def test_the_first_look_at_a_rule_is_longer(self):
+        """Where two examples are enough for an order, as with log-probabilities, they are not for a rule."""
+        scores, rule = staged(TablePayer(table()), num_first=2), ((-1,),)
+        assert [len(examples) for examples in scores.wanted([ORDERINGS[0], rule]).values()] == [2, 4]
+        assert len(scores.wanted([rule], 1)[rule]) == 4 and len(scores.wanted([rule], 9)[rule]) == 9
+
+    def test_rules_share_a_cell_and_are_asked_on_their_own_examples(self):
+        """The first rule shows example 0 what the second shows example 1, and both show example 2 the same."""
+        first, second = ((-1,),), ((-2,),)
+        prompts = {(first, 0): "a", (first, 1): "b", (first, 2): "c", (second, 0): "d", (second, 1): "a"}
+
+        class Payer(TablePayer):
+            def fingerprint(self, ordering, example):
+                return prompts.get((ordering, example), "c")
+
+            def pay(self, keys, orderings):
+                asked.update(orderings)
+                for key in keys:
+                    self.ledger.add(key, Cell(1.0), {})
+
+        asked, payer = {}, Payer(table())
+        cells = CellScorer(payer).cells({first: [0, 1, 2], second: [0, 1, 2]})
+        assert [len(row) for row in cells.values()] == [3, 3] and len(payer.ledger.cells) == 5
+        assert asked[("a", 0)] == first and asked[("a", 1)] == second
 
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))

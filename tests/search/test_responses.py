@@ -74,7 +74,7 @@ class World:
             np.arange(len(self.scores)),
             (logs, np.zeros(logs.shape, dtype=bool)),
             [family[chosen] for family in self.features],
-            apart=np.zeros(len(logs), dtype=bool),
+            kinds=np.zeros(len(logs), dtype=int),
         )
 
 
@@ -203,3 +203,51 @@ class TestOrderingModel:
             OrderingModel(SPACE, responses=self.responses(world, share=0.2)).fit(scores).estimates() == alone
         )
         assert OrderingModel(SPACE, responses=self.responses(world)).fit(scores).estimates() != alone
+
+    RULE = ((-1,),)
+
+    def fitted(self, told, *, right, leans=3.0, calibrating=True, wide=30):
+        """A rule beside the orderings: what it scores on examples, and how strongly it answers the second label."""
+        world = World(looks=4)
+        own, scores = self.responses(world), self.scores_of(world)
+        scores[world.orderings[0]] = {e: float(world.right[0, e]) for e in range(wide)}
+        world.known[0, :wide] = True
+        world.log_probabilities[0] = (world.contrasts[0] @ helmert(2))[: len(world.scores)]
+        scores[self.RULE] = {e: float(value) for e, value in zip(told, right, strict=True)}
+
+        def look(ordering, example):
+            said = np.array([-leans, leans]) + 0.1 * example
+            return (
+                said - np.logaddexp.reduce(said)
+                if ordering == self.RULE
+                else own.log_probabilities(ordering, example)
+            )
+
+        responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
+        space = dataclasses.replace(SPACE, beside=(self.RULE,))
+        return OrderingModel(space, responses=responses).fit(scores), world
+
+    def test_log_probabilities_of_a_rule_tell_nothing_of_what_it_or_others_score(self):
+        """Its prompts differ by example, so that it has no leaning."""
+        told = {"told": range(4), "right": [0, 0, 1, 0], "calibrating": False}
+        (one, _), (other, _) = self.fitted(leans=3.0, **told), self.fitted(leans=-3.0, **told)
+        assert one.estimates() == other.estimates()
+        first = one.orderings[0]
+        assert one.gains(first) == other.gains(first)
+        assert one.leaning(first, self.RULE) is None
+
+    @pytest.mark.parametrize(("share", "sure"), [(1.0, (0.99, 1.0)), (0.0, (0.0, 0.01))])
+    def test_a_rule_is_worth_what_it_scores(self, share, sure):
+        fitted, world = self.fitted(range(30), right=[share] * 30, calibrating=False)
+        gain = fitted.gains(world.orderings[0])[self.RULE]
+        assert sure[0] <= gain.probability <= sure[1]
+        assert gain.expected == pytest.approx(share - world.right[0].mean(), abs=0.1)
+
+    @pytest.mark.parametrize("count", [1, 4, 20])
+    def test_a_rule_is_calibrated_by_its_own_answers(self, count):
+        """As if it had also answered four times in the shares that labels have."""
+        fitted, _ = self.fitted(range(count), right=[1.0] * count)
+        answers = np.exp([-3.0, 3.0]) / np.exp([-3.0, 3.0]).sum()
+        means, shares = (count * answers + 4 * np.array([0.4, 0.6])) / (count + 4), np.array([0.4, 0.6])
+        offsets = np.log(shares) - np.log(means)
+        assert fitted.calibration(self.RULE).offsets == pytest.approx(offsets - offsets.mean(), abs=1e-5)

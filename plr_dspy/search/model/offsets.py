@@ -10,7 +10,7 @@ from plr_dspy.search.model.table import Array, Mask
 from plr_dspy.statistics.calibration import calibrated, label_offsets
 
 PRIOR_CELLS = 4.0
-"""Cells that what is expected of an ordering counts as much as."""
+"""Cells that what is expected of an ordering counts as much as; of one that is `alone`, answers in these shares."""
 
 
 class Calibrated(NamedTuple):
@@ -27,11 +27,12 @@ class LabelOffsets:
 
     Labels that were `unseen` were not among the likeliest tokens, ``[m, E, L]``. `shares`, ``[S, L]``, are guesses of
     how many examples each label is right for, of which `settle` takes one; until then the first counts. One of NaN
-    stands for answers that are not calibrated.
+    stands for answers that are not calibrated. What is expected of orderings that are `alone`, ``[m]``, is of others,
+    so that their own cells calibrate them.
     """
 
-    def __init__(self, log_probabilities: Array, unseen: Mask, shares: Array) -> None:
-        self._guesses, self.shares = shares, shares[0]
+    def __init__(self, log_probabilities: Array, unseen: Mask, shares: Array, *, alone: Mask) -> None:
+        self._guesses, self.shares, self._alone = shares, shares[0], alone[:, None]
         self.known, self._unseen = ~np.isnan(log_probabilities[..., 0]), unseen
         self._logs = np.where(self.known[..., None], log_probabilities, 0.0)
         self._normalised = self._logs - np.logaddexp.reduce(self._logs, axis=-1, keepdims=True)
@@ -56,7 +57,9 @@ class LabelOffsets:
         shown = known | (counts == 0)[..., None]  # Without any cell, what is known is what is expected.
         told = np.where(known, self._normalised, expected)
         found, foreseen = (_log_mean(np.where(shown, logs, -np.inf)) for logs in (told, expected))
-        return self._of(_log_mean(expected) + counts / (counts + PRIOR_CELLS) * (found - foreseen))
+        weights, own = counts / (counts + PRIOR_CELLS), softmax_of(found)
+        own = np.log(np.maximum(weights * own + (1 - weights) * self.shares, 1e-300))
+        return self._of(np.where(self._alone, own, _log_mean(expected) + weights * (found - foreseen)))
 
     def settle(self, logits: Array, variances: Array, scores: Array) -> None:
         """Take the guess by which the cells' calibrated answers score best; the first unless another clearly does.

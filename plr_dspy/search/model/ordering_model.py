@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plr_dspy.report.data import Leaning
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import gain_of_calibration
 from plr_dspy.search.model.offsets import Calibrated
-from plr_dspy.search.model.process import AdditiveProcess
+from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
 from plr_dspy.search.model.responses import LabelResponses, NoResponses, ResponseModel
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
@@ -74,16 +75,17 @@ class OrderingModel:
             told = ScoreTable.of_rows([scores[ordering] for ordering in orderings])
             logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
-                responses = self._respond(told, logs, self._apart(orderings))
+                kinds = self._kinds(orderings)
+                responses = self._respond(told, logs, kinds)
                 means = np.array(told.shrunk_means if responses.means is None else responses.means)
                 means[np.argsort(told.counts, kind="stable")[-MOST_SCORED:]] = np.inf
-                means[[ordering in kept for ordering in orderings]] = np.inf
+                means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
                 chosen = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED]).tolist()
                 columns = np.isin(told.examples, told.of(chosen).examples)
                 logs = logs and (logs[0][chosen][:, columns], logs[1][chosen][:, columns])
                 orderings, told = [orderings[number] for number in chosen], told.of(chosen)
-            features, apart = self.features(orderings), self._apart(orderings)
-            responses = self._respond(told, logs, apart, features=features, earlier=earlier.get("responses"))
+            features, kinds = self.features(orderings), self._kinds(orderings)
+            responses = self._respond(told, logs, kinds, features=features, earlier=earlier.get("responses"))
             table, classes = responses.counted(told.scores), None
             if responses.means is None and self._example_classes is not None:
                 classes = np.unique(self._example_classes[told.examples], return_inverse=True)[1]
@@ -92,7 +94,7 @@ class OrderingModel:
                 ScoreTable(table - responses.expected),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
-                apart=np.where([is_rule(ordering) for ordering in orderings], 2, apart.astype(np.int64)),
+                kinds=kinds,
                 doubts=responses.doubts,
                 earlier=earlier,
             )
@@ -114,7 +116,7 @@ class OrderingModel:
         """Features ``[m, d]`` of each family; all 0 for what the space does not hold, as of a mean ordering."""
         if self._features is None:
             return []
-        apart, identity = self._apart(orderings), self._space.identity
+        apart, identity = self._kinds(orderings) != ORDERING, self._space.identity
         families = self._features([identity if a else o for o, a in zip(orderings, apart, strict=True)])
         return [family * ~apart[:, None] for family in families] if apart.any() else families
 
@@ -122,7 +124,7 @@ class OrderingModel:
         self,
         told: ScoreTable,
         logs: tuple[Array, Mask] | None,
-        apart: Mask,
+        kinds: NDArray[np.int64],
         *,
         features: Sequence[Array] | None = None,
         earlier: Sequence[Sequence[float]] | None = None,
@@ -132,11 +134,12 @@ class OrderingModel:
             return NoResponses()
         if (~np.isnan(logs[0][..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
             return NoResponses()
-        return ResponseModel(self._responses, told.examples, logs, features, apart=apart, earlier=earlier)
+        return ResponseModel(self._responses, told.examples, logs, features, kinds=kinds, earlier=earlier)
 
-    def _apart(self, orderings: Sequence[Ordering]) -> Mask:
-        """Whether each is not of the others' kind, ``[m]``: none of the space, or a program without demos."""
-        return np.array([not self._space.holds(o) or not any(o) for o in orderings], dtype=bool)
+    def _kinds(self, orderings: Sequence[Ordering]) -> NDArray[np.int64]:
+        """The kind of each, ``[m]``; apart is what is none of the space, or shows no demos."""
+        apart = [not self._space.holds(o) or not any(o) for o in orderings]
+        return np.where([is_rule(o) for o in orderings], RULE, np.where(apart, APART, ORDERING))
 
 
 @dataclass(frozen=True)

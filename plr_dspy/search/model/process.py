@@ -30,6 +30,9 @@ PRIOR_SHARE, MAX_SHARE = 0.2, 0.95
 PRIOR_PRECISION = 40.0
 """Of each kernel's share about its prior mean, over that of one pair of scores on one example."""
 
+ORDERING, APART, RULE = range(3)
+"""Kinds of rows: an ordering, a program that is alone of its kind, and a rule that finds demos for each input."""
+
 CENTRES = np.arange(-4.0, 4.01, 0.5)
 """Of the bumps that make up the function of the leaning, in standard deviations over random orderings."""
 
@@ -164,8 +167,7 @@ class AdditiveProcess:
         table: Their scores; each has one at least.
         classes: Of the examples, numbers from 0 without gaps, ``[E]``; None for none.
         references: Features of random orderings; they scale the leaning, which without them is not modelled.
-        apart: Kind of each row, ``[m]``: 0 for the orderings, 1 for a program that is alone of its kind, 2 for rules;
-            None for orderings alone.
+        kinds: Of the rows, ``[m]``: `ORDERING`, `APART` or `RULE`; None for orderings alone.
         doubts: Prior variances of the rows' effects beside those that are estimated, ``[m]``.
         earlier: `state` of the process that this one goes on from.
 
@@ -181,16 +183,16 @@ class AdditiveProcess:
         *,
         classes: NDArray[np.int64] | None = None,
         references: Sequence[Array] | None = None,
-        apart: NDArray[np.int64] | None = None,
+        kinds: NDArray[np.int64] | None = None,
         doubts: Array | float = 0.0,
         earlier: Mapping[str, Any] | None = None,
     ) -> None:
         earlier = earlier or {}
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
         table = ScoreTable(table.scores / self._unit)
-        kinds = np.zeros(len(table.counts), dtype=np.int64) if apart is None else apart
-        own, alone, rules = (np.diag((kinds == kind) * 1.0) for kind in range(3))
-        together = np.outer(kinds == 2, kinds == 2)
+        kinds = np.zeros(len(table.counts), dtype=np.int64) if kinds is None else kinds
+        own, alone, rules = (np.diag((kinds == kind) * 1.0) for kind in (ORDERING, APART, RULE))
+        together = np.outer(kinds == RULE, kinds == RULE)
         self._apart: Array = APART_VARIANCE * (alone + together) + RULE_VARIANCE * rules
         kernels = [family @ family.T for family in features]
         effects = table.shrunk_means

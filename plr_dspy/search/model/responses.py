@@ -2,6 +2,8 @@
 
 The effects of orderings and examples on log-probabilities (`effects`) say which label an ordering would answer on each
 example, and the metric what that label scores there. Without log-probabilities nothing is expected (`NoResponses`).
+The prompts of rules that find demos for each input differ by example, so that no effect of theirs is common to all: of
+them, what a mean ordering scores is expected.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +27,7 @@ from plr_dspy.search.model.effects import (
 )
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
-from plr_dspy.search.model.process import covariance_of_means
+from plr_dspy.search.model.process import RULE, covariance_of_means
 from plr_dspy.search.model.table import Array, Mask, ScoreTable
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import right_counts
@@ -153,7 +156,7 @@ class ResponseModel(NoResponses):
         logs: Log-probabilities of labels, and where these were unseen, as of `LabelResponses.table`.
         features: Of the orderings, ``[m, d]`` for each family; None takes their effects as they were measured, which is
             quick, and says nothing of other orderings.
-        apart: Whether a row is no ordering of the others' kind, ``[m]``.
+        kinds: Of the rows, ``[m]``, as in `AdditiveProcess`. Log-probabilities of rules calibrate these, and no more.
         earlier: `components` of the fit before; None for none.
     """
 
@@ -164,14 +167,15 @@ class ResponseModel(NoResponses):
         logs: tuple[Array, Mask],
         features: Sequence[Array] | None,
         *,
-        apart: Mask,
+        kinds: NDArray[np.int64],
         earlier: Sequence[Sequence[float]] | None = None,
     ) -> None:
-        self._scores, self._apart = responses.scores[examples], apart
+        self._scores, self._apart, self._rules = responses.scores[examples], kinds > 0, kinds == RULE
         self.calibrating, label_scores = responses.calibrating, self._scores
         num_labels, told = label_scores.shape[1], np.maximum(logs[0], LEAST)
         shares = np.full(num_labels, 1.0 / num_labels) if responses.shares is None else responses.shares
-        self._label_offsets = LabelOffsets(told, logs[1], np.atleast_2d(shares))
+        self._label_offsets = LabelOffsets(told, logs[1], np.atleast_2d(shares), alone=self._rules)
+        told[self._rules] = np.nan
         self._basis = helmert(num_labels)  # from labels to contrasts, [d, L]
         directions = label_scores @ self._basis.T
         lengths = np.sqrt((directions**2).sum(axis=1, keepdims=True))
@@ -179,13 +183,13 @@ class ResponseModel(NoResponses):
         self._contrasts = np.clip(told @ self._basis.T, -LARGEST, LARGEST)
         self._known = ~np.isnan(self._contrasts[..., 0])
         # The examples seen; where these are very many, so many of them, evenly spread.
-        shown = np.flatnonzero(self._known.any(axis=0))
+        shown = np.flatnonzero(self._label_offsets.known.any(axis=0))
         if len(shown) > MOST_EXAMPLES:
             shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
         sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
         self._cells = cells = ResponseEffects(
-            self._contrasts, self._directions, apart=apart, num_sweeps=sweeps
+            self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps
         )
         known: Sequence[Posterior | EffectProcess] = (cells.leaning, cells.slope)
         if features is not None:
@@ -208,7 +212,7 @@ class ResponseModel(NoResponses):
         if self._label_offsets.calibrates:
             self.calibrated_to = np.round(self._label_offsets.shares, 6).tolist()
         if features is not None:
-            self.doubts = self._draw(self._effects, self._variances).var(axis=0, ddof=1)
+            self.doubts = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
             self.expected = np.where(self._known, self._expected_alone(), table)
 
     @cached_property
@@ -283,7 +287,12 @@ class ResponseModel(NoResponses):
     def counted(self, table: Array) -> Array:
         if not self.calibrating:
             return table
-        return np.where(self._known, self._label_offsets.scores_of(self.offsets, self._scores), table)
+        return self._calibrated(table)
+
+    def _calibrated(self, table: Array) -> Array:
+        """The scores ``[m, E]`` of orderings, where log-probabilities are known those of calibrated answers."""
+        moved = self._label_offsets.scores_of(self.offsets, self._scores)
+        return np.where(self._label_offsets.known, moved, table)
 
     def answers(self, number: int) -> Array:
         labels = np.broadcast_to(np.arange(self._scores.shape[1], dtype=np.float64), self._scores.shape)
@@ -301,6 +310,11 @@ class ResponseModel(NoResponses):
         return np.asarray(before.sum(axis=1)), np.asarray(after.sum(axis=1))
 
     def calibration(self, number: int, told: Array) -> Calibrated:
+        offsets = tuple(np.round(self.offsets[number], 6).tolist())
+        if self._rules[number]:
+            before, gain, _ = self.corrected(number, told, self._calibrated(told)[number])
+            least, most = float(self._scores.min()), float(self._scores.max())
+            return Calibrated(offsets, *np.clip([before, before + gain], least, most).tolist())
         before, after = (float(each.mean()) for each in self._expected_of(number, self._shown))
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
         own = ~np.isnan(told)
@@ -310,7 +324,6 @@ class ResponseModel(NoResponses):
         before = float((1 - share) * before + rest)
         if self.calibrating:  # Otherwise it is not known which of them calibration would read.
             after = float((1 - share) * after + rest)
-        offsets = tuple(np.round(self.offsets[number], 6).tolist())
         return Calibrated(offsets, before, after)
 
     def corrected(self, number: int, told: Array, counted: Array) -> tuple[float, float, Array]:
@@ -327,7 +340,9 @@ class ResponseModel(NoResponses):
         score = float(before.mean() + (told[own] - own_before).mean())
         return score, float((after - before).mean() + missed.mean()), missed
 
-    def leaning(self, original: int, chosen: int) -> Leaning:
+    def leaning(self, original: int, chosen: int) -> Leaning | None:
+        if self._rules[[original, chosen]].any():
+            return None
         contrasts = self._contrasts_of(self._effects[[original, chosen]], self._shown)
         counts = right_counts(self._scores[self._shown])
         answers = self._answers(*contrasts).mean(axis=1)
@@ -335,12 +350,18 @@ class ResponseModel(NoResponses):
         return Leaning(right=right, original=before, chosen=after)
 
     def gains(self, reference: int) -> Gains | None:
+        # One rule stands for all: of each, what a mean ordering scores is expected.
+        first = int(self._rules.argmax())
+        stands = np.where(self._rules, first, np.arange(len(self._rules)))
         seen = self._cells.weights > 0
-        if not seen[reference] or seen.sum() < 2:
+        seen[first] |= self._rules[first]
+        if not seen[stands[reference]] or seen.sum() < 2:
             return None
-        errors, apart = self._errors(seen), APART_SCORE * self._apart[seen]
-        number = int(seen[:reference].sum())
-        return independent_gains(self.means[seen], errors, apart=apart, reference=number).among(seen)
+        errors, apart = self._errors(seen), APART_SCORE * (self._apart & ~self._rules)[seen]
+        number = int(seen[: stands[reference]].sum())
+        found = independent_gains(self.means[seen], errors, apart=apart, reference=number).among(seen)
+        tables: list[Any] = [table[:, stands] for table in found[1:]]
+        return Gains(found.shares, *tables)
 
     def _errors(self, seen: Mask) -> Array:
         """Covariance of the errors of expected mean scores on new examples, of some orderings, ``[m, m]``.
@@ -354,14 +375,18 @@ class ResponseModel(NoResponses):
         centred = table - (table @ of_kind / of_kind.sum(axis=0)) @ of_kind.T
         errors: Array = centred @ centred.T / max(1, table.shape[1] - of_kind.shape[1]) / table.shape[1]
 
-        contrasts = self._contrasts[seen]
+        measured, usual = seen & ~self._rules, np.flatnonzero(~self._rules[seen])
+        contrasts = self._contrasts[measured]
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]
-        kernels = [kernel[np.ix_(seen, seen)] for kernel in self._kernels]
+        kernels = [kernel[np.ix_(measured, measured)] for kernel in self._kernels]
         columns = np.moveaxis(contrasts, 2, 0)
         alike = np.mean([covariance_of_means(kernels, ScoreTable(column)) for column in columns], axis=0)
         steps = STEP * np.eye(effects.shape[1])
         for number, step in enumerate(steps):
             process = self._processes[number == len(steps) - 1]  # the last one is the slope's
             change = (self._mean_scores(effects + step) - self._mean_scores(effects - step)) / (2.0 * STEP)
-            errors += UNDERSTATED * np.outer(change, change) * process.errors(alike, seen)
+            change = change[usual]
+            errors[np.ix_(usual, usual)] += (
+                UNDERSTATED * np.outer(change, change) * process.errors(alike, measured)
+            )
         return errors
