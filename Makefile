@@ -22,7 +22,7 @@ COMPARE ?=
 .PHONY: demo test pytest test-vllm test-lowest lint compare bench docs notebooks dist clean
 
 demo: $(READY)
-	$(BIN)/python examples/quickstart.py --max-calls 200 --random-orders 3 --test 80 $(DEMO)
+	$(BIN)/python examples/quickstart.py --max-calls 100 --random-orders 2 --test 50 $(DEMO)
 
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs=2 lint pytest
