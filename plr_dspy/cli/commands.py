@@ -180,7 +180,10 @@ def _add_compile(commands: Any) -> None:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    name, _, label = args.metric.partition(":")
+    name, colon, label = args.metric.partition(":")
+    name = name.lower()
+    if name == "f1" and colon and not label:
+        raise ValueError(f"metric: expected f1:LABEL, or f1 for the mean over labels; got {args.metric!r}")
     if label and name in ("mcc", "balanced-accuracy"):
         raise ValueError(
             f"metric: {name} is about all labels; got {args.metric!r}: leave the label out, or pass f1:{label}"

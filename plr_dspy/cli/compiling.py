@@ -34,7 +34,7 @@ ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTe
 def compile_program(args: argparse.Namespace) -> int:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
     name, _, label = args.metric.partition(":")
-    if name in OVER_SETS:
+    if (name := name.lower()) in OVER_SETS:
         metric = getattr(over_set, OVER_SETS[name])(*filter(None, [label]))
     else:
         metric = named_object(args.metric, "metric")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from scipy import special
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import (
@@ -151,8 +153,16 @@ def comparison(
     )
 
 
-def measured(outcome: Outcome, scorer: CellScorer, original: Ordering, *, min_probability: float) -> Outcome:
-    """The outcome by a metric over a set itself, on all examples that both programs have answered.
+def measured(
+    outcome: Outcome,
+    scorer: CellScorer,
+    original: Ordering,
+    *,
+    min_probability: float,
+    examples: Collection[int] | None,
+) -> Outcome:
+    """The outcome by a metric over a set itself, on those of some examples that both programs have answered; None for
+    all examples.
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
     of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
@@ -163,7 +173,7 @@ def measured(outcome: Outcome, scorer: CellScorer, original: Ordering, *, min_pr
     assert influence is not None and fitted is not None and said is not None and outcome.chosen is not None
     before = scorer.outputs(original)
     after = scorer.outputs(outcome.ordering, fitted.answers(outcome.ordering) if outcome.offsets else {})
-    both = sorted(before.keys() & after.keys())
+    both = sorted(before.keys() & after.keys() & set(before if examples is None else examples))
     gain = outcome.candidates[outcome.chosen].gain
     state = influence.limited(fitted.as_it_is(original))
     linear = math.fsum(influence.score(e, after[e]) - influence.score(e, before[e]) for e in both) / len(both)
@@ -174,11 +184,16 @@ def measured(outcome: Outcome, scorer: CellScorer, original: Ordering, *, min_pr
     if (kept := (values[1] - values[0]) / linear if linear else 1.0) > 0:
         gain = replace(gain, expected=min(1.0, kept) * gain.expected)
     sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
-    gain = replace(gain, probability=min(gain.probability, max(sure, min_probability)))
+    low, high = influence.bounds
+    probability = min(gain.probability, max(sure, min_probability))
+    if probability < gain.probability and gain.expected > 0:  # as wide an interval as gives that probability
+        deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), high - low)
+        gain = replace(gain, deviation=max(gain.deviation, deviation))
+    gain = replace(gain, probability=probability)
     expected: list[tuple[float, float, float]] = []
     for ordering, value in ((original, state), (outcome.ordering, influence.limited(state + gain.expected))):
-        low, high = fitted.interval(ordering, value, reference=original)
-        expected.append((value, influence.limited(low), influence.limited(high)))
+        ends = fitted.interval(ordering, value, reference=original)
+        expected.append((value, influence.limited(ends[0]), influence.limited(ends[1])))
     new = comparison(
         *rows,
         num_candidates=said.num_candidates,
@@ -188,14 +203,18 @@ def measured(outcome: Outcome, scorer: CellScorer, original: Ordering, *, min_pr
     )
     changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
     for name in ("interval", "gain_interval"):
-        low, high = getattr(new, name)
-        changed[name] = (max(low, -influence.width), min(high, influence.width))
+        least, most = getattr(new, name)
+        changed[name] = (max(least, low - high), min(most, high - low))
     effect = outcome.calibration
     if effect is not None:
         always = [influence.value(each) for each in influence.constant_answers()]
         effect = effect.model_copy(update={"always": always})
     answered = [(example, before[example], after[example]) for example in both]
-    return replace(outcome, comparison=new.model_copy(update=changed), calibration=effect, answered=answered)
+    finalists = [replace(each, score=influence.limited(each.score)) for each in outcome.candidates]
+    for number, value in ((0, values[0]), (outcome.chosen, values[1])):
+        finalists[number] = replace(finalists[number], score=value)
+    said = new.model_copy(update=changed)
+    return replace(outcome, comparison=said, calibration=effect, candidates=finalists, answered=answered)
 
 
 def weigh(scores: Scores, original: Ordering, other: Ordering) -> Evidence:

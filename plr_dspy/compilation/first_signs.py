@@ -99,7 +99,8 @@ class FirstSigns:
     def _equal_scores(self, rows: Sequence[Sequence[tuple[float, str]]]) -> str:
         """Why nothing can be found by the scores on each example, with what a metric over a set reads beside each;
         empty where they are not equal."""
-        scores = {score for row in rows for score in row}
+        # Labels that are all wrong, or all right, say it; what a function reads has no score by itself.
+        scores = {(score, value if value.startswith("{") else "") for row in rows for score, value in row}
         num_scores, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)
         if len(scores) == 1 and num_scores >= ENOUGH_SCORES:
             what = f"every score was {scores.pop()[0]:g} in {num_scores} calls"

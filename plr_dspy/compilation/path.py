@@ -211,7 +211,8 @@ class Compilation:
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
-        scores = [mean_score(table[ordering]) for ordering in orderings]
+        limited = self.scorer.influence.limited if self.scorer.influence else float
+        scores = [limited(mean_score(table[ordering])) for ordering in orderings]
         best = search.ranked(table)[0]
         self._history.append(
             Iteration(
@@ -220,7 +221,7 @@ class Compilation:
                 num_new=num_new,
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
-                best_score_so_far=best.score,
+                best_score_so_far=limited(best.score),
                 best_ordering=best.ordering,
                 program_calls=self.scorer.calls(),
             )
@@ -330,7 +331,9 @@ class Compilation:
         self.scorer.refer([(self.original, {}), (outcome.ordering, calibrated), *others], least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
         outcome, least = self._judged(entries, rows, examples), self._choose_of.keywords["min_probability"]
-        return measured(outcome, self.scorer, self.original, min_probability=least)
+        # Plans that do not race go by the selection split alone.
+        among = None if self.plan.racing else examples
+        return measured(outcome, self.scorer, self.original, min_probability=least, examples=among)
 
     def _judged(
         self,

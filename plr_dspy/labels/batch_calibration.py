@@ -26,7 +26,7 @@ from plr_dspy.labels.outputs import (
 )
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
-from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
@@ -122,6 +122,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             raise ValueError("prior must be None with method='linear', which learns it: leave it out")
         if self.metric is not None and (self.method != "batch" or self.prior is not None):
             raise ValueError("metric decides with method='batch' and without a prior: leave these out")
+        if isinstance(self.metric, RecallAtPrecision):
+            raise ValueError(
+                "metric: RecallAtPrecision takes the best threshold of any calibration: leave it out here"
+            )
 
     def compile(
         self,
@@ -165,7 +169,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out"
             )
         if deciding:
-            warn_of_labels(student, output, counts)
+            warn_of_labels(student, output, counts, by_accuracy=self.metric is None)
         self.accuracies = {}
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)

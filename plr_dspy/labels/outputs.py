@@ -174,7 +174,9 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
     return np.asarray(shares / shares.sum())
 
 
-def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> None:
+def warn_of_labels(
+    program: dspy.Module, output: LabelOutput, counts: Array, *, by_accuracy: bool = True
+) -> None:
     """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
     texts, most = list(output.labels), int(counts.argmax())
     demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
@@ -185,7 +187,7 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array) -> 
             len(demos),
             texts[demos[0]],
         )
-    if is_uneven(counts, least=FAR_FROM_EVEN):
+    if by_accuracy and is_uneven(counts, least=FAR_FROM_EVEN):
         logger.warning(
             "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
             "compare with it",

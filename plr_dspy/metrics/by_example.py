@@ -43,7 +43,7 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
         raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
     for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
         extra = (None,) * num_extra
-        if _takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
+        if takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
             return lambda example, prediction: metric(example, prediction, *extra)
     signature = inspect.signature(called)
     raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
@@ -51,10 +51,10 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
 
 def takes_trace(metric: Metric) -> bool:
     """Tell whether a metric can be called with a third argument, which DSPy's optimizers give a trace."""
-    return _takes(_called(metric), 3) is True
+    return takes(_called(metric), 3) is True
 
 
-def _takes(called: Any, number: int) -> bool | None:
+def takes(called: Any, number: int) -> bool | None:
     """Tell whether something can be called with so many arguments; None where it has no signature."""
     try:
         signature = inspect.signature(called)

@@ -16,14 +16,14 @@ import orjson
 from dspy.predict.predict import serialize_object
 
 from plr_dspy.lm.finite_outputs import decided, one_block
-from plr_dspy.metrics.by_example import as_score, metric_caller
+from plr_dspy.metrics.by_example import MetricTypeError, as_score, metric_caller, takes
 
 logger = logging.getLogger(__name__)
 
 MIN_OF_EACH, MIN_SHARE = 10, 0.2
 """Examples of each kind, in either part, from which on a metric is known well enough, and the smaller part's share."""
 
-NO_LABEL = ""
+NO_LABEL = "\0"
 """Stands for the answer of a reply that could not be read."""
 
 
@@ -38,10 +38,12 @@ class SetMetric(ABC):
         weighted: Whether `value` takes any weights, and depends on what it reads of examples and predictions alone.
             Otherwise weights are numbers of copies.
         smooth: Whether it has derivatives by these weights.
+        kind: The type of its outputs.
     """
 
     bounds: tuple[float, float] = (0.0, 1.0)
     weighted = smooth = True
+    kind: type | tuple[type, ...] = str
 
     @abstractmethod
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
@@ -68,7 +70,7 @@ class SetMetric(ABC):
         return ()
 
     def check(self, *parts: Sequence[dspy.Example]) -> None:
-        """Refuse examples that cannot be scored, and warn where one of the parts has few of some kind.
+        """Warn where one of the parts has few examples of some kind, and refuse examples that cannot be scored.
 
         Raises:
             ValueError: when the metric can read nothing of an example, or none has what it is about.
@@ -80,6 +82,8 @@ class SetMetric(ABC):
             raise ValueError(
                 f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {list(facts)}"
             )
+        if len(parts) < 2:
+            return
         few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
         if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
             places = " and ".join(str(count[few]) for count in counts)
@@ -103,13 +107,16 @@ class SetMetric(ABC):
 
         Args:
             program, devset: The program, and examples with inputs and labels.
-            **options: Of `dspy.Evaluate`, such as num_threads.
+            **options: Of `dspy.Evaluate`, such as num_threads. It logs the mean score of single examples.
         """
-        results = dspy.Evaluate(devset=list(devset), metric=self, **options)(program).results
+        self.check(devset)
+        results = dspy.Evaluate(devset=list(devset), metric=self.alone, **options)(program).results
         facts = [self.fact(example) for example, _, _ in results]
         # What failed is an empty prediction there.
         outputs = [self.outputs(example, answer) if answer else None for example, answer, _ in results]
-        return self.checked(facts, outputs, [1.0] * len(facts))
+        value = self.checked(facts, outputs, [1.0] * len(facts))
+        logger.info("%r: %.4g on %d examples", self, value, len(facts))
+        return value
 
     def checked(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         """The value, which must be a number."""
@@ -130,39 +137,49 @@ class DatasetMetric(SetMetric):
 
     Args:
         function: ``function(examples, predictions)`` returns a number, of lists of the same length in any order, in
-            which an example may come several times. Predictions hold plain data, as JSON does: an object of a pydantic
-            type is a dict. That of a reply that could not be read has no fields: use ``prediction.get(name, "")``. It
-            is called often, once for each answer and round of a search, and must be quick.
+            which an example may come several times; it must not grow with their length. Labels of examples and fields
+            of predictions are plain data, as in JSON: an object of a pydantic type is a dict, an enum's member its
+            value. A reply that could not be read has no fields: use ``prediction.get(name, "")``. The function is
+            called often, once for each answer and round of a search, and must be quick.
+        bounds: The least and the largest value, where these are known.
     """
 
-    bounds = (-math.inf, math.inf)
     weighted = smooth = False
+    kind = dict
 
-    def __init__(self, function: Callable[[list[dspy.Example], list[dspy.Prediction]], float]) -> None:
-        if not callable(function):
+    def __init__(
+        self,
+        function: Callable[[list[dspy.Example], list[dspy.Prediction]], float],
+        *,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
+        if isinstance(function, SetMetric) or takes(function, 2) is False or not callable(function):
             raise TypeError(f"function must be callable as function(examples, predictions); got {function!r}")
-        self.function = function
+        self.function, self.bounds = function, bounds
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-        return as_score(self.function([example], [prediction]))
+        return self.checked([self.fact(example)], [self.outputs(example, prediction)], [1.0])
 
     def alone(self, example: dspy.Example, prediction: Any) -> float:
         return 0.0  # The function may mean nothing of a single example.
 
     def fact(self, example: dspy.Example) -> Any:
-        return example
+        return example.copy(**_plain(dict(example.labels().items())))
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
-        fields = (
+        return _plain(
             dict(prediction.items()) if isinstance(prediction, dspy.Prediction) else {"answer": prediction}
         )
-        options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-        return orjson.loads(orjson.dumps(serialize_object(fields), default=str, option=options))
 
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
         predictions = [dspy.Prediction(**(outputs[row] or {})) for row in rows]
-        return float(self.function([facts[row].copy() for row in rows], predictions))
+        try:
+            return self.function([facts[row].copy() for row in rows], predictions)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"the function of {self!r} raised this, for {len(rows)} examples")
+            raise
 
 
 class LabelMetric(SetMetric):
@@ -179,7 +196,7 @@ class LabelMetric(SetMetric):
         return float(self.fact(example) == self._label(example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
-        return _text(example[self._name(example)])
+        return _text(example[self.name_in(example)])
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return self._label(example, prediction)
@@ -193,20 +210,22 @@ class LabelMetric(SetMetric):
 
     def _label(self, example: dspy.Example, prediction: Any) -> str:
         """The label that a prediction answers."""
-        name = self._name(example)
+        name = self.name_in(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
-            raise ValueError(
-                f"{type(self).__name__} reads the label at {name!r}, which the prediction lacks: pass field"
+            raise MetricTypeError(
+                f"{type(self).__name__} reads the label at {name!r}, as in the examples, and the program answers "
+                f"{prediction!r}: give both the same name, or pass field"
             )
         return _text(prediction[name])
 
-    def _name(self, example: dspy.Example) -> str:
+    def name_in(self, example: dspy.Example, *, besides: str | None = None) -> str:
         """The name of the field with the label."""
-        names = [self.field] if self.field is not None else list(example.labels().keys())
+        labels = list(dict(example.labels().items()))
+        names = [self.field] if self.field is not None else [n for n in labels if n != besides] or labels
         if len(names) != 1 or names[0] not in example:
             raise ValueError(
-                f"{type(self).__name__} needs to know which field has the label: the examples have {names}; pass "
-                "field='...'"
+                f"metric: one field beside the inputs must have the label, or the one that is named as field='...'; "
+                f"one example has {list(example.keys())}, of which {names} may have it"
             )
         return names[0]
 
@@ -315,17 +334,21 @@ class RecallAtPrecision(LabelMetric):
     def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
         return [self.label]
 
+    kind = list
+
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
+        answer = prediction if isinstance(prediction, dspy.Prediction) else {}
         if self.confidence is not None:
-            found = prediction[self.confidence]
+            found = answer.get(self.confidence)
         else:
-            shares = prediction.get("probabilities") if isinstance(prediction, dspy.Prediction) else None
-            if not isinstance(shares, dict):
-                raise ValueError(
-                    "RecallAtPrecision needs the probability of its label: pass the program to BatchCalibration first, "
-                    "or confidence='...', the name of an output that holds it"
-                )
-            found = {_text(label): share for label, share in shares.items()}.get(self.label)
+            shares = answer.get("probabilities")
+            found = {_text(label): share for label, share in (shares or {}).items()}.get(self.label)
+        if found is None:
+            raise MetricTypeError(
+                f"{self!r} needs the probability of its label: calibrate the program first (BatchCalibration(), "
+                "without this metric), and pass what comes out without calibrate=True; or name an output that "
+                "holds the probability as confidence='...'"
+            )
         return [self._label(example, prediction), round(as_score(found), 4)]
 
     def answers(self, facts: Sequence[str]) -> Sequence[Any]:
@@ -350,9 +373,13 @@ class AverageScoreBy(SetMetric):
 
     Args:
         group: Name of the examples' field that says the group, or a function of an example.
-        metric: A metric by example; None takes whether the label is right, as `LabelMetric` does.
+        metric: A metric by example; None takes whether the label is right.
         worst: Take the worst group, and not the mean over groups.
+        field: Where there is no metric, the name of the field that has the label; None takes the only one beside the
+            inputs and the group.
     """
+
+    kind = (int, float)
 
     def __init__(
         self,
@@ -360,16 +387,33 @@ class AverageScoreBy(SetMetric):
         metric: Callable[..., Any] | None = None,
         *,
         worst: bool = False,
+        field: str | None = None,
     ) -> None:
-        self.group, self.metric, self.worst = group, metric, worst
+        if isinstance(metric, SetMetric):
+            raise ValueError(f"metric must be a metric by example; got {metric!r}, which is one over a set")
+        self.group, self.metric, self.worst, self.field = group, metric, worst, field
         self.bounds = (0.0, 1.0) if metric is None else (-math.inf, math.inf)
-        self._ask = metric_caller(BalancedAccuracy() if metric is None else metric)
+        self._ask = None if metric is None else metric_caller(metric)
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-        return as_score(self._ask(example, prediction))
+        ask = self._ask or BalancedAccuracy(field=self._name(example))
+        return as_score(ask(example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
-        return str(example[self.group] if isinstance(self.group, str) else self.group(example))
+        if self.metric is None:
+            self._name(example)  # which raises where there is none
+        if not isinstance(self.group, str):
+            return str(self.group(example))
+        if self.group not in example:
+            raise ValueError(
+                f"metric: each example needs the field {self.group!r}, by which scores are grouped"
+            )
+        return str(example[self.group])
+
+    def _name(self, example: dspy.Example) -> str:
+        """The name of the field with the label."""
+        besides = self.group if isinstance(self.group, str) else None
+        return BalancedAccuracy(field=self.field).name_in(example, besides=besides)
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return self(example, prediction)
@@ -386,6 +430,13 @@ def _text(value: Any) -> str:
     """What a label is called, whatever holds it."""
     value = decided(value)
     return one_block(str(value.value if isinstance(value, Enum) else value))
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as JSON has them."""
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(serialize_object(fields), default=str, option=options))
+    return plain
 
 
 def _read(outputs: Sequence[Any]) -> list[str]:

@@ -112,18 +112,22 @@ class RandomSample(Reorderer):
             def sensitivity(scores: Array, num_unusable: int = 0) -> OrderSensitivity:
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
                 found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, seed=self.seed)
+                low, high = scorer.influence.bounds if scorer.influence else (-np.inf, np.inf)
+                means = np.clip(scores.mean(axis=1), low, high)
+                interval = [min(each, (high - low) / 2) for each in found.interval]
+                gains = [min(each, float(high - means[0])) for each in (found.gain, *found.gain_interval)]
                 return OrderSensitivity(
-                    scores=scores.mean(axis=1).tolist(),
+                    scores=means.tolist(),
                     num_distinct=num_distinct,
                     num_examples=scores.shape[1],
                     num_unusable=num_unusable,
                     p_value=found.p_value,
                     noise=found.noise,
-                    deviation=found.deviation,
-                    deviation_interval=found.interval,
+                    deviation=min(found.deviation, (high - low) / 2),
+                    deviation_interval=(interval[0], interval[1]),
                     num_searched=num_searched,
-                    expected_gain=found.gain,
-                    gain_interval=found.gain_interval,
+                    expected_gain=gains[0],
+                    gain_interval=(gains[1], gains[2]),
                     program_calls=scorer.budget.calls,
                 )
 

@@ -14,6 +14,7 @@ from plr_dspy.compilation.plan import MIN_FIRST
 from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork, label_scores
+from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.copies import named_predictors
@@ -42,7 +43,9 @@ def label_work(job: Job) -> LabelWork | str:
     scores = label_scores(optimizer.metric, examples, output)
     if isinstance(scores, str):
         return scores
-    warn_of_labels(job.program, output, right_counts(scores))
+    warn_of_labels(
+        job.program, output, right_counts(scores), by_accuracy=not isinstance(optimizer.metric, SetMetric)
+    )
     return LabelWork(
         optimizer.metric,
         examples,

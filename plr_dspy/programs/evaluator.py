@@ -181,7 +181,7 @@ class ProgramEvaluator:
         if isinstance(failure, HOPELESS):
             reason = "every further call would fail like this"
         elif isinstance(failure, MetricTypeError) and not self._scored:
-            reason = "the first value of the metric is no number"
+            reason = "the metric cannot score the first answer"
         elif count >= self._max_errors:
             reason = f"the last of {count} failures (max_errors={self._max_errors}){self._ways_out}"
         else:

@@ -28,6 +28,7 @@ class OverSet(Protocol):
     bounds: tuple[float, float]
     weighted: bool
     smooth: bool
+    kind: type | tuple[type, ...]
 
     def answers(self, facts: Sequence[Any]) -> Sequence[Any]: ...
     def checked(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float: ...
@@ -98,6 +99,10 @@ class Influence:
         """Keep a table up to date: what the outputs of each label score on each example, ``[E, L]``."""
         self._table, self._of_labels = table, of_labels
 
+    def reads(self, outputs: Any) -> bool:
+        """Whether outputs are of the kind that the metric reads."""
+        return isinstance(outputs, self._metric.kind)
+
     def of_label(self, example: int, label: int) -> Any:
         """The outputs of a label, given by number, on an example."""
         return self._of_labels[example][label]
@@ -140,14 +145,13 @@ class Influence:
         return self._metric.checked([fact for fact, _ in rows], [told for _, told in rows], weights.tolist())
 
     @property
-    def width(self) -> float:
-        """How far two values of the metric can lie apart."""
-        low, high = self._metric.bounds
-        return high - low
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest value of the metric."""
+        return self._metric.bounds
 
     def limited(self, value: float) -> float:
         """The value, or the nearest to it that the metric can have."""
-        low, high = self._metric.bounds
+        low, high = self.bounds
         return min(max(low, value), high)
 
     def _influence(self, fact: Any, outputs: Any) -> float:

@@ -151,9 +151,10 @@ class CellScorer:
         """A cell with its score, which of a metric over a set depends on the reference."""
         if self.influence is None or cell.outcome == FAILED:
             return cell
-        if cell.value is None and not cell.outcome:
+        if not (cell.outcome or self.influence.reads(cell.value)):
             raise ValueError(
-                "log_dir holds calls whose outputs were not kept, for a metric by example: pass another log_dir"
+                "log_dir holds calls of another metric, which did not keep the outputs that this one reads: pass "
+                "another log_dir"
             )
         return replace(cell, score=self.influence.score(example, cell.value))
 

@@ -123,6 +123,14 @@ def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"), [("f1:", "expected f1:LABEL"), ("mcc:positive", "pass f1:positive")]
+)
+def test_metrics_over_a_set_with_a_wrong_label_are_refused(folder, metric, said, capsys):
+    assert cli.main(compile_arguments(metric=metric)) != 0
+    assert said in capsys.readouterr().err
+
+
 def test_select_chooses_the_demos(folder, capsys):
     selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
     assert cli.main([*selecting, "--estimate"]) == 0

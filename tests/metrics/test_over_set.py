@@ -1,9 +1,11 @@
 """Metrics over a set: their values, and the influence of answers on them, against scikit-learn."""
 
+import enum
 import math
 
 import dspy
 import numpy as np
+import pydantic
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -130,7 +132,7 @@ class TestRecallAtPrecision:
         assert metric.checked(["b"] * 6, told, [1.0] * 6) == 0.0
 
     def test_says_where_probabilities_come_from(self):
-        with pytest.raises(ValueError, match="BatchCalibration first, or confidence"):
+        with pytest.raises(TypeError, match="calibrate the program first"):
             RecallAtPrecision("a", 0.5).outputs(example("a"), dspy.Prediction(label="a"))
         told = RecallAtPrecision("a", 0.5, confidence="sure").outputs(
             example("a"), dspy.Prediction(label="a", sure=0.4)
@@ -173,12 +175,17 @@ class TestBadInput:
             (lambda: F1(average="weighted"), "average must be"),
             (lambda: RecallAtPrecision("a", 1.5), r"precision must lie in \(0, 1\]"),
             (lambda: DatasetMetric(3), "function must be callable"),
+            (lambda: DatasetMetric(lambda examples: 1.0), "function must be callable"),
+            (lambda: DatasetMetric(F1("a")), "function must be callable"),
+            (lambda: AverageScoreBy("text", F1("a")), "must be a metric by example"),
+            (lambda: AverageScoreBy("group").fact(example("a")), "each example needs the field 'group'"),
+            (lambda: F1("A").evaluate(dspy.Predict("text -> label"), [example("a")]), "no example has 'A'"),
             (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
             (
                 lambda: F1("a").fact(dspy.Example(text="t", label="a", other="b").with_inputs("text")),
-                "pass field=",
+                "or the one that is named as field=",
             ),
-            (lambda: F1("a").outputs(example("a"), dspy.Prediction(answer="a")), "the prediction lacks"),
+            (lambda: F1("a").outputs(example("a"), dspy.Prediction(answer="a")), "give both the same name"),
         ],
     )
     def test_is_refused_with_a_cure(self, make, message):
@@ -207,9 +214,46 @@ def test_evaluate_scores_a_program():
     assert value == pytest.approx(sklearn_metrics.f1_score([1, 0, 0, 1], [1, 1, 0, 0]))
 
 
-def test_labels_are_compared_by_what_demos_call_them():
-    import enum
+def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
+    """It may mean nothing of one example alone, and write to what it gets; objects are plain data, as in a compile."""
 
+    class Answer(pydantic.BaseModel):
+        label: str
+
+    class Mood(enum.Enum):
+        GOOD = "good"
+
+    def share(examples, predictions):
+        if len(examples) < 2:
+            raise ValueError("too few")
+        right = [e.label == p["answer"]["label"] for e, p in zip(examples, predictions, strict=True)]
+        for each in examples:
+            each.label = "gone"
+        return sum(right) / len(right)
+
+    class Program(dspy.Module):
+        def forward(self, text):
+            return dspy.Prediction(answer=Answer(label="good"))
+
+    devset = [dspy.Example(text=f"t{i}", label=Mood.GOOD).with_inputs("text") for i in range(12)]
+    assert DatasetMetric(share).evaluate(Program(), devset, num_threads=1, display_progress=False) == 1.0
+    assert all(each.label is Mood.GOOD for each in devset)
+
+
+def test_the_field_of_the_group_is_no_label():
+    metric = AverageScoreBy("group")
+    assert (
+        metric(
+            example(
+                "a",
+            ).copy(group="x"),
+            dspy.Prediction(label="a"),
+        )
+        == 1.0
+    )
+
+
+def test_labels_are_compared_by_what_demos_call_them():
     class Mood(enum.Enum):
         GOOD = "good"
 

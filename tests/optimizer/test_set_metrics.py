@@ -177,8 +177,49 @@ def test_a_killed_compile_goes_on(tmp_path):
     assert again.comparison == whole.comparison
     other = tmp_path / "other"
     compiled(PLReorder, lambda example, prediction: example.label == prediction.label, log_dir=other)
-    with pytest.raises(ValueError, match=r"outputs were not kept.*another log_dir"):
+    with pytest.raises(ValueError, match=r"did not keep the outputs.*another log_dir"):
         compiled(PLReorder, F1("positive"), log_dir=other, accept_changes=True)
+
+
+def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
+    """Outputs of groups are scores, and no labels."""
+    compiled(PLReorder, AverageScoreBy("label"), log_dir=tmp_path)
+    with pytest.raises(ValueError, match="did not keep the outputs that this one reads"):
+        compiled(PLReorder, F1("positive"), log_dir=tmp_path, accept_changes=True)
+
+
+def test_answers_that_are_never_right_end_the_search(caplog):
+    """As where examples write labels otherwise than the program."""
+    trainset = [dspy.Example(text=e.text, label=e.label.title()).with_inputs("text") for e in RARE]
+    _, report = compiled(PLReorder, F1("Positive"), trainset=trainset, signal="score")
+    assert "every score was 0" in report.stopped
+    assert report.program_calls["total"] < 100
+    assert "check that the metric compares the right fields" in caplog.text
+
+
+def test_the_paper_compares_on_the_selection_split_alone():
+    options = {
+        "auto": "paper",
+        "num_iterations": 2,
+        "num_samples": 4,
+        "num_final_draws": 2,
+        "max_metric_calls": None,
+    }
+    _, report = compiled(PLReorder, F1("positive"), **options)
+    assert report.comparison.num_examples == report.settings["num_selection"]
+
+
+def test_numbers_of_a_report_agree_and_lie_within_the_metric():
+    program = student()
+    program.demos = sorted(program.demos, key=lambda demo: demo.label != "positive")
+    _, report = compiled(PLReorder, F1("positive"), program=program)
+    c, chosen = report.comparison, max(report.candidates, key=lambda each: each.expected_gain)
+    assert (report.candidates[0].score, chosen.score) == (c.original, c.chosen)
+    assert c.probability >= 0.975 or c.gain_interval[0] <= 0.0
+    assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
+    assert all(
+        0.0 <= value <= 1.0 for each in report.history for value in (each.best_score, each.best_score_so_far)
+    )
 
 
 class TestBadInput:
@@ -188,7 +229,7 @@ class TestBadInput:
         ("metric", "message"),
         [
             (F1("happy"), "no example has 'happy'"),
-            (F1("positive", field="mood"), "pass field="),
+            (F1("positive", field="mood"), "named as field=.*of which \\['mood'\\]"),
             (AverageScoreBy("language"), "language"),
         ],
     )
@@ -200,9 +241,11 @@ class TestBadInput:
 
     def test_a_metric_that_needs_probabilities_says_where_they_come_from(self):
         engine = Engine()
-        with pytest.raises(ValueError, match="pass the program to BatchCalibration"):
-            compiled(PLReorder, RecallAtPrecision("positive", 0.8), engine=engine, max_errors=2)
-        assert len(engine.prompts) <= 2
+        with pytest.raises(TypeError, match="calibrate the program first"):
+            compiled(PLReorder, RecallAtPrecision("positive", 0.8), engine=engine)
+        assert len(engine.prompts) == 1
+        with pytest.raises(ValueError, match="takes the best threshold of any calibration"):
+            BatchCalibration(metric=RecallAtPrecision("positive", 0.8))
 
     def test_a_function_that_raises_ends_the_compile(self):
         def broken(examples, predictions):
