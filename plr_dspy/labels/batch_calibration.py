@@ -83,8 +83,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             they are where neither scores better; examples without a label are left out. Where none has one, and for
             "contextual", None is the same share each. "linear" learns shares from its examples, and takes none.
         metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
-            labelled examples; beside the shares above, it may choose those half way between. If a label is rare, pass a
-            larger num_inputs.
+            labelled examples; beside the shares above, it may choose those in the ratio of the square roots of the
+            labels' own. If a label is rare, pass a larger num_inputs.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
