@@ -89,8 +89,8 @@ class SetMetric(ABC):
             places = " and ".join(str(count[few]) for count in counts)
             needed = math.ceil(facts.total() * MIN_OF_EACH / max(least, facts[few] * MIN_SHARE))
             logger.warning(
-                "%s examples with %r search and compare, so that %r is known to within large errors only: with their "
-                "share, %d examples would have %d in either part",
+                "%s examples have %r, of those to search and those to compare by, so that %r is known to within large "
+                "errors only: with their share, %d examples would have %d in either part",
                 places,
                 few,
                 self,

@@ -195,7 +195,7 @@ class TestBadInput:
     def test_few_of_a_label_are_warned_of(self, caplog):
         parts = [example("a")] * 8 + [example("b")] * 72, [example("a")] * 2 + [example("b")] * 18
         F1("a").check(*parts)
-        assert "8 and 2 examples with 'a'" in caplog.text
+        assert "8 and 2 examples have 'a'" in caplog.text
         assert "500 examples would have 10 in either part" in caplog.text
 
 
