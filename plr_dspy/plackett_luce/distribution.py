@@ -22,6 +22,21 @@ STEP = 0.125
 """Spacing in log-time of the quadrature of marginals; of up to a few hundred items their errors are below 1e-9."""
 
 
+class _Ranking(constraints.Constraint):
+    """Constrain the last dimension to be different ones of n items; fewer are filled up with `NOT_SHOWN`."""
+
+    is_discrete = True
+    event_dim = 1
+
+    def __init__(self, num_items: int, min_length: int) -> None:
+        self.num_items, self.min_length = num_items, min_length
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        long_enough = (value != NOT_SHOWN).sum(dim=-1) >= self.min_length
+        return are_rankings(value, self.num_items) & long_enough
+
+
 class PlackettLuce(Distribution):
     """Plackett-Luce distribution over orderings of n items (PLR Eq. 2), or a mixture of several.
 
@@ -44,6 +59,8 @@ class PlackettLuce(Distribution):
     Raises:
         TypeError, ValueError: for arguments that do not fit.
     """
+
+    has_enumerate_support = True
 
     def __init__(
         self,
@@ -91,6 +108,15 @@ class PlackettLuce(Distribution):
         given = {name: constraints.simplex for name in shares if getattr(self, name) is not None}
         return {"logits": constraints.real_vector, **given}
 
+    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return _Ranking(self.num_items, self.min_length)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> PlackettLuce:
+        logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[len(self.batch_shape) :])
+        weights = None if self.weights is None else self.weights.expand(logits.shape[:-1])
+        return self.copy(logits=logits, weights=weights)
+
     def copy(self, **changes: Any) -> PlackettLuce:
         """The distribution with other arguments in place of some of its own."""
         names = ("logits", "weights", "length", "length_probabilities", "generator")
@@ -100,8 +126,8 @@ class PlackettLuce(Distribution):
         """Log-probabilities ``[*sample, *batch]`` of orderings ``[*sample, *batch, k]``, their first item first."""
         lengths = (value != NOT_SHOWN).sum(dim=-1)
         if self._validate_args:
-            fitting = value.shape[-1:] == self.event_shape and are_rankings(value, self.num_items)
-            if not bool(torch.as_tensor(fitting).all()) or bool((lengths < self.min_length).any()):
+            fitting = value.shape[-1:] == self.event_shape and self.support.check(value)
+            if not bool(torch.as_tensor(fitting).all()):
                 raise ValueError(
                     f"value must hold {self.min_length} to {self.length} different ones of {self.num_items} items in "
                     f"each row [..., {self.length}], followed by -1; got {value}"

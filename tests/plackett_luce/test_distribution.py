@@ -157,6 +157,13 @@ class TestShapes:
         one = distribution.copy(logits=logits[1, 1], weights=None if weights is None else weights[1, 1])
         torch.testing.assert_close(distribution.log_prob(drawn)[:, 1, 1], one.log_prob(drawn[:, 1, 1]))
         assert torch.equal(distribution.mode[1, 1], one.mode)
+        torch.testing.assert_close(
+            one.expand((4,)).log_prob(drawn[0, 1, 1]), one.log_prob(drawn[0, 1, 1]).expand(4)
+        )
+        together = torch.distributions.Independent(distribution, 2)
+        torch.testing.assert_close(together.log_prob(drawn), distribution.log_prob(drawn).sum(dim=(1, 2)))
+        assert distribution.has_enumerate_support
+        assert bool(distribution.support.check(drawn).all())
 
 
 @given(distributions())
