@@ -17,6 +17,7 @@ from typing import Any
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.plan import BUDGETS, SIGNALS
+from plr_dspy.metrics import OVER_SETS
 from plr_dspy.runtime.redaction import Redactor
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
@@ -184,11 +185,11 @@ def _compile(args: argparse.Namespace) -> int:
     name = name.lower()
     if name == "f1" and colon and not label:
         raise ValueError(f"metric: expected f1:LABEL, or f1 for the mean over labels; got {args.metric!r}")
-    if label and name in ("mcc", "balanced-accuracy"):
+    if label and name in OVER_SETS and name != "f1":
         raise ValueError(
             f"metric: {name} is about all labels; got {args.metric!r}: leave the label out, or pass f1:{label}"
         )
-    for what in ["program"] if name in ("f1", "mcc", "balanced-accuracy") else ["metric", "program"]:
+    for what in ["program"] if name in OVER_SETS else ["metric", "program"]:
         place, _, name = (reference := getattr(args, what)).rpartition(":")
         if not place or not name:
             raise ValueError(f"{what}: expected FILE.py:NAME or MODULE:NAME; got {reference!r}")

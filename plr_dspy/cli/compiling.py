@@ -20,13 +20,10 @@ from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.loading import load_program
 from plr_dspy.local.server import local_lm
-from plr_dspy.metrics import over_set
+from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
-
-OVER_SETS = {"f1": "F1", "mcc": "MatthewsCorrelation", "balanced-accuracy": "BalancedAccuracy"}
-"""Metrics over a set, by the names that --metric gives them; F1 may have a label after a colon."""
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 

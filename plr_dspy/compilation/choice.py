@@ -161,19 +161,21 @@ def measured(
     min_probability: float,
     examples: Collection[int] | None,
 ) -> Outcome:
-    """The outcome by a metric over a set itself, on those of some examples that both programs have answered; None for
-    all examples.
+    """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs have
+    answered; as it was where these are none.
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
     of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
-    and other resampling plans", 1982), and a gain is no surer than by these
-    examples alone, but for what it takes to be chosen.
+    and other resampling plans", 1982), and a gain is no surer than by these examples alone, but for what it takes to be
+    chosen.
     """
     influence, fitted, said = scorer.influence, outcome.fitted, outcome.comparison
     assert influence is not None and fitted is not None and said is not None and outcome.chosen is not None
     before = scorer.outputs(original)
     after = scorer.outputs(outcome.ordering, fitted.answers(outcome.ordering) if outcome.offsets else {})
     both = sorted(before.keys() & after.keys() & set(before if examples is None else examples))
+    if not both:  # All calls of one of them failed.
+        return outcome
     gain = outcome.candidates[outcome.chosen].gain
     state = influence.limited(fitted.as_it_is(original))
     linear = math.fsum(influence.score(e, after[e]) - influence.score(e, before[e]) for e in both) / len(both)

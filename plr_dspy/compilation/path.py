@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -205,8 +206,8 @@ class Compilation:
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
-        leading = self._best(len(self._told)) if self._history else orderings
-        self._refer(leading)
+        if self.scorer.influence is not None:
+            self._refer(self._best(len(self._told)) if self._history else orderings)
         search, table = self.search, self._counted(self.staged.scores())
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
@@ -228,10 +229,9 @@ class Compilation:
         )
 
     def _refer(self, orderings: Sequence[Ordering]) -> None:
-        """Score by a metric over a set near what these orderings answer, and then the best ones."""
+        """Score by a metric over a set near what the first of these orderings answer, calibrated where answers are."""
         fitted = self.search.fitted
-        calibrated = [(each, {} if fitted is None else fitted.answers(each)) for each in orderings]
-        self.scorer.refer(calibrated)
+        self.scorer.refer((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
     def _best(self, count: int) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
@@ -327,8 +327,9 @@ class Compilation:
             return outcome
         # A metric over a set is linear near the two that are compared only.
         calibrated = outcome.fitted.answers(outcome.ordering) if outcome.offsets else {}
-        others = [(each, outcome.fitted.answers(each)) for each, _ in outcome.fitted.estimates()]
-        self.scorer.refer([(self.original, {}), (outcome.ordering, calibrated), *others], least=2)
+        others = ((each, outcome.fitted.answers(each)) for each, _ in outcome.fitted.estimates())
+        compared = [(self.original, {}), (outcome.ordering, calibrated)]
+        self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
         outcome, least = self._judged(entries, rows, examples), self._choose_of.keywords["min_probability"]
         # Plans that do not race go by the selection split alone.

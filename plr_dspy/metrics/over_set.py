@@ -322,6 +322,7 @@ class RecallAtPrecision(LabelMetric):
     """
 
     smooth = False
+    kind = list
 
     def __init__(
         self, label: Any, precision: float, *, confidence: str | None = None, field: str | None = None
@@ -333,8 +334,6 @@ class RecallAtPrecision(LabelMetric):
 
     def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
         return [self.label]
-
-    kind = list
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         answer = prediction if isinstance(prediction, dspy.Prediction) else {}

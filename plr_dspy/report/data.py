@@ -249,8 +249,8 @@ class CalibrationEffect(Part):
 
 
 class Confusion(Part):
-    """How often each label was answered to the examples of each, by both programs, ``[L, L + 1]``
-    counts each; the last column has the answers that are none of the labels."""
+    """How often each label was answered to the examples of each, ``[L, L + 1]``, by both programs; the last column
+    counts the answers that are none of the labels."""
 
     labels: list[str]
     original: list[list[int]]

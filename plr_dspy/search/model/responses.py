@@ -295,8 +295,13 @@ class ResponseModel(NoResponses):
         return np.where(self._label_offsets.known, moved, table)
 
     def answers(self, number: int) -> Array:
+        return np.asarray(self._answered[number])
+
+    @cached_property
+    def _answered(self) -> Array:
+        """The labels that calibrated answers are, ``[m, E]``, also those of rules; -1 where they are not known."""
         labels = np.broadcast_to(np.arange(self._scores.shape[1], dtype=np.float64), self._scores.shape)
-        return np.where(self._known[number], self._label_offsets.scores_of(self.offsets, labels)[number], -1)
+        return np.where(self._label_offsets.known, self._label_offsets.scores_of(self.offsets, labels), -1.0)
 
     def _expected_of(self, number: int, examples: NDArray[np.int64]) -> tuple[Array, Array]:
         """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each.
