@@ -122,6 +122,38 @@ def test_calibrated_answers_are_those_of_the_program_in_use():
     assert low <= value <= high
 
 
+@pytest.mark.parametrize("demos", ["retrieved", "auto"])
+def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
+    """Neighbours say the label, and the model never answers the rare one unless it is calibrated."""
+
+    def timid(shown, text):
+        odd = [int(each.split()[-1]) % 2 for each in (*shown, text)]
+        return two(sum(odd[:-1]) + 0.5 * odd[-1] - 6.0)
+
+    rows = [
+        (LABELS[i % 4 == 0], f"{'lovely' if i % 4 == 0 else 'awful'} {2 * i + (i % 4 == 0)}")
+        for i in range(160)
+    ]
+    known = [dspy.Example(text=text, label=label).with_inputs("text") for label, text in rows]
+    engine, options = Engine(probabilities=timid), {"max_demos": 4, "demos": demos, "candidates": "labeled"}
+    chosen, report = compiled(
+        PLFewShot,
+        F1("positive"),
+        engine=engine,
+        program=student(demos=()),
+        trainset=known[:100],
+        calibrate=True,
+        **options,
+    )
+    with using(engine):
+        value = F1("positive").evaluate(chosen, known[100:], num_threads=1, display_progress=False)
+    low, high = report.comparison.expected_chosen[1:]
+    assert np.array(report.confusion.original)[:, 1].sum() == 0
+    assert np.array(report.confusion.returned)[1, 1] > 0
+    assert low <= value <= high
+    assert report.comparison.chosen > 0.8
+
+
 class TestBatchCalibration:
     def test_takes_the_shares_that_the_metric_wants(self):
         """The engine leans to the frequent label, and knows the rare one: accuracy hardly sees it."""
