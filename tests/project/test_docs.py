@@ -84,9 +84,7 @@ def of_questions():
 
 
 PRESUPPOSED = {
-    "README.md": lambda: {
-        "pairs": [(e.question, e.answer) for e in EXAMPLES],
-    },
+    "README.md": lambda: {**labelled(), "program_with_demos": labelled()["program"]},
     "docs/parts.md": lambda: {
         "score": lambda ordering: float(ordering[0].index(0)),
         "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
@@ -131,6 +129,7 @@ def blocks(page):
 def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
     of_reviews = page in (
+        "README.md",
         "docs/baselines.md",
         "docs/calibration.md",
         "docs/fewshot.md",

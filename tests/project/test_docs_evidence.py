@@ -1,4 +1,4 @@
-"""Measured figures have one home, docs/evidence.md: the README, other summaries and the picture agree with it."""
+"""Measured figures have one home, a page that has the command too: summaries and the picture agree with it."""
 
 import re
 import sys
@@ -11,7 +11,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import picture  # noqa: E402
 
-EVIDENCE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+MEASURING = ("evidence", "fewshot", "calibration", "metrics")
+EVIDENCE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in MEASURING)
 MEASURED = re.compile(r"(?<![\d.])[+-]?\.\d{3}\b")
 """Accuracies and differences, as all pages write them."""
 
