@@ -125,15 +125,16 @@ class Compilation:
             return replace(self._keep_original(), stopped="no call to make, nothing compared")
         self.scorer.phase = "search"
         self._keep(self.plan.race_calls + self.plan.final_calls)
-        share = self._replay()
-        if share is None:
+        left = self._replay()
+        if left is None:
             self.stopped = self._ask_score_tell()
-            share = self._note_end()
+            left = self._note_end()
         if self._signs.nothing_found and self.search.space.holds(self.original):
             return self._calibrated(replace(self._keep_original(), evidence=self._signs.evidence()))
-        return self._calibrated(self._choose(self._finalists(share), share))
+        share, race_calls = left
+        return self._calibrated(self._choose(self._finalists(race_calls), share))
 
-    def _replay(self) -> float | None:
+    def _replay(self) -> tuple[float, int] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
         for scored in list(course.rounds):
@@ -152,21 +153,22 @@ class Compilation:
         if ended["untold"] is not None:
             self.search.ask()
             self.staged.score({as_ordering(o): examples for o, examples in ended["untold"]})
-        return float(ended["share"])
+        return float(ended["share"]), int(ended["race_calls"])
 
-    def _note_end(self) -> float:
-        """Note why the search has ended, and return the share of race and comparison that is to be done."""
-        share = self._share_left()
+    def _note_end(self) -> tuple[float, int]:
+        """Note why the search has ended; return the share of the comparison, and the calls of a race, to be made."""
+        share, race_calls = self._left()
         ended = {
             "stopped": self.stopped,
             "nothing_found": self._signs.nothing_found,
             "share": share,
+            "race_calls": race_calls,
             "untold": None if self._untold is None else list(self._untold.items()),
             "limits": self._limits_of(self.stopped),
         }
         if self.stopped != TIME_LIMIT:
             self.scorer.ledger.note({"ended": ended})
-        return share
+        return share, race_calls
 
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
@@ -250,18 +252,23 @@ class Compilation:
         kept = MARGIN * max(num_calls / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept))
 
-    def _share_left(self) -> float:
-        """The share of race and final comparison that is to be done.
+    def _left(self) -> tuple[float, int]:
+        """The share of race and final comparison that is to be done, and the calls of the race.
 
-        It is less where a search was ended early, by whoever wants to spend less, and where time or money are short.
+        The share is less where whoever wants to spend less ended the search early, and where time or money are short.
         """
-        plan, made = self.plan, self.scorer.calls("search")
+        plan, scorer, made = self.plan, self.scorer, self.scorer.calls("search")
         planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
         wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
-        pays = self.scorer.budget.calls_left / max(1, plan.race_calls + plan.final_calls)
-        return min(1.0, wanted, pays)
+        affordable = scorer.budget.calls_left
+        share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
+        num_calls = scorer.budget.limit - plan.final_calls - scorer.calls()
+        if share < 1.0:
+            kept = max(self._least_compared, share * plan.final_calls)
+            num_calls = min(num_calls, round(share * plan.race_calls), int(affordable - kept))
+        return share, max(0, num_calls)
 
-    def _finalists(self, share: float) -> list[tuple[str, Ordering]]:
+    def _finalists(self, race_calls: int) -> list[tuple[str, Ordering]]:
         """The original, and the winners of a race among the best orderings of the search, with their origins."""
         plan, scorer, search = self.plan, self.scorer, self.search
         if not plan.racing:
@@ -273,11 +280,6 @@ class Compilation:
             return [({**origins, self.original: "original"}[ordering], ordering) for ordering in distinct]
         scorer.phase = "race"
         self._keep(plan.final_calls)
-        num_calls = left = scorer.budget.limit - plan.final_calls - scorer.calls()
-        if share < 1.0:
-            kept = max(self._least_compared, share * plan.final_calls)
-            affordable = int(scorer.budget.calls_left - kept)
-            num_calls = max(0, min(left, round(share * plan.race_calls), affordable))
         entrants = self._best(plan.num_entrants)
         if entrants:
             further = self._further(entrants, self._counted(self.staged.scores()))
@@ -287,10 +289,11 @@ class Compilation:
             scorer,
             [ordering for ordering in dict.fromkeys(entrants) if ordering != self.original],
             num_examples=plan.num_train_examples,
-            num_calls=num_calls,
+            num_calls=race_calls,
             kept=plan.final_calls,
             num_winners=plan.num_best_seen,
             guest=self.original,
+            guest_share=plan.original_share,
             estimate=lambda scores: dict(search.model.fit(self._counted(scores)).estimates()),
         )
         self.stopped = scorer.budget.refused or self.stopped
@@ -462,6 +465,7 @@ def race(
     num_winners: int,
     kept: int = 0,
     guest: Ordering | None = None,
+    guest_share: float = 0.0,
     estimate: Callable[[Scores], Mapping[Ordering, float]],
 ) -> list[Ordering]:
     """Sequential halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013): ever fewer orderings on ever more examples.
@@ -471,8 +475,8 @@ def race(
         entrants: Distinct orderings. Those that are new are scored as often as the least scored one, where half of the
             calls pay for that, and stay out otherwise.
         num_calls, kept: Program calls, at most, of which each heat has an equal share; and those kept for what follows.
-        guest: An ordering that is scored in the last heat as often as the others there, and cannot win: what the
-            winners are compared with afterwards.
+        guest, guest_share: What the winners are compared with afterwards, and which cannot win. It is scored first, by
+            a share of the calls, and in the last heat as often as the others there.
         estimate: What ranks them, from all scores that are known; an ordering that it says nothing of has lost.
 
     Returns:
@@ -491,6 +495,11 @@ def race(
     alive = [e for e in entrants if staged.num_asked(e)]
     if not alive:
         return []
+    if guest is not None:
+        own = staged.num_asked(guest)
+        most = min(num_examples, own + int(guest_share * num_calls))
+        spent += most - own
+        staged.score(extended([guest], most))
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
     for heat in range(num_heats):
         scored = [*alive, guest] if guest is not None and heat == num_heats - 1 else alive

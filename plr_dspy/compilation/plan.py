@@ -30,8 +30,15 @@ demos, of which there are so many that a model needs more of them before its pro
 MORE_THAN_FIRST = 2
 """Examples each time that the search comes back to an order, over those of its first look."""
 
-FINAL_SHARE, RACE_SHARE = 0.15, 0.15
-"""Of the budget for the final comparison, at most, and of the rest for the race."""
+FINAL_SHARE = 0.15
+"""Of the budget for the final comparison, at most."""
+
+RACE_SHARE, ORIGINAL_SHARE = {"orders": 0.25, "demos": 0.15}, {"orders": 0.25, "demos": 0.0}
+"""Of the rest for the race, and of the race for the original one, by what is searched.
+
+So a good order that nothing else tells of is replaced by mistake a third as often (`benchmarks/offline.py`, "lone
+original"). Where demos are chosen, the original is seldom a rival, and a search finds less by fewer calls.
+"""
 
 CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20
 """Program calls over the square of the number of examples, at most, and the least such limit."""
@@ -60,6 +67,7 @@ class Plan:
         num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is asked for
             again; this and all below of racing plans only.
         num_entrants, race_calls: Of the race that ends the search; of an exhaustive plan, all orderings enter.
+        original_share: Of the race's calls for the original one alone, before the first heat.
     """
 
     num_iterations: int = 0
@@ -78,6 +86,7 @@ class Plan:
     num_more_examples: int = 0
     num_entrants: int = 0
     race_calls: int = 0
+    original_share: float = 0.0
 
     @property
     def num_finalists(self) -> int:
@@ -155,9 +164,8 @@ def make_plan(
 
     def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
         exhaustive = _exhaustive_plan(calls, fixed(samples), **sizes)
-        first_round, min_first = FIRST_ROUND[searched], MIN_FIRST[signal]
         return exhaustive or _racing_plan(
-            calls, fixed(samples), first_round=first_round, min_first=min_first, **sizes
+            calls, fixed(samples), searched=searched, min_first=MIN_FIRST[signal], **sizes
         )
 
     if auto == "paper":
@@ -192,14 +200,14 @@ def _racing_plan(
     num_train: int,
     num_selection: int,
     num_distinct: int,
-    first_round: float,
+    searched: str,
     min_first: int,
 ) -> Plan | None:
     """Rounds, samples and entrants that a budget affords; None if it is too small."""
     num_best_seen = min(2, num_distinct - 1)
     num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
     left = budget - (1 + num_best_seen) * num_compared
-    race_calls = max(0, int(RACE_SHARE * left))
+    race_calls = max(0, int(RACE_SHARE[searched] * left))
     num_first = min(max((left - race_calls) // NUM_LOOKS, min_first), num_train)
     shape = {
         "num_iterations": MAX_ROUNDS,
@@ -213,12 +221,15 @@ def _racing_plan(
         "num_more_examples": MORE_THAN_FIRST * num_first,
         "num_entrants": min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
         "race_calls": race_calls,
+        "original_share": ORIGINAL_SHARE[searched],
     }
     plan = Plan(**{**shape, **fixed})
     num_initial = fixed.get("num_samples")
     if num_initial is None:
         affordable = plan.search_calls // (2 * num_first)
-        random = round(first_round * plan.num_samples) if num_distinct > affordable else num_distinct
+        random = (
+            round(FIRST_ROUND[searched] * plan.num_samples) if num_distinct > affordable else num_distinct
+        )
         num_initial = max(MIN_ORDERS, min(random, affordable))
     plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "cells.jsonl"
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}
 """Exceptions of a provider that may be gone the next time."""

@@ -79,7 +79,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     monkeypatch.setattr(
         compiling, "local_lm", lambda route, **options: nullcontext(server.lm(route, **options))
     )
-    arguments = compile_arguments("--log-dir", "log", "--report", "found.json", "--max-calls", "24")
+    arguments = compile_arguments("--log-dir", "log", "--report", "found.json", "--max-calls", "27")
     assert cli.main(arguments) == 0
     program = dspy.Predict("review -> sentiment")
     program.load("program.json")
@@ -167,7 +167,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--train", "cut.jsonl"), "line 3 of cut.jsonl is no JSON"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
         (compile_arguments("--out", "program"), "--out must end in .json or .pkl; got program"),
-        (compile_arguments("--max-calls", "3"), "--max-calls must be at least 24 for a search"),
+        (compile_arguments("--max-calls", "3"), "--max-calls must be at least 27 for a search"),
         (compile_arguments("--max-cost", "-3"), "--max-cost must be greater than 0"),
         (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
         (compile_arguments("--select", "--max-demo-tokens", "0"), "--max-demo-tokens must be greater than"),

@@ -36,7 +36,7 @@ class Raced:
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
     def run(self, entrants, *, num_calls=300, num_winners=2, **options):
-        options = {"estimate": self.means, "guest": self.guest, **options}
+        options = {"estimate": self.means, "guest": self.guest, "guest_share": 0.25, **options}
         return race(
             self.staged,
             self.scorer,
@@ -82,9 +82,9 @@ class TestRace:
     @given(st.integers(0, 500), st.integers(2, 12), st.integers(0, 12), st.integers(0, 200), st.booleans())
     def test_takes_the_same_course_when_run_again(self, num_calls, num_known, num_new, paid, failing):
         """A race that was stopped after some calls comes to what it would have come to."""
-        scores = table()
-        scores[np.random.default_rng(paid).random(scores.shape) < 0.2 * failing] = np.nan
-        entrants = ORDERINGS[: num_known + num_new]
+        scores, entrants = table(), ORDERINGS[: num_known + num_new]
+        some = scores[:, 20:]  # Where half of the first examples fail, a compile ends.
+        some[np.random.default_rng(paid).random(some.shape) < 0.4 * failing] = np.nan
         payer, whole = TablePayer(scores), TablePayer(scores)
         stopped = Raced(payer, entrants[:num_known])
         payer.most = len(payer.paid) + paid
@@ -132,15 +132,15 @@ class TestRace:
         raced.run(ORDERINGS[:20], num_calls=300, kept=50)
         assert 130 < len(payer.paid) <= 150
 
-    def test_a_guest_is_scored_as_often_as_the_winners_and_does_not_win(self):
+    def test_a_guest_is_scored_first_and_as_often_as_the_winners_and_does_not_win(self):
         payer = TablePayer(table(seed=2))
         best, *entrants = sorted(ORDERINGS[:20], key=lambda o: -payer.table[ORDERINGS.index(o)].mean())
         raced = Raced(payer, entrants, guest=best)
         winners = raced.run(entrants, num_calls=200)
         assert best not in winners
         assert len(raced.heats) > 1
-        assert not any(heat[best] for heat in raced.heats[:-1])
-        assert raced.staged.num_asked(best) == raced.staged.num_asked(winners[0]) > 8
+        assert raced.heats[0][best] >= min(30, 200 // 4)
+        assert raced.staged.num_asked(best) >= raced.staged.num_asked(winners[0]) > 8
         assert len(payer.paid) <= 76 + 200
 
 
@@ -169,7 +169,7 @@ class TestCompilation:
         assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[found.ordering]) > 10
 
     def test_an_original_that_stays_is_a_finalist_once_and_is_held_against_the_most_promising_other(self):
-        found, scored = self.ended(table(seed=1)[::-1], num_calls=230)
+        found, scored = self.ended(table(seed=1)[::-1], num_calls=260)
         assert found.ordering == ORDERINGS[0]
         orderings = [result.ordering for result in found.candidates]
         assert orderings[0] == ORDERINGS[0]

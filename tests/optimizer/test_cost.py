@@ -244,12 +244,14 @@ class TestMaxCost:
     @pytest.mark.parametrize(("limit", "failing"), [(80, 0.1), (150, 0.0)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing):
         for seed in range(2):
-            engine = UnevenEngine(spread=0.3, failing=failing, seed=seed)
-            for _ in range(2):  # the second may spend what calls under way were waited for
+            engine, found = UnevenEngine(spread=0.3, failing=failing, seed=seed), []
+            for _ in range(2):  # the second goes the same way at no call
                 chooser = selecting(max_cost=limit * A_CALL, seed=seed, log_dir=tmp_path / str(seed))
-                made, program = engine.num_calls, chosen(chooser, engine)
+                program = chosen(chooser, engine)
                 assert chooser.report.cost == pytest.approx(engine.cost)
-                assert made or (chooser.report.comparison and program.candidate_programs)
+                assert chooser.report.comparison and program.candidate_programs
+                found.append((engine.num_calls, chooser.report.comparison, program.demos))
+            assert found[0] == found[1]
             assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
             assert chooser.report.program_calls["bootstrap"] <= 0.25 * limit
 
@@ -276,7 +278,7 @@ class TestMaxCost:
         assert again.num_calls == 0
         more = UnevenEngine()
         limited(more, **{**options, "max_cost": 160 * A_CALL})
-        assert 0.8 * 160 * A_CALL < broken.cost + engine.cost + more.cost <= 160 * A_CALL
+        assert 0.75 * 160 * A_CALL < broken.cost + engine.cost + more.cost <= 160 * A_CALL
 
     @pytest.mark.parametrize("method", ["compile", "estimate"])
     @pytest.mark.parametrize("model", ["fake/other", "lm_studio/gpt-4o-mini"])
