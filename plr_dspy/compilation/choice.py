@@ -247,7 +247,7 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
         num_examples=fitted.num_examples,
         original=round(fitted.as_it_is(original), 6),
         original_calibrated=round(expected[original] if calibrating else before.after, 6),
-        chosen=round(after.before if calibrating else expected[chosen], 6),
+        chosen=round(fitted.as_it_is(chosen) if calibrating else expected[chosen], 6),
         chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
         offsets=list(after.offsets),
         shares=fitted.shares,

@@ -24,7 +24,8 @@ SHORTER = {
             "'llamacpp:prompt_tokens_total 9'"
         ),
     },
-    "05_choosing_demos.ipynb": FAKE | {"max_metric_calls=300": "max_metric_calls=100"},
+    "05_choosing_demos.ipynb": FAKE
+    | {"max_metric_calls=300": "max_metric_calls=100", "max_metric_calls=200": "max_metric_calls=60"},
 }
 """What stands in place of numbers that take long, and of the local model, by notebook."""
 
