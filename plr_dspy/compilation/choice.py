@@ -177,12 +177,13 @@ def measured(
     if not both:  # All calls of one of them failed.
         return outcome
     gain = outcome.candidates[outcome.chosen].gain
-    state = influence.limited(fitted.as_it_is(original))
+    state = influence.value(
+        before.items()
+    )  # What is linear near the best programs may be far from it at the original.
     linear = math.fsum(influence.score(e, after[e]) - influence.score(e, before[e]) for e in both) / len(both)
     influence.refer((example, each[example]) for each in (before, after) for example in both)
     rows = [[influence.score(example, each[example]) for example in both] for each in (before, after)]
     values = [influence.value((example, each[example]) for example in both) for each in (before, after)]
-    # What is linear near the best programs may be far from it at the original.
     if (kept := (values[1] - values[0]) / linear if linear else 1.0) > 0:
         gain = replace(gain, expected=min(1.0, kept) * gain.expected)
     sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
