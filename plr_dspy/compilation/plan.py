@@ -30,11 +30,12 @@ demos, of which there are so many that a model needs more of them before its pro
 MORE_THAN_FIRST = 2
 """Examples each time that the search comes back to an order, over those of its first look."""
 
-FINAL_SHARE = 0.15
-"""Of the budget for the final comparison, at most."""
+FINAL_SHARE, RACE_SHARE = 0.15, 0.15
+"""Of the budget for the final comparison, at most, and of the rest for the race."""
 
-RACE_SHARE, ORIGINAL_SHARE = {"orders": 0.25, "demos": 0.15}, {"orders": 0.25, "demos": 0.0}
-"""Of the rest for the race, and of the race for the original one, by what is searched.
+RACED, LARGEST_RACE, ORIGINAL_SHARE = 3, 0.25, 0.25
+"""Where orders are searched, the race has calls for so many of them on all train examples, up to a share of the rest.
+Another share, of the race's calls, is for the original one alone.
 
 So a good order that nothing else tells of is replaced by mistake a third as often (`benchmarks/offline.py`, "lone
 original"). Where demos are chosen, the original is seldom a rival, and a search finds less by fewer calls.
@@ -207,7 +208,10 @@ def _racing_plan(
     num_best_seen = min(2, num_distinct - 1)
     num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
     left = budget - (1 + num_best_seen) * num_compared
-    race_calls = max(0, int(RACE_SHARE[searched] * left))
+    race_calls, original_share = max(0, int(RACE_SHARE * left)), 0.0
+    if searched == "orders":
+        race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * left)))
+        original_share = ORIGINAL_SHARE
     num_first = min(max((left - race_calls) // NUM_LOOKS, min_first), num_train)
     shape = {
         "num_iterations": MAX_ROUNDS,
@@ -221,7 +225,7 @@ def _racing_plan(
         "num_more_examples": MORE_THAN_FIRST * num_first,
         "num_entrants": min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
         "race_calls": race_calls,
-        "original_share": ORIGINAL_SHARE[searched],
+        "original_share": original_share,
     }
     plan = Plan(**{**shape, **fixed})
     num_initial = fixed.get("num_samples")
