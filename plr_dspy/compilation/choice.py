@@ -177,9 +177,8 @@ def measured(
     if not both:  # All calls of one of them failed.
         return outcome
     gain = outcome.candidates[outcome.chosen].gain
-    state = influence.value(
-        before.items()
-    )  # What is linear near the best programs may be far from it at the original.
+    # What is linear near the best programs may be far from it at the original.
+    state = influence.value(before.items())
     linear = math.fsum(influence.score(e, after[e]) - influence.score(e, before[e]) for e in both) / len(both)
     influence.refer((example, each[example]) for each in (before, after) for example in both)
     rows = [[influence.score(example, each[example]) for example in both] for each in (before, after)]

@@ -201,11 +201,10 @@ def _program(name: str, report: Report, which: int) -> str:
     tokens = "" if state.demo_tokens is None else f" ({state.demo_tokens:,} tokens)"
     parts.append(f"{state.num_demos} demo{'s' * (state.num_demos != 1)}{tokens}")
     if state.num_calls:
-        calibrated = (
-            which and state.num_failed and report.calibration is not None and report.calibration.applied
+        calibrated = which and report.calibration is not None and report.calibration.applied
+        parts.append(
+            f"{state.num_failed} of {state.num_calls} replies failed{' before calibration' * bool(calibrated)}"
         )
-        mended = ", where calibration answers by the probabilities of labels" if calibrated else ""
-        parts.append(f"{state.num_failed} of {state.num_calls} replies failed{mended}")
     return f"{name}: {', '.join(parts)}"
 
 

@@ -245,7 +245,7 @@ class TestText:
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, calibrated: " in text
-        assert text.count("replies failed, where calibration answers by the probabilities") == 1
+        assert text.count("replies failed before calibration") == 1
         assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
         unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the replies failed.
         assert "assumed" not in str(unassumed)
