@@ -13,6 +13,7 @@ from plr_dspy._version import __version__
 from plr_dspy.optimizer.log_lines import show_log_lines
 
 if TYPE_CHECKING:
+    from plr_dspy.evaluation import Evaluation, ProgramScore, evaluate_programs
     from plr_dspy.labels.batch_calibration import BatchCalibration
     from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
     from plr_dspy.lm.engines import AsyncCompletionEngine, CompletionEngine, completion_lm
@@ -41,6 +42,7 @@ else:  # torch, scipy and DSPy take seconds to import
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            ".evaluation": ["Evaluation", "ProgramScore", "evaluate_programs"],
             ".labels.batch_calibration": ["BatchCalibration"],
             ".labels.calibrated_program": ["CalibratedProgram", "Calibration"],
             ".lm.engines": ["AsyncCompletionEngine", "CompletionEngine", "completion_lm"],
@@ -80,6 +82,7 @@ __all__ = [
     "CrossEntropySearch",
     "DatasetMetric",
     "Estimate",
+    "Evaluation",
     "MatthewsCorrelation",
     "MaximumLikelihood",
     "MixtureEM",
@@ -89,12 +92,14 @@ __all__ = [
     "PLReorder",
     "PlackettLuce",
     "PlainTextAdapter",
+    "ProgramScore",
     "RankEMA",
     "RecallAtPrecision",
     "Report",
     "ThompsonSearch",
     "__version__",
     "completion_lm",
+    "evaluate_programs",
     "load_program",
     "order_sensitivity",
 ]

@@ -32,12 +32,21 @@ OPTIONS = {
     "max_demos": "--max-demos",
     "log_dir": "--log-dir",
     "accept_changes=True": "--accept-changes",
+    "num_inputs": "--max-calls",
+    "devset": "--data",
     "trainset": "--train",
     "valset": "--val",
 }
 """What the command calls the arguments that messages name."""
 
 PACKAGE = Path(__file__).parents[1]
+
+NAMED = "FILE.py:NAME or MODULE:NAME of "
+
+METRIC = (
+    f"{NAMED}metric(example, prediction); or f1:LABEL, f1 (the mean over labels), mcc, or balanced-accuracy, which are "
+    "metrics over all examples"
+)
 
 EXAMPLE = """
 example:
@@ -119,6 +128,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_compile(commands)
+    add = _add_command(
+        commands, "calibrate", _calibrate, "take away how far a classifier leans to some labels"
+    )
+    add(
+        "--train",
+        type=Path,
+        required=True,
+        help="examples, as JSON lines; labels are used where they have some",
+    )
+    add(
+        "--metric",
+        help="f1:LABEL, f1, mcc or balanced-accuracy, where one of these decides instead of accuracy",
+    )
+    add("--max-calls", type=int, default=64, help="examples that are used, at most (default: 64)")
+    add("--out", type=Path, required=True, help="the calibrated program (JSON)")
+    add = _add_command(commands, "evaluate", _evaluate, "score the program and saved ones side by side")
+    add("--metric", required=True, help=METRIC)
+    add("--data", type=Path, required=True, help="examples that no optimizer has seen, as JSON lines")
+    add("--programs", type=Path, nargs="+", default=[], help="saved programs (JSON) to score beside it")
+    add = _add_command(commands, "predict", _predict, "answer the rows of a file")
+    add("--data", type=Path, required=True, help="rows with the inputs, as JSON lines")
+    add("--out", type=Path, required=True, help="the same rows with the answers, as JSON lines")
     report = commands.add_parser("report", help="print a saved report")
     report.add_argument("path", type=Path, help="a report, or a folder with report.json")
     report.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures instead")
@@ -126,30 +157,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_compile(commands: Any) -> None:
-    parser = commands.add_parser(
-        "compile",
-        help="order the demos of a program, or choose them",
-        description="Order the demos of a DSPy program by a metric, or choose them, and save the program.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_command(commands: Any, name: str, run: Callable[..., int], what: str, **options: Any) -> Any:
+    """Add a command that runs a program; returns what adds arguments to it."""
+    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", **options)
     add = parser.add_argument
-    named = "FILE.py:NAME or MODULE:NAME of "
-    add("program", help=f"{named}a DSPy module, or of what makes one")
-    over_sets = "or f1:LABEL, f1 (the mean over labels), mcc, or balanced-accuracy, which are metrics over all examples"
-    add("--metric", required=True, help=f"{named}metric(example, prediction); {over_sets}")
-    add("--train", type=Path, required=True, help="examples, as JSON lines")
-    add("--val", type=Path, help="examples of the final comparison (default: 20 %% of --train)")
+    add("program", help=f"{NAMED}a DSPy module, or of what makes one")
     add("--inputs", nargs="+", required=True, help="names of the input fields")
-    add("--demos", type=Path, help="a saved program (JSON), whose demos are loaded first")
-    add("--out", type=Path, required=True, help="the program in its new order (JSON)")
-    add("--report", type=Path, help="the report (JSON)")
+    add("--demos", type=Path, help="a saved program (JSON), which is loaded first")
     add("--lm", required=True, help="litellm name, such as openai/gpt-4o-mini; or local")
     add("--api-base", help="address of the model's server")
     add("--api-key-env", help="environment variable that holds the key")
     add("--max-tokens", type=int, help="longest answer")
     add("--adapter", choices=["chat", "json", "plain"], default="chat", help="prompt format (default: chat)")
+    add("--threads", type=int, help="calls under way at once")
+    parser.set_defaults(run=run)
+    return add
+
+
+def _add_compile(commands: Any) -> None:
+    what = "order the demos of a program by a metric, or choose them, and save the program"
+    layout = argparse.RawDescriptionHelpFormatter
+    add = _add_command(commands, "compile", _compile, what, epilog=EXAMPLE, formatter_class=layout)
+    add("--metric", required=True, help=METRIC)
+    add("--train", type=Path, required=True, help="examples, as JSON lines")
+    add("--val", type=Path, help="examples of the final comparison (default: 20 %% of --train)")
+    add("--out", type=Path, required=True, help="the program in its new order (JSON)")
+    add("--report", type=Path, help="the report (JSON)")
     add("--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)")
     add("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
     learns = "what the search learns from a call: the metric's score alone, or the log-probabilities of labels as well"
@@ -171,45 +204,75 @@ def _add_compile(commands: Any) -> None:
     add("--max-calls", type=int, help="program calls at most, instead of --auto's")
     add("--max-seconds", type=float, help="no call begins later")
     add("--max-cost", type=float, help="US dollars that calls may cost, by litellm's prices")
-    add("--threads", type=int, help="calls under way at once")
     add("--seed", type=int, default=0, help="default: 0")
     add("--log-dir", type=Path, help="folder that keeps every finished call")
     accepted = "go on from --log-dir although code or arguments changed: its scores hold all the same"
     add("--accept-changes", action="store_true", help=accepted)
     add("--estimate", action="store_true", help="say what it would cost, and stop")
-    parser.set_defaults(run=_compile)
 
 
 def _compile(args: argparse.Namespace) -> int:
-    name, colon, label = args.metric.partition(":")
+    _check(args, "train", "val", "out", "report")
+    if not args.select and (args.max_demos or args.max_demo_tokens):
+        raise ValueError("--max-demos and --max-demo-tokens need --select")
+    from plr_dspy.cli.compiling import compile_program
+
+    return compile_program(args)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    if args.metric is not None and args.metric.partition(":")[0].lower() not in OVER_SETS:
+        raise ValueError(f"--metric must be f1:LABEL, f1, mcc or balanced-accuracy here; got {args.metric}")
+    _check(args, "train", "out")
+    from plr_dspy.cli.compiling import calibrate_program
+
+    return calibrate_program(args)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    _check(args, "data", *args.programs)
+    from plr_dspy.cli.compiling import evaluate_saved
+
+    return evaluate_saved(args)
+
+
+def _predict(args: argparse.Namespace) -> int:
+    _check(args, "data", "out")
+    from plr_dspy.cli.compiling import predict_rows
+
+    return predict_rows(args)
+
+
+def _check(args: argparse.Namespace, *paths: str | Path) -> None:
+    """Raise unless what the arguments name can be there: a metric, a program, a model, and files to read and write."""
+    metric = getattr(args, "metric", None) or ""
+    name, colon, label = metric.partition(":")
     name = name.lower()
     if name == "f1" and colon and not label:
-        raise ValueError(f"metric: expected f1:LABEL, or f1 for the mean over labels; got {args.metric!r}")
+        raise ValueError(f"metric: expected f1:LABEL, or f1 for the mean over labels; got {metric!r}")
     if label and name in OVER_SETS and name != "f1":
         raise ValueError(
-            f"metric: {name} is about all labels; got {args.metric!r}: leave the label out, or pass f1:{label}"
+            f"metric: {name} is about all labels; got {metric!r}: leave the label out, or pass f1:{label}"
         )
-    for what in ["program"] if name in OVER_SETS else ["metric", "program"]:
+    for what in ["program"] if name in OVER_SETS or not metric else ["metric", "program"]:
         place, _, name = (reference := getattr(args, what)).rpartition(":")
         if not place or not name:
             raise ValueError(f"{what}: expected FILE.py:NAME or MODULE:NAME; got {reference!r}")
         if place.endswith(".py"):
             _check_file(Path(place), what)
-    for option in ("train", "val", "demos"):
-        _check_file(getattr(args, option), f"--{option}")
-    _check_parents(args.out, args.report)
-    if args.out.suffix not in (".json", ".pkl"):
+    for each in ("demos", *paths):
+        path = getattr(args, each) if isinstance(each, str) else each
+        if each in ("out", "report"):
+            _check_parents(path)
+        else:
+            _check_file(path, f"--{each}" if isinstance(each, str) else "--programs")
+    if "train" in paths and args.out.suffix not in (".json", ".pkl"):
         raise ValueError(f"--out must end in .json or .pkl; got {args.out}")
-    if not args.select and (args.max_demos or args.max_demo_tokens):
-        raise ValueError("--max-demos and --max-demo-tokens need --select")
     if args.lm != "local":
         if args.api_key_env is not None and not os.environ.get(args.api_key_env):
             raise ValueError(f"--api-key-env: the variable {args.api_key_env} is not set")
         if args.adapter == "plain" and args.api_base is None:
             raise ValueError("--api-base: plain prompts go to a completions endpoint; pass its address")
-    from plr_dspy.cli.compiling import compile_program
-
-    return compile_program(args)
 
 
 def _report(args: argparse.Namespace) -> int:

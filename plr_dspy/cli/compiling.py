@@ -1,4 +1,4 @@
-"""What `plr-dspy compile` runs, once its arguments are checked, and what these name."""
+"""What the commands of `plr-dspy` run, once their arguments are checked, and what these name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+import orjson
 
+from plr_dspy.evaluation import evaluate_programs, program_answers
+from plr_dspy.labels.batch_calibration import BatchCalibration
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
@@ -24,23 +27,22 @@ from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.runtime.files import write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
+
+LINES = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
 def compile_program(args: argparse.Namespace) -> int:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
-    name, _, label = args.metric.partition(":")
-    if (name := name.lower()) in OVER_SETS:
-        metric = getattr(over_set, OVER_SETS[name])(*filter(None, [label]))
-    else:
-        metric = named_object(args.metric, "metric")
-    program = named_program(args.program)
-    trainset = read_examples(args.train, args.inputs)
+    metric, program, trainset = (
+        _named_metric(args.metric),
+        _loaded_program(args),
+        read_examples(args.train, args.inputs),
+    )
     valset = None if args.val is None else read_examples(args.val, args.inputs)
-    if args.demos is not None:
-        loaded = load_program(program, args.demos)
-        program = loaded.program if isinstance(loaded, CalibratedProgram) else loaded
+    program = program.program if isinstance(program, CalibratedProgram) else program
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
     kind = PLFewShot if args.select else PLReorder
@@ -48,7 +50,7 @@ def compile_program(args: argparse.Namespace) -> int:
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}
     options |= {"demos": args.select} if args.select else {}
     optimizer = kind(metric, max_metric_calls=args.max_calls, num_threads=args.threads, **options)
-    with _language_model(args) as lm, dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()):
+    with _language_model(args):
         if args.estimate:
             print(optimizer.estimate(program, trainset=trainset, valset=valset))
             return 0
@@ -62,18 +64,73 @@ def compile_program(args: argparse.Namespace) -> int:
     return 0
 
 
+def calibrate_program(args: argparse.Namespace) -> int:
+    """Calibrate a program, save it, and print what was compared."""
+    metric = None if args.metric is None else _named_metric(args.metric)
+    optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
+    with _language_model(args):
+        program = optimizer.compile(_loaded_program(args), trainset=read_examples(args.train, args.inputs))
+    program.save(args.out)
+    for name, accuracy in optimizer.accuracies.items():
+        print(f"{name}: {accuracy:.3f}")
+    print("answers stay as they are" if program.calibration is None else f"calibrated: {program.calibration}")
+    return 0
+
+
+def evaluate_saved(args: argparse.Namespace) -> int:
+    """Print what a program scores, and saved ones beside it."""
+    programs = {args.program: _loaded_program(args)}
+    programs |= {str(path): load_program(named_program(args.program), path) for path in args.programs}
+    with _language_model(args):
+        metric, devset = _named_metric(args.metric), read_examples(args.data, args.inputs)
+        print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
+    return 0
+
+
+def predict_rows(args: argparse.Namespace) -> int:
+    """Write the rows of a file with their predictions, null for a reply that cannot be read."""
+    program, rows = _loaded_program(args), read_examples(args.data, args.inputs)
+    with _language_model(args):
+        answers = program_answers(program, rows, num_threads=args.threads)
+    told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
+    lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
+    write_atomically(args.out, b"".join(orjson.dumps(line, default=str, option=LINES) for line in lines))
+    if unread := sum(answer is None for answer in answers):
+        print(f"{unread} of {len(rows)} replies could not be read: their prediction is null", file=sys.stderr)
+    return 0
+
+
+def _named_metric(reference: str) -> Any:
+    """The metric that a reference, or a name of one over a set, stands for."""
+    name, _, label = reference.partition(":")
+    if (name := name.lower()) in OVER_SETS:
+        return getattr(over_set, OVER_SETS[name])(*filter(None, [label]))
+    return named_object(reference, "metric")
+
+
+def _loaded_program(args: argparse.Namespace) -> dspy.Module:
+    """The program that is named, as --demos holds it."""
+    program = named_program(args.program)
+    return program if args.demos is None else load_program(program, args.demos)
+
+
 @contextlib.contextmanager
-def _language_model(args: argparse.Namespace) -> Iterator[dspy.LM]:
+def _language_model(args: argparse.Namespace) -> Iterator[None]:
+    """Use the model and the adapter that are named."""
     settings = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    if args.lm == "local":
-        with local_lm("completion" if args.adapter == "plain" else "chat", **settings) as lm:
-            yield lm
-    elif args.adapter == "plain":
-        yield completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
-    else:
-        key = None if args.api_key_env is None else os.environ[args.api_key_env]
-        served = {name: value for name, value in (("api_base", args.api_base), ("api_key", key)) if value}
-        yield dspy.LM(args.lm, **settings, **served)
+    with contextlib.ExitStack() as stack:
+        if args.lm == "local":
+            lm = stack.enter_context(
+                local_lm("completion" if args.adapter == "plain" else "chat", **settings)
+            )
+        elif args.adapter == "plain":
+            lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
+        else:
+            key = None if args.api_key_env is None else os.environ[args.api_key_env]
+            served = {name: value for name, value in (("api_base", args.api_base), ("api_key", key)) if value}
+            lm = dspy.LM(args.lm, **settings, **served)
+        stack.enter_context(dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()))
+        yield
 
 
 def named_object(reference: str, what: str) -> Any:

@@ -33,7 +33,7 @@ MORE_THAN_FIRST = 2
 FINAL_SHARE, RACE_SHARE = 0.15, 0.15
 """Of the budget for the final comparison, at most, and of the rest for the race."""
 
-RACED, LARGEST_RACE, ORIGINAL_SHARE = 3, 0.25, 0.25
+RACED, LARGEST_RACE, ORIGINAL_SHARE = 3, 0.25, 0.5
 """Where orders are searched, the race has calls for so many of them on all train examples, up to a share of the rest.
 Another share, of the race's calls, is for the original one alone.
 

@@ -148,6 +148,36 @@ def test_select_chooses_the_demos(folder, capsys):
     assert all(best.num_demos <= 2 for best in others)
 
 
+def common(command, *more):
+    return [command, "reviews_app.py:program", "--inputs", "review", *LOCAL, *more]
+
+
+LOCAL = ("--lm", "local", "--adapter", "plain", "--threads", "1")
+TO_C = ("--train", "train.jsonl", "--out", "c.json")
+EVALUATE = ("--metric", "reviews_app.py:accuracy", "--data", "train.jsonl")
+
+
+def test_calibrate_evaluate_and_predict(folder, capsys):
+    assert cli.main(common("calibrate", "--train", "train.jsonl", "--out", "calibrated.json")) == 0
+    said = capsys.readouterr().out
+    assert "as it is: 0." in said
+    assert "always 'negative': 0." in said
+    assert cli.main(common("evaluate", *EVALUATE, "--programs", "calibrated.json")) == 0
+    rows = {name: line for line in capsys.readouterr().out.splitlines()[1:] for name in line.split()[:1]}
+    assert rows.keys() == {"reviews_app.py:program", "calibrated.json"}
+    assert "over the first; recall negative" in rows["calibrated.json"]
+    predicting = common(
+        "predict", "--data", "train.jsonl", "--out", "answers.jsonl", "--demos", "calibrated.json"
+    )
+    assert cli.main(predicting) == 0
+    rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    given = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    assert [{name: row[name] for name in given[0]} for row in rows] == given
+    for row in rows:
+        told = row["prediction"]["probabilities"]
+        assert row["prediction"]["sentiment"] == max(told, key=told.get)
+
+
 CHAT = ("--adapter", "chat", "--lm", "openai/x")
 PICKY = {"metric": "reviews_app.py:picky"}
 
@@ -175,6 +205,12 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' is not possible"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate=True is not possible"),
+        (common("calibrate", "--train", "none.jsonl", "--out", "c.json"), "--train: no file none.jsonl"),
+        (common("calibrate", *TO_C, "--metric", "reviews_app.py:accuracy"), "--metric must be f1:LABEL"),
+        (common("calibrate", *TO_C, "--max-calls", "1"), "--max-calls must be greater than or equal to 2"),
+        (common("evaluate", *EVALUATE, "--programs", "none.json"), "--programs: no file none.json"),
+        (common("evaluate", *EVALUATE, "--programs", "train.jsonl"), "train.jsonl"),
+        (common("predict", "--data", "train.jsonl", "--out", "none/answers.jsonl"), "no folder none"),
         (["report", "none.json"], "no file none.json"),
         (["report", "train.jsonl"], "no plr_dspy report"),
         (["report", "train.jsonl", "--html", "none/page.html"], "no folder none"),

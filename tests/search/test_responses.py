@@ -94,7 +94,7 @@ class TestEffects:
     @given(st.integers(0, 999), st.integers(2, 5))
     def test_two_examples_tell_how_far_an_ordering_leans(self, seed, num_labels):
         world = World(seed=seed, num_labels=num_labels, num_orderings=60)
-        assert correlation(world.effects().leaning.means, world.leanings) > 0.9
+        assert correlation(world.effects().leaning.means, world.leanings) > 0.85
 
 
 class TestProcess:

@@ -1,0 +1,219 @@
+"""Scores finished programs side by side, on examples that no optimizer has seen."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+import numpy as np
+
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.metrics.by_example import Metric
+from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.checks import check_given
+from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.runtime.progress_bar import progress_bar
+from plr_dspy.runtime.signals import interrupts
+from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ProgramScore:
+    """What one program scores.
+
+    Attributes:
+        score, interval: The metric on the examples, and its 95 % interval on new ones.
+        difference, difference_interval: What it scores more than the first program, on the same examples, and the 95 %
+            interval of that; both None for the first.
+        num_unread: Replies that could not be read; they count as wrong.
+        recalls: Of each label, the share of the examples with this label that were answered with it; empty where the
+            program has no output of few labels, or examples have none of them.
+        confidence: Mean probability of the label that was answered; None where predictions do not hold any.
+    """
+
+    score: float
+    interval: Interval
+    difference: float | None = None
+    difference_interval: Interval | None = None
+    num_unread: int = 0
+    recalls: Mapping[str, float] = field(default_factory=dict)
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What programs score on the same examples; printed, it is a table.
+
+    Attributes:
+        programs: The score of each, by its name.
+        num_examples: Examples that each program was called on once.
+    """
+
+    programs: Mapping[str, ProgramScore]
+    num_examples: int
+
+    def __str__(self) -> str:
+        width, lines = max(map(len, self.programs)), [f"{self.num_examples} examples"]
+        for name, of in self.programs.items():
+            said = ["{:.3f} [{:.3f}, {:.3f}]".format(of.score, *of.interval)]
+            if of.difference is not None and of.difference_interval is not None:
+                said.append(
+                    "{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(of.difference, *of.difference_interval)
+                )
+            said += [f"{of.num_unread} replies could not be read"] * (of.num_unread > 0)
+            said += ["recall " + ", ".join(f"{k} {v:.2f}" for k, v in of.recalls.items())] * bool(of.recalls)
+            said += [] if of.confidence is None else [f"mean confidence {of.confidence:.2f}"]
+            lines.append(f"  {name:{width}}  {'; '.join(said)}")
+        return "\n".join(lines)
+
+
+def evaluate_programs(
+    programs: Mapping[str, dspy.Module],
+    metric: Metric,
+    devset: Sequence[dspy.Example],
+    *,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
+    display_progress: bool = True,
+) -> Evaluation:
+    """Score programs on the same examples, with 95 % intervals, and the recall of each label.
+
+    The intervals are those of new examples. That of a metric over a set is the infinitesimal jackknife's.
+
+    Args:
+        programs: By name; the first is what the others are held against. They are not changed.
+        metric: By example, or over a set, such as ``F1("positive")``.
+        devset: Examples that no optimizer has seen. Each program is called once on each.
+        num_threads: Program calls under way at once; None takes DSPy's setting.
+        max_errors: So many failed program calls end it, with the exception of the last; None takes DSPy's setting.
+        display_progress: Draw a progress bar.
+
+    Raises:
+        TypeError, ValueError: for bad arguments, before any program call.
+        RuntimeError: when calls have failed, if fewer than `max_errors`: a failed call is no wrong answer.
+    """
+    if not isinstance(programs, Mapping) or not programs:
+        raise TypeError(
+            f'programs must be a dict from names to programs, such as {{"mine": program}}; got {programs!r}'
+        )
+    if len(devset) < 2:
+        raise ValueError(f"devset must hold two examples at least; got {len(devset)}")
+    for name, program in programs.items():
+        check_given(program, name=f"programs[{name!r}]", devset=devset)
+    if isinstance(metric, SetMetric):
+        metric.check(devset)
+    limits = {"num_threads": num_threads, "max_errors": max_errors}
+    found: dict[str, ProgramScore] = {}
+    first: Answers | None = None
+    with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
+        for name, program in programs.items():
+            answers = Answers(program, metric, devset, on_cell=bar.update, **limits)
+            found[name] = answers.score(first)
+            first = first or answers
+    return Evaluation(found, len(devset))
+
+
+def program_answers(
+    program: dspy.Module, examples: Sequence[dspy.Example], *, num_threads: int | None = None
+) -> list[Any]:
+    """What a program answers to examples, which need no labels; None stands for a reply that could not be read."""
+    check_given(program, name="program", devset=examples)
+    with progress_bar(len(examples), display=True, title="predict") as bar:
+        return Answers(
+            program, lambda example, answer: 0.0, examples, num_threads=num_threads, on_cell=bar.update
+        ).predictions
+
+
+class Answers(MetricWork):
+    """The answers of a program to examples, None for those that could not be read, and the metric's cells of them."""
+
+    def __init__(
+        self, program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], **options: Any
+    ) -> None:
+        super().__init__(metric, examples)
+        self.predictions: list[Any] = [None] * len(examples)
+        self._program, slots = program, ProgramSlots(program)
+        with interrupts() as interrupted:
+            names = [f"example {i}" for i in range(len(examples))]
+            evaluator = ProgramEvaluator(
+                program, slots, self, names=names, interrupted=interrupted, **options
+            )
+            (row,) = CellScorer(evaluator).cells({slots.space.identity: range(len(examples))}).values()
+        self.cells = list(row.values())
+        if failed := [cell for cell in self.cells if cell.outcome == FAILED]:
+            first = f"{failed[0].error}: {failed[0].message}"
+            raise RuntimeError(f"{len(failed)} of {len(names)} calls failed, the first by {first}: try again")
+
+    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+        shown, prediction = self._answered(program, example, usage)
+        cell = self._scored(shown, prediction)
+        self.predictions[example] = prediction
+        return cell
+
+    def rows(self, *others: Answers) -> list[list[float]]:
+        """What the answers score, of this program and of others: of a metric over a set, near the answers of all."""
+        every = (self, *others)
+        if self.influence is None:
+            told = [[cell.score for cell in each.cells] for each in every]
+            least = min([0.0, *(score for row in told for score in row if score is not None)])
+            return [[least if score is None else score for score in row] for row in told]
+        outputs = [list(enumerate(cell.value for cell in each.cells)) for each in every]
+        self.influence.refer(pair for each in outputs for pair in each)
+        return [[self.influence.score(*pair) for pair in each] for each in outputs]
+
+    def value(self) -> float:
+        """The metric of the answers."""
+        if self.influence is None:
+            return float(np.mean(self.rows()[0]))
+        return self.influence.value(enumerate(cell.value for cell in self.cells))
+
+    def score(self, first: Answers | None) -> ProgramScore:
+        """What they come to, beside those of the first program."""
+        (scores,), value = self.rows(), self.value()
+        low, high = (
+            (min(0.0, *scores), max(1.0, *scores)) if self.influence is None else self.influence.bounds
+        )
+        # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
+        least, most = mean_interval([*scores, low, low, high, high])
+        difference, interval = None, None
+        if first is not None:
+            pairs = zip(*first.rows(self), strict=True)
+            difference, interval = value - first.value(), paired_interval([b - a for a, b in pairs])
+        output = label_output(self._program)
+        recalls, confidence = ({}, None) if isinstance(output, str) else self._by_label(output)
+        return ProgramScore(
+            score=value,
+            interval=(max(low, least), min(high, most)),
+            difference=difference,
+            difference_interval=interval,
+            num_unread=sum(bool(cell.outcome) for cell in self.cells),
+            recalls=recalls,
+            confidence=confidence,
+        )
+
+    def _by_label(self, output: LabelOutput) -> tuple[dict[str, float], float | None]:
+        """The recall of each label that examples have, and the mean probability of the label that was answered."""
+        answered = [output.answered(prediction) for prediction in self.predictions]
+        hits = defaultdict[str, list[bool]](list)
+        for number, answer in zip(output.numbers(self._examples), answered, strict=True):
+            if number >= 0:
+                hits[list(output.labels)[number]].append(answer == list(output.labels)[number])
+        confidences = [
+            prediction.probabilities[output.labels[answer]]
+            for prediction, answer in zip(self.predictions, answered, strict=True)
+            if answer is not None
+            and isinstance(self._program, CalibratedProgram)
+            and prediction.probabilities
+        ]
+        recalls = {label: float(np.mean(of)) for label, of in hits.items()}
+        return recalls, float(np.mean(confidences)) if confidences else None

@@ -1,0 +1,148 @@
+"""Programs scored side by side on examples that no optimizer has seen."""
+
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+from dspy.utils.exceptions import AdapterParseError
+from fakes import LabelEngine, lm_of
+
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, Calibration, evaluate_programs
+
+LABELS = ["no", "yes"]
+
+
+class Answering(dspy.Module):
+    """Answers "yes" to the numbers given, and "no" to others; to some it says nothing, or fails."""
+
+    def __init__(self, yes, *, unread=(), failing=()):
+        super().__init__()
+        self.step = dspy.Predict("number -> label: Literal['no', 'yes']")
+        self.yes, self.unread, self.failing = set(yes), set(unread), set(failing)
+
+    def forward(self, number):
+        if number in self.failing:
+            raise ConnectionError("no route")
+        if number in self.unread:
+            raise AdapterParseError("Fake", self.step.signature, "gibberish")
+        return dspy.Prediction(label="yes" if number in self.yes else "no")
+
+
+def examples(count, yes):
+    return [
+        dspy.Example(number=n, label="yes" if n in yes else "no").with_inputs("number") for n in range(count)
+    ]
+
+
+def right(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with dspy.context(lm=lm_of(LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])), num_threads=1):
+        yield
+
+
+def evaluated(programs, metric, devset):
+    return evaluate_programs(programs, metric, devset, display_progress=False)
+
+
+def test_accuracy_recall_and_difference():
+    devset, half = examples(20, range(5)), Answering(range(2, 8), unread=[19])
+    found = evaluated({"never": Answering([]), "half": half}, right, devset)
+    never, half = found.programs.values()
+    assert (never.score, half.score) == (0.75, 14 / 20)
+    assert half.difference == pytest.approx(-0.05)
+    assert half.num_unread == 1
+    assert never.recalls == {"yes": 0.0, "no": 1.0}
+    assert half.recalls == {"yes": 3 / 5, "no": 11 / 15}
+    assert never.difference is never.confidence is None
+    for low, high, value in ((*half.interval, half.score), (*half.difference_interval, half.difference)):
+        assert low < value < high
+    assert "half   0.700 [" in str(found)
+    assert "1 replies could not be read; recall yes 0.60, no 0.73" in str(found)
+
+
+def test_a_metric_over_a_set():
+    devset = examples(20, range(5))
+    found = evaluated({"never": Answering([]), "some": Answering(range(3, 8))}, F1("yes"), devset)
+    assert found.programs["never"].score == 0.0
+    assert found.programs["some"].score == pytest.approx(2 * 2 / (5 + 5))
+    assert found.programs["some"].difference == pytest.approx(0.4)
+
+
+def test_the_confidence_of_a_calibrated_program():
+    class Sign(dspy.Signature):
+        text: str = dspy.InputField()
+        label: Literal["no", "yes"] = dspy.OutputField()
+
+    devset = [dspy.Example(text=str(n), label="yes").with_inputs("text") for n in range(4)]
+    calibration = Calibration("batch", ("no", "yes"), (0.0, float(np.log(3.0))))
+    program = CalibratedProgram(dspy.Predict(Sign), calibration)
+    (found,) = evaluated({"calibrated": program}, right, devset).programs.values()
+    assert found.score == 1.0
+    assert found.confidence == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("metric", [right, F1("yes")], ids=["accuracy", "f1"])
+def test_intervals_hold(metric):
+    rng, inside, worlds = np.random.default_rng(0), np.zeros(2), 60
+    recall, alarms = 0.7, 0.2
+    yes = set(range(12))
+    truth = (recall * 12 + (1 - alarms) * 28) / 40
+    if metric is not right:
+        truth = 2 * recall * 12 / (12 + recall * 12 + alarms * 28)
+
+    def program():
+        return Answering([n for n in range(40) if rng.random() < (recall if n in yes else alarms)])
+
+    for _ in range(worlds):
+        found = evaluated({"one": program(), "other": program()}, metric, examples(40, yes))
+        one, other = found.programs.values()
+        inside += [
+            one.interval[0] < truth < one.interval[1],
+            other.difference_interval[0] < 0 < other.difference_interval[1],
+        ]
+    assert (inside >= 0.88 * worlds).all(), inside
+
+
+def test_a_failed_call_is_no_wrong_answer():
+    with pytest.raises(RuntimeError, match=r"1 of 20 calls failed, the first by ConnectionError: no route"):
+        evaluated({"failing": Answering([], failing=[3])}, right, examples(20, range(5)))
+    with pytest.raises(ConnectionError, match="no route"):
+        evaluated({"failing": Answering([], failing=range(20))}, right, examples(20, range(5)))
+    with pytest.raises(AttributeError, match="nothing"):
+        evaluated({"fine": Answering([])}, lambda e, p: p.nothing, examples(20, range(5)))
+
+
+@pytest.mark.parametrize(
+    ("programs", "devset", "error", "words"),
+    [
+        ({}, examples(3, [1]), TypeError, "programs must be a dict from names to programs"),
+        (Answering([]), examples(3, [1]), TypeError, "programs must be a dict"),
+        ({"a": 3}, examples(3, [1]), TypeError, r"programs\['a'\] must be a"),
+        ({"a": Answering([])}, examples(1, [0]), ValueError, "devset must hold two examples at least; got 1"),
+        ({"a": Answering([])}, [{"number": 1}] * 2, TypeError, r"devset\[0\] must be a dspy.Example"),
+    ],
+)
+def test_bad_arguments_are_refused(programs, devset, error, words):
+    with pytest.raises(error, match=words):
+        evaluated(programs, right, devset)
+
+
+def test_what_batch_calibration_says_can_be_checked():
+    """Its accuracy "as it is" on inputs is that of the student on them."""
+
+    class Sign(dspy.Signature):
+        text: str = dspy.InputField()
+        label: Literal["no", "yes"] = dspy.OutputField()
+
+    engine = LabelEngine(LABELS, lambda demos, text: [0.2, 0.8] if int(text) % 3 else [0.7, 0.3])
+    devset = [dspy.Example(text=str(n), label=LABELS[n % 2]).with_inputs("text") for n in range(30)]
+    optimizer = BatchCalibration(display_progress=False)
+    with dspy.context(lm=lm_of(engine)):
+        optimizer.compile(dspy.Predict(Sign), trainset=devset)
+        found = evaluated({"student": dspy.Predict(Sign)}, right, devset)
+    assert found.programs["student"].score == pytest.approx(optimizer.accuracies["as it is"])
