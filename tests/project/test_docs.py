@@ -14,7 +14,16 @@ from typing import Literal
 
 import dspy
 import pytest
-from fakes import FineTuning, LabelEngine, OrderSensitiveEngine, chat_response, digest, exact_match, questions
+from fakes import (
+    FineTuning,
+    LabelEngine,
+    OrderSensitiveEngine,
+    PlainLabels,
+    chat_response,
+    digest,
+    exact_match,
+    questions,
+)
 from label_engines import Async
 
 import plr_dspy
@@ -46,7 +55,7 @@ class PlainEngine:
         prompt = request.messages[-1].text
         values = [line.partition(": ")[2] for line in prompt.split("\n\n")[-1].splitlines()]
         gold = next((ANSWERS[value] for value in values if value in ANSWERS), None)
-        if gold is None:  # a page's own review
+        if gold is None:  # a page's own question
             return chat_response(" positive")
         return chat_response(f" {gold if digest(prompt) < 0.7 else 'wrong'}")
 
@@ -85,34 +94,22 @@ def of_questions():
 
 PRESUPPOSED = {
     "README.md": lambda: {**labelled(), "program_with_demos": labelled()["program"]},
-    "docs/parts.md": lambda: {
-        "score": lambda ordering: float(ordering[0].index(0)),
-        "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
-    },
-    "docs/index.md": of_questions,
-    "docs/how-it-works.md": lambda: {"acc": exact_match},
-    "docs/signals.md": lambda: {"acc": exact_match},
+    "docs/method.md": labelled,
     "docs/budget.md": of_questions,
     "docs/report.md": of_questions,
-    "docs/chains.md": lambda: {
+    "docs/order.md": lambda: {
+        **of_questions(),
         "student": dspy.Predict("question -> answer"),
-        "trainset": EXAMPLES,
-        "acc": exact_match,
+        "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
     },
     "docs/fewshot.md": labelled,
     "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
-    "docs/baselines.md": labelled,
     "docs/calibration.md": labelled,
     "docs/metrics.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
-    "docs/citing.md": lambda: {"report": report()},
+    "docs/faq.md": of_questions,
+    "docs/assistants.md": labelled,
 }
 """What the code of a page takes for granted."""
-
-
-def report():
-    optimizer = plr_dspy.PLReorder(exact_match)
-    optimizer.compile(few_shot(), trainset=EXAMPLES)
-    return optimizer.report
 
 
 def blocks(page):
@@ -130,12 +127,13 @@ def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
     of_reviews = page in (
         "README.md",
-        "docs/baselines.md",
         "docs/calibration.md",
         "docs/fewshot.md",
+        "docs/method.md",
         "docs/metrics.md",
         "docs/proposal.md",
-        "docs/quickstart.md",
+        "docs/index.md",
+        "docs/assistants.md",
     )
     engine = LabelEngine(LABELS, label_shares) if of_reviews else OrderSensitiveEngine(ANSWERS)
 
@@ -145,7 +143,7 @@ def no_network(page, tmp_path, monkeypatch):
             super().__init__(model, engine=engine, cache=False, provider=FineTuning(), **kept)
 
     def plain_lm(model="local", **_):
-        engine = PlainEngine()
+        engine = PlainLabels(lean=0.5) if of_reviews else PlainEngine()
         return real(f"fake/{model}", engine=engine, async_engine=Async(engine), cache=False)
 
     @contextmanager
