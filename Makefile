@@ -3,6 +3,8 @@
 # make test-vllm  the same against a vLLM server, in an environment of its own (3.5 GB)
 # make test-lowest  tests of each dependency with the lowest version allowed, but for torch (2 GB)
 # make compare  all methods on one task with the embedded local model
+# make evidence  repeats the figures of the docs that need no model, and compares them with the docs (10 minutes)
+# make evidence-live  a short form of the live tables, with the embedded local model (10 minutes)
 # make docs   builds the documentation site into site/
 # make notebooks  runs the notebooks again and keeps their outputs
 # make dist   builds sdist and wheel into dist/, and checks them
@@ -18,8 +20,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?=
 COMPARE ?=
+EVIDENCE ?=
 
-.PHONY: demo test pytest test-vllm test-lowest lint compare bench docs notebooks dist clean
+.PHONY: demo test pytest test-vllm test-lowest lint compare evidence evidence-live bench docs notebooks dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py --max-calls 100 --random-orders 2 --test 50 $(DEMO)
@@ -44,6 +47,13 @@ lint: $(READY)
 
 compare: $(READY)
 	$(BIN)/python benchmarks/live.py $(COMPARE)
+
+evidence: $(READY)
+	$(BIN)/python benchmarks/evidence.py $(EVIDENCE)
+
+evidence-live: $(READY)
+	$(BIN)/python benchmarks/live.py --seeds 0 --pool 100 --test 60 --against original --sides \
+		original calibrated vote "nearest last" PLReorder@150 PLFewShot@150 "PLFewShot calibrated@150"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py

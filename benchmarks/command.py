@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from plr_dspy.statistics.comparisons import mean_interval
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+DOCS, RECORDED = Path(__file__).resolve().parents[1] / "docs", Path(__file__).parent / "recorded"
 
 Item = TypeVar("Item")
 Mapper = Callable[[Callable[[Any], Item], Iterable[Any]], Iterable[Item]]
@@ -74,3 +78,13 @@ def with_interval(values: Sequence[float] | np.ndarray, digits: int = 3) -> str:
         return f"{values[0]:+.{digits}f}"
     low, high = mean_interval(list(values))
     return f"{np.mean(values):+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def read_table(text: str, first_column: str) -> pd.DataFrame:
+    """Read the table of a Markdown page whose first headings are so; rows have the names of their first cells."""
+    lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
+    frame = pd.read_csv(
+        io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False
+    )
+    rows = frame.iloc[1:, 1:-1].apply(lambda column: column.str.strip("*"))  # without the rule
+    return rows.set_index(rows.columns[0], drop=False)

@@ -1,4 +1,4 @@
-"""What the site adds to the pages of this folder: README, changelog, guide for contributors, notebooks."""
+"""What the site adds to the pages of this folder: README, changelog, guide for contributors, notebooks, llms.txt."""
 
 from __future__ import annotations
 
@@ -35,3 +35,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for name, page in ADDED.items():
         markdown = re.sub(rf"\]\(\.\./{re.escape(name)}(?=[#)])", f"]({page}", markdown)
     return re.sub(r"\]\((?:\.\./)?notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """Write llms.txt, in the form of llmstxt.org: what each page is about, for coding assistants."""
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", "", "## Docs", ""]
+    for path in sorted(
+        Path(config["docs_dir"]).glob("*.md"), key=lambda path: path.stem not in ("index", "assistants")
+    ):
+        title, *paragraphs = path.read_text(encoding="utf-8").split("\n\n")
+        first = next(each for each in paragraphs if each[:1].isalpha() or each[0] == "`" != each[1])
+        sentence = re.sub(r"\]\([^)]+\)|\[", "", first).replace("\n", " ").split(". ")[0].rstrip(".:")
+        lines.append(f"- [{title.lstrip('# ')}]({path.stem}.html): {sentence}")
+    (Path(config["site_dir"]) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -11,7 +11,11 @@ from fakes import PlainLabels, lm_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import evidence
 import live
+import numpy as np
+import record
+from landscapes import RecordedLandscape
 
 from paper.model import ServedModel
 
@@ -90,3 +94,33 @@ def test_calls_are_counted_whether_answers_are_calibrated_or_not(run):
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path(live.__file__).parent.glob("*.py")))
 def test_no_benchmark_uses_a_name_that_is_gone(name):
     import_module(name)
+
+
+def test_figures_of_the_docs_are_made_again(tmp_path, monkeypatch, capsys):
+    for page in ("evidence", "metrics"):
+        text = (evidence.DOCS / f"{page}.md").read_text(encoding="utf-8")
+        (tmp_path / f"{page}.md").write_text(
+            text.replace("| MR, 5 demos, 120 orders | .640 |", "| MR, 5 demos, 120 orders | .740 |")
+        )
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "--only", "calibration", "--jobs", "1"])
+    assert evidence.main() == 0
+    assert "24 of 24 figures agree" in capsys.readouterr().out
+    monkeypatch.setattr(evidence, "DOCS", tmp_path)
+    assert evidence.main() == 1
+    said = capsys.readouterr().out
+    assert said.count("DIFFERS") == 1
+    assert "23 of 24 figures agree" in said
+
+
+def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
+    engine = PlainLabels("recorded")
+    monkeypatch.setattr(ServedModel, "open", lambda self, **_: nullcontext(lambda tokens: lm_of(engine)))
+    path = tmp_path / "new" / "mine.npz"
+    monkeypatch.setattr(sys, "argv", ["x", "--demos", "3", "--examples", "8", "--out", str(path)])
+    record.main()
+    found = np.load(path)
+    assert found["logprobs"].shape == (6, 8, 2)
+    assert len({tuple(order) for order in found["orders"].tolist()}) == 6
+    assert json.loads(str(found["about"]))["digest"].startswith("sha256 ")
+    assert not {"texts", "demo_texts"} & set(found)
+    assert RecordedLandscape(path, 0).log_probabilities((2, 0, 1)).shape == (8, 2)

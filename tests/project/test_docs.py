@@ -256,6 +256,8 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
+    listed = re.findall(r"\]\((\w+)\.html\): (\w|`)", (tmp_path / "llms.txt").read_text())
+    assert {name for name, _ in listed} == {path.stem for path in (ROOT / "docs").glob("*.md")}
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?://[^\s\">]+)", page.read_text()
