@@ -26,6 +26,7 @@ import numpy as np
 import sensitivity
 import uneven
 from command import DOCS, RECORDED, head, options, processes, read_table, row
+from landscapes import KINDS
 from offline import CHANGED, CLAIMED, HELD_OUT, ORIGINAL, numbers
 from scipy.special import log_softmax
 from scipy.stats import t
@@ -66,12 +67,20 @@ class Evidence:
         )
 
     def compiles(
-        self, world: str | Path, method: str, first: int, *, demos: int = 0, pool: int = 0, best_of: int = 0
+        self,
+        world: str | Path,
+        method: str,
+        first: int,
+        *,
+        demos: int = 0,
+        pool: int = 0,
+        best_of: int = 0,
+        count: int = 0,
     ) -> np.ndarray:
         """What compiles in one world come to, ``[compiles, 8]``, as `offline.numbers` has it."""
         shape = {"num_demos": demos, "num_pool": pool, "best_of": best_of}
         work = partial(numbers, world=world, method=method, **shape)
-        return np.array(list(self._run(work, range(first, first + self.count))), dtype=float)
+        return np.array(list(self._run(work, range(first, first + (count or self.count)))), dtype=float)
 
     def rows(self, first_column: str, text: str | None = None) -> Iterator[dict[str, str]]:
         """The rows of a table by their columns; empty first cells are those above."""
@@ -151,8 +160,10 @@ class Evidence:
             demos, *told = cells.values()
             for place, method in methods.items():
                 found = [
-                    self.compiles(kind, method, 20_000, demos=int(demos), pool=200)[: max(2, self.count // 4)]
-                    for kind in offline_kinds()
+                    self.compiles(
+                        kind, method, 20_000, demos=int(demos), pool=200, count=max(2, self.count // 4)
+                    )
+                    for kind in KINDS
                 ]
                 values = np.concatenate(found)[:, HELD_OUT]
                 yield check(f"{demos} demos, {method}", told[place - 1], values, 240, self.level)
@@ -216,13 +227,6 @@ class Evidence:
                 yield check(f"{name}, {column}", cell, [each[column] for each in found], 20, self.level)
 
 
-def offline_kinds() -> Sequence[str]:
-    """The kinds of simulated landscapes."""
-    from landscapes import KINDS
-
-    return KINDS
-
-
 PARTS = (
     "calibration",
     "recorded",
@@ -237,6 +241,8 @@ PARTS += ("sensitivity", "uneven")
 
 def main() -> int:
     args = options(__doc__ or "", among={"only": PARTS}, only=list(PARTS), compiles=8, level=0.0005, jobs=2)
+    if args.compiles < 4:
+        raise SystemExit("--compiles must be 4 at least: fewer say nothing of their own noise")
     logging.disable(logging.WARNING)
     wrong, total = 0, 0
     print(head("figure", "docs", "now", "may differ by", ""))

@@ -74,7 +74,9 @@ def draw_task(axis: Any, task: str, rows: Any, nearest: dict[str, str]) -> None:
     axis.set_title(task, color=INK)
     axis.set_xticks(list(PLACES.values()), ["0", "64", "300", "1,067"])
     lowest = min(accuracy for of in points.values() for _, accuracy in of)
-    axis.set(xlim=(-0.4, 3.4), ylim=(lowest - 0.04, lowest + 0.46), xlabel="program calls")  # the same scale in all
+    axis.set(
+        xlim=(-0.4, 3.4), ylim=(lowest - 0.04, lowest + 0.46), xlabel="program calls"
+    )  # the same scale in all
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
