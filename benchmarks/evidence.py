@@ -50,11 +50,12 @@ def check(name: str, cell: str, values: Sequence[float], in_docs: int, level: fl
     """Hold the mean of values against a cell of the docs that is the mean of so many."""
     sample, told = np.array(values, dtype=float), stated(cell)
     spread = sample.std(ddof=1)
+    freedom = len(sample) - 1.0
     if set(sample) <= {0.0, 1.0}:  # one compile of each kind more: none of eight may be one of twenty
         share = (sample.sum() + 1) / (len(sample) + 2)
-        spread = max(spread, np.sqrt(share * (1 - share)))
+        spread, freedom = np.sqrt(share * (1 - share)), np.inf
     error = spread * np.sqrt(1 / len(sample) + 1 / in_docs)
-    return name, told, float(sample.mean()), float(t.ppf(1 - level / 2, len(sample) - 1) * error) + ROUNDING
+    return name, told, float(sample.mean()), float(t.ppf(1 - level / 2, freedom) * error) + ROUNDING
 
 
 class Evidence:
@@ -177,7 +178,9 @@ class Evidence:
             method, first, in_docs = methods[what.split(",")[0]]
             for pool, cell in zip((20, 40, 200), told, strict=True):
                 if cell:
-                    found = self.compiles("own effects", method, first, demos=8, pool=pool)[:, CLAIMED]
+                    found = self.compiles(
+                        "own effects", method, first, demos=8, pool=pool, count=2 * self.count
+                    )[:, CLAIMED]
                     yield check(
                         f"claims, {method}, {pool} examples", cell, np.nan_to_num(found), in_docs, self.level
                     )
@@ -188,7 +191,9 @@ class Evidence:
             limit, *told = cells.values()
             for mode, cell in zip(("light", "logprobs", "calibrated"), told, strict=True):
                 method = f"{mode}@{limit.replace(',', '')}"
-                found = self.compiles("lone original", method, 46_000, demos=8, pool=100)
+                found = self.compiles(
+                    "lone original", method, 46_000, demos=8, pool=100, count=2 * self.count
+                )
                 lost = found[:, ORIGINAL] - found[:, HELD_OUT] > 0.01
                 share = f"{int(cell.split(' of ')[0]) / 72}"
                 yield check(f"lone original, {method}, lost", share, lost, 72, self.level)
@@ -216,7 +221,7 @@ class Evidence:
             share = int(re.findall(r"(\d+) %", name)[0]) / 100
             work = [
                 (worlds[name.split()[0]], seed, 400, share, 1_000, "score")
-                for seed in range(200, 200 + max(3, self.count // 3))
+                for seed in range(200, 200 + self.count)
             ]
             found = list(self._run(uneven.compiled, work))
             for column, cell in zip(("original", "accuracy", "F1"), told, strict=False):
