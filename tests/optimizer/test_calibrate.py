@@ -156,9 +156,9 @@ def labelled_world(seed):
 
 class TestTheStudentAsItIs:
     def test_reports_say_what_other_examples_give(self):
-        """Of the student, of the returned program, and of the gain; labels even and uneven."""
+        """Of the student and of the returned program, and that the gain is no less; labels even and uneven."""
         held, gains = [], []
-        for seed in range(4):
+        for seed in range(6):
             trainset, probabilities, accuracy = labelled_world(seed)
             options = {"max_metric_calls": 150, "trainset": trainset, "seed": seed}
             program, report = go(engine_of(probabilities), calibrate=True, **options)
@@ -167,11 +167,11 @@ class TestTheStudentAsItIs:
             for (_, low, high), true in (
                 (comparison.expected_original, before),
                 (comparison.expected_chosen, after),
-                ((0.0, *comparison.gain_interval), after - before),
             ):
                 held.append(low - 1e-9 <= true <= high + 1e-9)
+            held.append(comparison.gain_interval[0] <= after - before + 1e-9)
             gains.append(after - before)
-        assert np.mean(held) >= 0.8
+        assert np.mean(held) >= 0.9
         assert min(gains) > -0.05
         assert np.mean(gains) > 0.02
 

@@ -114,7 +114,7 @@ class TestOrders:
         [("choice", "logprobs"), ("bool in fields", "logprobs"), ("noul", "logprobs"), ("choice", "score")],
     )
     def test_the_order_is_found_saved_and_loaded(self, engine, kind, signal, tmp_path):
-        optimizer = reorder(signal=signal)
+        optimizer = reorder(signal=signal, max_metric_calls=240)
         program = student(kind, numbers=(4, 3, 2, 1, 0))
         compiled = optimizer.compile(program, trainset=examples(kind))
         assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6

@@ -104,8 +104,7 @@ class TestLogProbabilities:
             [accuracy(go(Engine(), signal=signal, seed=seed)[0]) for seed in range(4)]
             for signal in ("logprobs", "score")
         )
-        assert sum(a >= b for a, b in zip(told, alone, strict=True)) >= 3, (told, alone)
-        assert sum(told) > sum(alone)
+        assert sum(told) > sum(alone), (told, alone)
         assert min(told) > 0.88 > accuracy(student())
 
     def test_the_leaning_is_about_the_true_one(self):

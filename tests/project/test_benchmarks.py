@@ -1,6 +1,7 @@
 """Benchmarks know the package, and what live ones keep under --out: the same command goes on, any other begins anew."""
 
 import json
+import logging
 import sys
 from contextlib import nullcontext
 from importlib import import_module
@@ -18,6 +19,15 @@ import record
 from landscapes import RecordedLandscape
 
 from paper.model import ServedModel
+
+@pytest.fixture(autouse=True)
+def _log_lines_stay_as_they_were():
+    """Benchmarks quieten the package for the whole process, which here has other tests to run."""
+    level = logging.getLogger("plr_dspy").level
+    yield
+    logging.disable(logging.NOTSET)
+    logging.getLogger("plr_dspy").setLevel(level)
+
 
 FIRST = {"--model": "hosted_vllm/one", "--pool": "20", "--test": "10", "--demos": "2"}
 

@@ -217,7 +217,8 @@ class FittedModel:
         scored the same, from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         counts = [(~np.isnan(self.table[self.orderings.index(o)])).sum() for o in {ordering, reference}]
-        error = float(np.nanstd(self.table)) * float(np.sqrt(sum(1 / count for count in counts)))
+        spread = max(float(np.nanstd(self.table)), float(np.nanstd(self._told.scores)))
+        error = spread * float(np.sqrt(sum(1 / count for count in counts)))
         if not error and 0.0 <= score <= 1.0:
             margin = 3.0 / int(min(counts))
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
