@@ -166,12 +166,12 @@ def test_the_first_call_takes_of_the_time(logprobs, fails):
     """No other begins when it is over."""
 
     def slow():
-        time.sleep(0.03)
+        time.sleep(0.6)
         if fails:
             failure()
 
     engine = Engine(logprobs=logprobs)
     engine.at = {0: slow}
-    _, report = go(engine, max_seconds=0.02, max_errors=5)
+    _, report = go(engine, max_seconds=0.5, max_errors=5)
     assert len(engine.prompts) == 1
     assert "time" in report.stopped

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from plr_dspy.search.model.gains import PRIOR_NOTHING, SCALES, expected_gains
+from plr_dspy.search.model.gains import ERROR_QUANTILES, PRIOR_NOTHING, SCALES, expected_gains
 
-SIZE = 6
+SIZE, NUM_EXAMPLES = 6, 15
 
 
 def problem(seed=0, size=SIZE):
@@ -24,9 +24,11 @@ def by_conditioning(means, covariance, apart, noise, reference):
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights, gains, chances = [], [], []
-    for scale, kind in itertools.product(SCALES, (0.0, 1.0)):  # of another kind or not, equally likely
+    sizes = (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES)
+    # Of another kind or not, and with errors of each size, equally likely.
+    for scale, kind, times in itertools.product(SCALES, (0.0, 1.0), sizes):
         prior = scale * covariance + kind * apart
-        seen = contrasts @ (prior + noise) @ contrasts.T
+        seen = contrasts @ (prior + times * noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
         nothing = scale == 0.0
         weights.append(density * (PRIOR_NOTHING if nothing else (1 - PRIOR_NOTHING) / (len(SCALES) - 1)))
@@ -43,7 +45,8 @@ def by_conditioning(means, covariance, apart, noise, reference):
 
 def found(means, covariance, noise, *, apart=None, reference=0):
     apart = np.zeros((len(means),) * 2) if apart is None else apart
-    gains = expected_gains(means, covariance=covariance, apart=apart, noise=noise, reference=reference)
+    given = {"covariance": covariance, "apart": apart, "noise": noise, "reference": reference}
+    gains = expected_gains(means, num_examples=NUM_EXAMPLES, **given)
     return gains.summary()[:2]
 
 

@@ -21,6 +21,9 @@ PRIOR_SPREAD = 0.005
 PRIOR_NOTHING = 0.5
 """Prior probability of the first: that all orderings score the same on new examples."""
 
+ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+"""Quantiles of the variance of errors over its estimate that stand for all that it may be, each as likely."""
+
 PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)
 """What the standard deviation of what calibration does to a score may be, each as likely."""
 
@@ -69,23 +72,27 @@ def gain_of_calibration(expected: float, differences: Array) -> Gains:
     return Gains(shares / shares.sum(), kept * expected, kept * noise, (prior > 0)[:, None])
 
 
-def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Array, reference: int) -> Gains:
+def expected_gains(
+    means: Array, *, covariance: Array, apart: Array, noise: Array, reference: int, num_examples: int
+) -> Gains:
     """What orderings score above one of them.
 
     The variance of orderings is an estimate, and takes chance for an effect where there is none. So it is one of
     several, by the likelihood of the scores: from none to more than the estimate. In the same way orderings that may be
-    of another kind are so or not.
+    of another kind are so or not. The covariance of the errors is an estimate from few examples too, and its size
+    unknown as that of a variance is which has one degree of freedom for each of them but one.
 
     Args:
         means, noise: Mean scores less the effects of their examples, ``[m]``, and the covariance of their errors.
         covariance: Estimated covariance of the true scores, ``[m, m]``.
         apart: Further covariance of those that may be of another kind than the others, whatever these are, ``[m, m]``.
         reference: The number of the ordering that the others are held against.
+        num_examples: Examples that the scores are of.
     """
 
-    def at(scale: float, kind: float) -> tuple[float, Array, Array, Mask]:
+    def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
         prior = scale * covariance + kind * apart
-        inverse, log_determinant = inverted(prior + noise)
+        inverse, log_determinant = inverted(prior + size * noise)
         rest: Array = means - generalised_mean(means, inverse)
         # The restricted likelihood: the mean of all is not known.
         log = 0.5 * (log_determinant - np.log(inverse.sum()) - rest @ inverse @ rest)
@@ -96,10 +103,12 @@ def expected_gains(means: Array, *, covariance: Array, apart: Array, noise: Arra
         after = np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0)
         return log, weights @ rest, after, before > 1e-12
 
-    return _over_scales(at, apart)
+    return _over_scales(at, apart, num_examples)
 
 
-def independent_gains(means: Array, noise: Array, *, apart: Array, reference: int) -> Gains:
+def independent_gains(
+    means: Array, noise: Array, *, apart: Array, reference: int, num_examples: int
+) -> Gains:
     """What orderings score above one of them, where the errors of all are of few dimensions; as `expected_gains`.
 
     Errors that come from few examples move many orderings together, so that many orderings are hardly more evidence
@@ -116,24 +125,30 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
     doubts = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
     others, itself = apart > 0.0, np.arange(len(means)) == reference
 
-    def at(scale: float, kind: float) -> tuple[float, Array, Array, Mask]:
-        total = error + scale * estimate
+    def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
+        total = size * error + scale * estimate
         own = (np.diag(errors) + scale * estimate + kind * apart)[others]
         strange = np.log(own) + (means - weights @ means)[others] ** 2 / own
         before = np.where(itself, 0.0, 2.0 * scale * estimate + kind * (apart + apart[reference]))
-        share = before / (before + 2.0 * error)
+        share = before / (before + 2.0 * size * error)
         log = -half * (np.log(total) + spread / total) - 0.5 * strange.sum()
-        return log, share * (means - means[reference]), share * doubts, before > 0.0
+        return log, share * (means - means[reference]), share * size * doubts, before > 0.0
 
-    return _over_scales(at, apart)
+    return _over_scales(at, apart, num_examples)
 
 
-def _over_scales(at: Callable[[float, float], tuple[float, Array, Array, Mask]], apart: Array) -> Gains:
+def _over_scales(
+    at: Callable[[float, float, float], tuple[float, Array, Array, Mask]], apart: Array, num_examples: int
+) -> Gains:
     """Gains at each scale, with the further variances and without where there are any, from the logarithm of the
     likelihood there, the gains' means and variances, and whether they are possible."""
     kinds = (0.0, 1.0) if apart.any() else (0.0,)
-    logs, *gains = map(np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds)), strict=True))
+    known = max(1, num_examples - 1)
+    sizes = known / special.chdtri(known, ERROR_QUANTILES)
+    logs, *gains = map(
+        np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds, sizes)), strict=True)
+    )
     nothing = np.array(SCALES) == 0.0
     prior = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
-    shares = np.repeat(prior, len(kinds)) * np.exp(logs - logs.max())
+    shares = np.repeat(prior, len(kinds) * len(sizes)) * np.exp(logs - logs.max())
     return Gains(shares / shares.sum(), *gains)

@@ -203,7 +203,7 @@ class AdditiveProcess:
             )
             of_leaning = self._leaning.variances.tolist()
             table = ScoreTable(table.scores - self._leaning.explained)
-        self._features = self._with_leaning(features)
+        self._features, self._num_examples = self._with_leaning(features), int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
         kernels += [family @ family.T for family in self._features[len(kernels) :]]
         spread = float(table.scores[table.known].var())
@@ -243,7 +243,12 @@ class AdditiveProcess:
         """What the orderings fitted score on new examples above one of them, which is the ordering of this number."""
         means, covariance = self._means / self._deviation, self._fit.covariance - self._fit.fixed
         gains = expected_gains(
-            means, covariance=covariance, apart=self._apart, noise=self._errors, reference=reference
+            means,
+            covariance=covariance,
+            apart=self._apart,
+            noise=self._errors,
+            reference=reference,
+            num_examples=self._num_examples,
         )
         unit = self._unit * self._deviation
         return gains._replace(means=unit * gains.means, variances=unit**2 * gains.variances)

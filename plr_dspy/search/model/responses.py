@@ -364,7 +364,9 @@ class ResponseModel(NoResponses):
             return None
         errors, apart = self._errors(seen), APART_SCORE * (self._apart & ~self._rules)[seen]
         number = int(seen[: stands[reference]].sum())
-        found = independent_gains(self.means[seen], errors, apart=apart, reference=number).among(seen)
+        found = independent_gains(
+            self.means[seen], errors, apart=apart, reference=number, num_examples=len(self._shown)
+        ).among(seen)
         tables: list[Any] = [table[:, stands] for table in found[1:]]
         return Gains(found.shares, *tables)
 
