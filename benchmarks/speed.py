@@ -38,13 +38,11 @@ from plr_dspy import (
 )
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
-from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.retrieval.predict import make_pool
-from plr_dspy.retrieval.rule import Rule
+from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
@@ -218,7 +216,7 @@ def pools(num_demos: int) -> None:
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
         texts = [" ".join(f"word{number}" for number in row) for row in words]
         demos = [dspy.Example(text=text, label=f"label {i % 5}") for i, text in enumerate(texts[:size])]
-        pool, taken = make_pool(dspy.Predict("text -> label"), demos, [""] * size), []
+        pool, taken = Pool(dspy.Predict("text -> label"), demos, [""] * size), []
         for text in texts[size:]:
             start = time.process_time()
             pool.shown({"text": text}, Rule(num_demos))

@@ -10,8 +10,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.programs.calls import MetricWork
-from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.ledger import Ledger

@@ -28,9 +28,9 @@ from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
+from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
 from plr_dspy.runtime.progress_bar import progress_bar

@@ -29,10 +29,9 @@ from plr_dspy.optimizer.job import Job, checked_copy, lay_out
 from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
-from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import check_log_dir
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.report.data import Report

@@ -14,12 +14,11 @@ import numpy as np
 import orjson
 
 from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
-from plr_dspy.programs.calls import Scored
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, make_pool, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace
@@ -57,7 +56,7 @@ class RetrievalSlots(PoolSlots):
         sources: Of demos of a predictor, in the order of `retrieved`: as in `Pool`.
         retrieved: Of each predictor, the demos that may be found for an input.
         rules: Those that the search begins with; variations of the best enter its race.
-        embedder: As in `make_pool`.
+        embedder: As of `Pool`.
         min_found: Demos that a rule shows at least.
     """
 
@@ -77,7 +76,7 @@ class RetrievalSlots(PoolSlots):
         self._min_found, self._embedder = min_found, embedder
         super().__init__(program, pools, **limits)
         self.found: dict[str, Pool] = {
-            name: make_pool(
+            name: Pool(
                 self._predictors[name],
                 [each.demo for each in demos],
                 sources[name],
@@ -142,7 +141,7 @@ class RetrievalSlots(PoolSlots):
         rule, demos = self.rule_of(ordering), self.demos(ordering)
         if rule is not None and inputs is not None and self._hands_on:
             for name, pool in self.found.items():
-                found = pool.shown(inputs, rule, without=Scored.of(inputs))
+                found = pool.shown(inputs, rule, without=inputs)
                 demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
             return self._digest(demos)
         name = self._digest(demos)
@@ -192,7 +191,7 @@ class RetrievalSlots(PoolSlots):
             asked, mean = inputs[example], sum(score for _, score in seen) / len(seen)
             if not set(pool.names) <= asked.keys() or max(score for _, score in seen) <= mean:
                 continue
-            candidates, of_them = pool.features(asked, rule.num_candidates, without=Scored.of(asked))
+            candidates, of_them = pool.features(asked, rule.num_candidates, without=asked)
             for shown, score in seen:
                 if score > mean:
                     chosen = shown.logits.mode(of_them, min(shown.num_demos, len(candidates)))

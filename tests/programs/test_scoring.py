@@ -11,8 +11,7 @@ from dspy.utils.exceptions import AdapterParseError, LMAuthError
 from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions, scored, student, using
 
 from plr_dspy.metrics.by_example import as_score
-from plr_dspy.programs.calls import MetricWork
-from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import error_counts
 from plr_dspy.scoring.ledger import Ledger

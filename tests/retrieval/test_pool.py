@@ -4,9 +4,8 @@ import dspy
 import numpy as np
 import pytest
 
-from plr_dspy.programs.calls import Scored, source_of
-from plr_dspy.retrieval.predict import make_pool
-from plr_dspy.retrieval.rule import FEATURES, Rule
+from plr_dspy.programs.splits import source_of
+from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 
 TEXTS = ["the cat sat", "a dog ran", "the cat ran", "birds fly south", "the cat"]
 LABELS = ["cat", "dog", "cat", "bird", "cat"]
@@ -23,7 +22,7 @@ def embedder(texts):
 def pool_of(texts=TEXTS, labels=LABELS, **options):
     examples = [dspy.Example(text=t, label=y).with_inputs("text") for t, y in zip(texts, labels, strict=True)]
     sources = [source_of(example.inputs()) for example in examples]
-    return make_pool(dspy.Predict("text -> label"), examples, sources, **options)
+    return Pool(dspy.Predict("text -> label"), examples, sources, **options)
 
 
 def shown(pool, text, rule, **options):
@@ -71,7 +70,7 @@ def test_scripts_without_spaces_are_compared_too(texts, asked, nearest):
 
 def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
     texts = ["The  cat", "the cat", "a cat", *[f"the cat {i}" for i in range(100)], *["the CAT"] * 100]
-    pool, own = pool_of(texts, ["x"] * len(texts)), Scored.of({"text": "the cat "})
+    pool, own = pool_of(texts, ["x"] * len(texts)), {"text": "the cat "}
     found = shown(pool, "the cat", Rule(num_demos=30), without=own)
     assert len(found) == 30 and not {"the cat", "The  cat", "the CAT"} & set(found)
     assert shown(pool_of(["the cat"], ["x"]), "the cat", Rule(), without=own) == []

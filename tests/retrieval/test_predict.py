@@ -10,15 +10,10 @@ import pytest
 from dspy.utils import DummyLM
 
 from plr_dspy import CalibratedProgram, load_program
-from plr_dspy.programs.calls import source_of
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.retrieval.predict import (
-    Retrieval,
-    RetrievingPredict,
-    make_pool,
-    retrieve_in,
-)
-from plr_dspy.retrieval.rule import Rule
+from plr_dspy.programs.splits import source_of
+from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, retrieve_in
+from plr_dspy.retrieval.rule import Pool, Rule
 
 TEXTS = ["the cat sat", "a dog ran", "the cat ran", "birds fly south", "the cat"]
 
@@ -37,7 +32,7 @@ def compiled(student, name="predict", *, rule=None, guarded=False, embedder=None
         dspy.Example(**{field: t, **dict.fromkeys(outputs, f"answer to {t}")}).with_inputs(field)
         for t in texts
     ]
-    pool = make_pool(predictor, demos, [source_of(demo.inputs()) for demo in demos], embedder=embedder)
+    pool = Pool(predictor, demos, [source_of(demo.inputs()) for demo in demos], embedder=embedder)
     return retrieve_in(
         ProgramFactory(student).build({}), {name: Retrieval(pool, rule or Rule(num_demos=2), guarded)}
     )
