@@ -240,7 +240,7 @@ def prefixes(num_demos: int, num_examples: int = 25) -> None:
             names = [str(i) for i in range(num_examples)]
             evaluator = ProgramEvaluator(student, slots, work, names=names, num_threads=2)
             start = time.perf_counter()
-            evaluator.pay(keys, {key: orderings[key[0]] for key in keys})
+            evaluator.pay({key: orderings[key[0]] for key in keys})
             speeds[name] = len(keys) / (time.perf_counter() - start)
             print(f"{name}: {speeds[name]:.1f} calls a second", flush=True)
     print(f"ratio: {speeds['ordering by ordering'] / speeds['shuffled']:.1f}")

@@ -144,7 +144,7 @@ def bootstrapped(
         if (found := sum(bool(each.demos) for each in attempts)) >= optimizer.max_bootstrapped:
             break
         if (prompt, i) not in ledger.cells:
-            evaluator.pay([(prompt, i)], {})
+            evaluator.pay({(prompt, i): None})
         if (prompt, i) not in ledger.cells:
             if budget.refused == TIME_LIMIT:
                 raise RuntimeError(

@@ -180,26 +180,23 @@ class ProgramEvaluator:
         """What identifies the prompt that the ordering renders to; of a rule, on an example."""
         return self._slots.fingerprint(ordering, self._work.inputs(example))
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
+    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
 
         Cells without an ordering are those of work that runs a program of its own. Exceptions of the work come out
         with their own type, at `max_errors` failures, or when every further call would fail.
         """
-        built = {
-            each: self._slots.build(self._factory, each, guarded=True) for each in set(orderings.values())
-        }
-        programs = {key: built[each] for key, each in orderings.items()}
-        pending = deque(keys)
+        orderings = {each for each in cells.values() if each is not None}
+        programs = {each: self._slots.build(self._factory, each, guarded=True) for each in orderings}
+        pending = deque(cells.items())
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
-            self._call_all(pending, programs, orderings)
+            self._call_all(pending, programs)
         else:
-            pool = ThreadPoolExecutor(num_threads := min(self._num_threads, len(keys)))
+            pool = ThreadPoolExecutor(num_threads := min(self._num_threads, len(cells)))
             workers: list[Future[None]] = []
             try:
                 for _ in range(num_threads):
-                    run = copy_context().run
-                    workers.append(pool.submit(run, self._call_all, pending, programs, orderings))
+                    workers.append(pool.submit(copy_context().run, self._call_all, pending, programs))
                 for worker in as_completed(workers):
                     worker.result()
             except BaseException as error:
@@ -217,28 +214,28 @@ class ProgramEvaluator:
 
     def _call_all(
         self,
-        pending: deque[CellKey],
-        programs: Mapping[CellKey, dspy.Module],
-        orderings: Mapping[CellKey, Ordering],
+        pending: deque[tuple[CellKey, Ordering | None]],
+        programs: Mapping[Ordering | None, dspy.Module],
     ) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             if not pending or not self.budget.begin():
                 return
             try:
-                _, example = key = pending.popleft()
+                key, ordering = pending.popleft()
             except IndexError:  # another thread took the last one
                 self.budget.end({})
                 return
+            example = key[1]
             failure: BaseException | None = None
             with dspy.context(trace=[]), dspy.track_usage() as usage:
                 try:
-                    cell = self._work(programs.get(key), example)
+                    cell = self._work(programs.get(ordering), example)
                 except KeyboardInterrupt:
                     raise
                 except WrongAnswer as wrong:
-                    if isinstance(wrong.error, ContextWindowExceededError) and key in orderings:
-                        name, orders = self._names[example], self._slots.permutations(orderings[key])
+                    if isinstance(wrong.error, ContextWindowExceededError) and ordering is not None:
+                        name, orders = self._names[example], self._slots.permutations(ordering)
                         shown = ", ".join(f"{slot}: {order}" for slot, order in orders.items())
                         first = f"{name} exceeds the context window with the demos in the order {shown}"
                         later = f"calls exceeded the context window, the last of {name}"

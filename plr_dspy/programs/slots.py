@@ -17,7 +17,7 @@ import dspy
 import numpy as np
 
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.prompts import PromptRenderer
+from plr_dspy.programs.prompts import as_text, demo_messages
 from plr_dspy.programs.splits import answer_classes
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
@@ -65,7 +65,6 @@ class PromptSlots(ABC):
     space: OrderingSpace
 
     def __init__(self, program: dspy.Module) -> None:
-        self._renderer = PromptRenderer()
         self._predictors = dict(named_predictors(program))
 
     @abstractmethod
@@ -113,7 +112,7 @@ class PromptSlots(ABC):
         """Of the prompts with the demos of each slot."""
         digest = hashlib.sha256()
         for name, demos in shown.items():
-            text = self._renderer.render(self._predictors[name], demos)
+            text = as_text(demo_messages(self._predictors[name], demos))
             digest.update(f"{name}\0{text}\0".encode())
         return digest.hexdigest()[:32]
 
@@ -123,7 +122,7 @@ class ProgramSlots(PromptSlots):
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__(program)
-        slots = [_read_slot(name, predictor, self._renderer) for name, predictor in self._predictors.items()]
+        slots = [_read_slot(name, predictor) for name, predictor in self._predictors.items()]
         self.slots = tuple(slot for slot in slots if slot.demos)
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
@@ -141,10 +140,10 @@ class ProgramSlots(PromptSlots):
         return result
 
 
-def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> Slot:
+def _read_slot(name: str, predictor: dspy.Predict) -> Slot:
     """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
-    demos, nothing = tuple(predictor.demos), renderer.render(predictor, [])
-    alone = [renderer.render(predictor, [demo]) for demo in demos]
+    demos, nothing = tuple(predictor.demos), as_text(demo_messages(predictor, []))
+    alone = [as_text(demo_messages(predictor, [demo])) for demo in demos]
     kind = {i: alone.index(text) for i, text in enumerate(alone) if text != nothing}
     if kind and (hidden := [i for i in range(len(demos)) if i not in kind]):
         logger.warning(
@@ -157,7 +156,7 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
         if block_of[a] == block_of[b] or kind[a] == kind[b]:
             continue
         pair = [demos[a], demos[b]]
-        if renderer.render(predictor, pair) != renderer.render(predictor, pair[::-1]):
+        if demo_messages(predictor, pair) != demo_messages(predictor, pair[::-1]):
             first, second = sorted((block_of[a], block_of[b]))
             block_of = {i: first if block == second else block for i, block in block_of.items()}
     found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
@@ -273,9 +272,9 @@ def add_labelled_demos(
     if any(predictor.demos for predictor in predictors.values()):
         return []
     demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2)))
-    renderer, filled = PromptRenderer(), []
+    filled = []
     for name, predictor in predictors.items():
-        if demos and renderer.render(predictor, demos) != renderer.render(predictor, []):
+        if demos and demo_messages(predictor, demos) != demo_messages(predictor, []):
             predictor.demos = list(demos)
             filled.append(name)
     if filled:

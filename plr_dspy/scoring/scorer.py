@@ -44,10 +44,10 @@ class Payer(Protocol):
     def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         """What identifies the prompt that the ordering renders to; of a rule, on an example."""
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
-        """Make the calls of these cells, in this order, as long as the budget lets them begin.
+    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
+        """Make the calls of these cells, each with its ordering, as long as the budget lets them begin.
 
-        None of them has been paid, and each has an ordering: where one prompt is shown on two examples, by two rules.
+        None of them has been paid.
         """
 
 
@@ -116,9 +116,11 @@ class CellScorer:
             RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
-        asked = {self.key(o, e): o for o, examples in reversed(list(wanted.items())) for e in examples}
-        keys = dict.fromkeys(self.key(o, e) for o, examples in wanted.items() for e in examples)
-        unpaid = [key for key in keys if key not in self.ledger.cells]
+        asked: dict[CellKey, Ordering] = {}
+        for ordering, examples in wanted.items():
+            for example in examples:
+                asked.setdefault(self.key(ordering, example), ordering)
+        unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
             raise RuntimeError(
@@ -127,9 +129,9 @@ class CellScorer:
             )
         try:
             if unpaid:
-                self._payer.pay(unpaid, {key: asked[key] for key in unpaid})
+                self._payer.pay(unpaid)
         finally:  # calls that were not made, for want of time or money, count for no phase
-            paid = [key for key in keys if key in self.ledger.cells]
+            paid = [key for key in asked if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
         rows = {}
         for ordering, row in self.known_cells(wanted).items():
