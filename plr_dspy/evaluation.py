@@ -17,8 +17,7 @@ from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import interrupts
+from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval

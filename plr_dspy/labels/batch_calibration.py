@@ -33,8 +33,7 @@ from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
-from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import interrupts
+from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import (

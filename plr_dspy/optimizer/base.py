@@ -36,8 +36,7 @@ from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
-from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import interrupts
+from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
 from plr_dspy.scoring.scorer import CellScorer

@@ -187,6 +187,7 @@ class ProgramEvaluator:
         with their own type, at `max_errors` failures, or when every further call would fail.
         """
         orderings = {each for each in cells.values() if each is not None}
+        programs: dict[Ordering | None, dspy.Module]
         programs = {each: self._slots.build(self._factory, each, guarded=True) for each in orderings}
         pending = deque(cells.items())
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound

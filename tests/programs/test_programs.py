@@ -44,6 +44,7 @@ DATA = {
     "retriever": retriever,
     "queue": queue.Queue,
     "function": lambda: lambda text: text,
+    "language model": lambda: dspy.LM("openai/a"),
 }
 
 
@@ -101,9 +102,10 @@ class TestOwned:
     def test_what_leads_back_to_the_program(self, make, found):
         program = Holder()
         program.held = make(program)
-        duplicate = ProgramFactory(program).build({})
+        duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})
         assert found(duplicate.held) is duplicate
         assert found(program.held) is program
+        assert duplicate.answer.demos == program.answer.demos[::-1] == EXAMPLES[4::-1]
 
 
 def test_models_are_found():

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plr_dspy import PlainTextAdapter
-from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 
 
@@ -77,25 +76,6 @@ class Pipeline(dspy.Module):
     def forward(self, question):
         hint = self.first(question=question).hint
         return self.second(question=question, hint=hint)
-
-
-class TestFactory:
-    def test_copies_share_lms_and_demo_objects_but_no_lists_or_predictors(self):
-        lm, _ = fake_lm([])
-        program = Pipeline()
-        program.judge = lm
-        program.committee = {"members": [lm, lm]}
-        program.first.demos = [dspy.Example(question=str(i), hint=str(i)) for i in range(3)]
-        program.set_lm(lm)
-        copy = ProgramFactory(program).build({"first": program.first.demos[::-1]})
-        assert [d.question for d in copy.first.demos] == ["2", "1", "0"]
-        assert [d.question for d in program.first.demos] == ["0", "1", "2"]
-        assert copy.judge is lm
-        assert copy.committee["members"][0] is lm
-        assert all(predictor.lm is lm for predictor in copy.predictors())
-        assert copy.again is copy.first is not program.first
-        assert copy.second.predict.demos is not program.second.predict.demos
-        assert [name for name, _ in copy.named_predictors()] == [n for n, _ in program.named_predictors()]
 
 
 class TestLabelledDemos:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dspy.utils import DummyLM
 
-from plr_dspy import CalibratedProgram, load_program
+from plr_dspy import load_program
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, retrieve_in
@@ -95,22 +95,6 @@ def test_fixed_demos_come_first_and_a_callers_own_demos_win(lm):
     assert asked(lm) == ["the cat"]
 
 
-def test_an_example_is_not_shown_to_itself_while_it_is_scored_in_threads_too(lm):
-    program = compiled(dspy.ChainOfThought("text -> label"), guarded=True)
-
-    def score(text):
-        with dspy.context(plr_dspy_scored={"text": text}):
-            return program(text=text)
-
-    for result in dspy.Parallel(num_threads=4, disable_progress_bar=True)(
-        [(score, {"text": t}) for t in TEXTS]
-    ):
-        assert result.label == "x"
-    for call in range(len(TEXTS)):
-        *demos, question = asked(lm, call)
-        assert len(demos) == 2 and question not in demos
-
-
 def test_a_guarded_call_from_a_bare_thread_is_an_error_and_no_leak(lm):
     program, errors = compiled(dspy.ChainOfThought("text -> label"), guarded=True), []
 
@@ -150,12 +134,6 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
             load_program(Twice(), tmp_path / "p.json")
 
 
-def test_the_student_itself_does_not_load_it_silently(lm, tmp_path):
-    compiled(Twice(), "first").save(tmp_path / "p.json")
-    with pytest.raises(ValueError, match=r"plr_dspy\.load_program"):
-        Twice().load(tmp_path / "p.json")
-
-
 @pytest.mark.parametrize(
     "make", [copy.deepcopy, lambda program: program.deepcopy(), lambda p: p.reset_copy()]
 )
@@ -164,12 +142,3 @@ def test_copies_find_demos_as_well_and_share_the_pool(lm, make):
     copied = make(program)
     copied(text="the cat")
     assert asked(lm)[-2:] == ["the cat", "the cat"]
-
-
-def test_it_can_be_evaluated_and_be_a_part_of_a_calibrated_program(lm):
-    program = compiled(dspy.ChainOfThought("text -> label"))
-    examples = [dspy.Example(text=text, label="x").with_inputs("text") for text in TEXTS]
-    evaluate = dspy.Evaluate(devset=examples, metric=lambda e, p: e.label == p.label, num_threads=2)
-    assert evaluate(program).score == 100.0
-    student = dspy.Predict(dspy.Signature("text -> label: Literal['x', 'y']"))
-    assert CalibratedProgram(compiled(student, "self")).predictor == "self"
