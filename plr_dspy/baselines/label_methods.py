@@ -35,7 +35,7 @@ from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, Number, Positive, arguments
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
-from plr_dspy.programs.prompts import decision_adapter
+from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.budget import MARGIN
 from plr_dspy.scoring.cells import FAILED, Cell

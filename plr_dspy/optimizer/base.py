@@ -30,7 +30,6 @@ from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
-from plr_dspy.programs.checks import check_log_dir
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
@@ -246,8 +245,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     def _opened(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
         """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
         folder = None if self.log_dir is None else Path(self.log_dir)
-        if folder is not None:
-            check_log_dir(folder)
 
         def say_result() -> None:
             if self.report is not None:

@@ -19,7 +19,7 @@ from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import ProgramFactory, language_models
-from plr_dspy.programs.prompts import prompt_messages
+from plr_dspy.programs.slots import prompt_messages
 from plr_dspy.report.text import dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import MARGIN, Budget

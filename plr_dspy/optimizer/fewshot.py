@@ -32,13 +32,13 @@ from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_i
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.calls import models_of, own_copy
-from plr_dspy.programs.checks import demo_obstacle
+from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import source_of, value_key
 from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
 from plr_dspy.retrieval.rule import Pool
-from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, sources_of, variations
+from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
@@ -251,7 +251,7 @@ class PLFewShot(PLReorder):
         }
         if isinstance(slots, RetrievalSlots):
             others |= {name: found.demos for name, found in slots.found.items()}
-        if obstacle := demo_obstacle(ProgramFactory(program).build(others)):
+        if obstacle := json_obstacle(ProgramFactory(program).build(others)):
             logger.warning("of the demos to choose from, %s", obstacle)
         self._spent = len(attempts)
         return lay_out(
@@ -345,7 +345,7 @@ class PLFewShot(PLReorder):
             program,
             pools,
             retrieved=retrieved,
-            sources=sources_of(retrieved, sources),
+            examples=sources,
             rules=[first, *(rule for rule in others if rule != first)],
             min_found=self.min_demos,
             embedder=self.embedder,

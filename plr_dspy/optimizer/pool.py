@@ -14,8 +14,7 @@ from plr_dspy.optimizer.cost_estimate import token_counter
 from plr_dspy.optimizer.job import Attempt
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.identity import digest
-from plr_dspy.programs.prompts import as_text, demo_messages
-from plr_dspy.programs.slots import OWN, PooledDemo
+from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import label_keys, mixed, source_of
 
 POOL_SHARE, LARGEST_POOL = 0.25, 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import random
@@ -15,14 +16,16 @@ from typing import Any
 
 import dspy
 import numpy as np
+from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.prompts import as_text, demo_messages
 from plr_dspy.programs.splits import answer_classes
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 
 logger = logging.getLogger(__name__)
+
+Messages = list[dict[str, Any]]
 
 OWN = "student"
 """The origin of demos that the student came with."""
@@ -195,19 +198,21 @@ class PoolSlots(PromptSlots):
             raise ValueError(
                 f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {max_tokens}"
             )
-        slots, limits, shortest = [], list[tuple[int, int]](), []
+        slots, limits = list[Slot](), list[tuple[int, int]]()
         for name, given in pools.items():
             pool = tuple(each for each in given if each.origin == OWN or each.tokens <= self._max_tokens)
             if not pool:
                 continue
             items, demos = tuple(range(len(pool))), tuple(each.demo for each in pool)
             limits.append((min(min_demos, len(pool)), min(max_demos, len(pool))))
-            by_length = sorted(items, key=[each.tokens for each in pool].__getitem__)
-            shortest.append(tuple(by_length[: limits[-1][0]]))
             space = OrderingSpace((items,), (limits[-1],))
             classes = tuple(_classes(self._predictors[name], demos))
             slots.append(Slot(name, demos, (items,), space, (classes,), pool))
-        self.slots, first = tuple(slots), tuple(shortest)
+        self.slots = tuple(slots)
+        first: Ordering = tuple(  # the shortest demos
+            tuple(sorted(range(len(slot.pool)), key=lambda item: slot.pool[item].tokens)[:least])
+            for slot, (least, _) in zip(slots, limits, strict=True)
+        )
         if not self._allows(first):
             raise ValueError(
                 f"max_demo_tokens must be at least {self.tokens(first)}, the tokens of the shortest demos with "
@@ -285,3 +290,49 @@ def add_labelled_demos(
             filled,
         )
     return filled
+
+
+def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
+    """Return what DSPy puts before the adapter where an output is a decision; None where there is none.
+
+    Such outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name; of
+    clients that answer decision requests themselves all outputs are. DSPy then shows the demos in the instructions. It
+    raises a ValueError where `fields` do not fit the outputs.
+    """
+    lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
+    found = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
+    return found if isinstance(found, DecisionAdapter) else None
+
+
+def prompt_messages(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any]) -> Messages:
+    """All messages of a call; DSPy raises a ValueError where there can be none."""
+    signature, demos, adapter = predictor.signature, list(demos), dspy.settings.adapter or dspy.ChatAdapter()
+    if (decision := decision_adapter(predictor)) is not None:
+        request = decision._prepare(signature, demos, dict(inputs), {})
+        if decision.system_one:
+            return [{"role": "user", "content": json.dumps(request, default=repr)}]
+        signature, demos = request["signature"], request["demos"]
+    return list(adapter.format(_shown_signature(adapter, predictor, signature), demos, dict(inputs)))
+
+
+def demo_messages(predictor: dspy.Predict, demos: Sequence[Any]) -> Messages:
+    """The messages that the demos become, with all that those hold beside the demos, but for the inputs."""
+    if decision_adapter(predictor) is not None:
+        return prompt_messages(predictor, demos, {})
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    signature = _shown_signature(adapter, predictor, predictor.signature)
+    return list(adapter.format_demos(signature, list(demos)))
+
+
+def as_text(messages: Messages) -> str:
+    """Messages as one string, which tells prompts apart."""
+    return json.dumps(messages, default=repr, sort_keys=True)
+
+
+def _shown_signature(adapter: Any, predictor: dspy.Predict, signature: Any) -> Any:
+    """Return the signature that the adapter formats: native features take fields out of it for some LMs."""
+    lm = predictor.lm or dspy.settings.lm
+    if lm is None or not hasattr(adapter, "_call_preprocess"):
+        return signature
+    tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
+    return adapter._call_preprocess(lm, dict(predictor.config), signature, tools)

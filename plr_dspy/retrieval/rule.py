@@ -58,10 +58,6 @@ class Rule:
     def __post_init__(self) -> None:
         if unknown := sorted(self.coefficients.keys() - set(FEATURES)):
             raise ValueError(f"coefficients must be of features among {list(FEATURES)}; got {unknown}")
-        if not 0 < self.num_demos <= self.num_candidates:
-            raise ValueError(
-                f"num_demos must be from 1 to num_candidates={self.num_candidates}; got {self.num_demos}"
-            )
 
     def __str__(self) -> str:
         terms = ", ".join(f"{name} {value:+g}" for name, value in self.coefficients.items())
@@ -167,7 +163,7 @@ class Pool:
         self.similarity = SharedWords(texts) if embedder is None else Embeddings(texts, embedder, vectors)
         self.tokens = list(tokens) or [0] * len(rows)
         self.classes = np.array(answer_classes(rows, self.outputs), dtype=int)
-        self._asked = [self._inputs(row) for row in rows]
+        self._input_keys = [self._inputs(row) for row in rows]
         sizes = np.log1p([len(_text_of(row, [*self.names, *self.outputs])) for row in rows])
         self._lengths: Array = sizes - sizes.mean() if len(sizes) else sizes
 
@@ -233,14 +229,14 @@ class Pool:
         self, inputs: Mapping[str, Any], number: int, without: Mapping[str, Any] | None
     ) -> tuple[list[int], Array]:
         """The demos whose inputs are most like some inputs, the likest first, of equals the first; and how like."""
-        like, source, asked = self.similarity.to(_text_of(inputs, self.names)), None, None
+        like, source, input_key = self.similarity.to(_text_of(inputs, self.names)), None, None
         if without is not None:
             source, values = source_of(without), set(map(folded_key, without.values()))
             # What follows from its inputs, others may share: only these tell that it is asked.
             if any(folded_key(inputs[name]) in values for name in self.names if name in inputs):
-                asked = self._inputs(inputs)
+                input_key = self._inputs(inputs)
         best = np.argsort(-like, kind="stable")
-        left = (int(i) for i in best if self.sources[i] != source and self._asked[i] != asked)
+        left = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != input_key)
         found = list(islice(left, number))
         return found, like[found]
 

@@ -50,13 +50,18 @@ class Influence:
         metric: The metric.
         facts: What it reads of each example, by the number of the example. Examples of one fact count in the shares
             that these have, whichever were answered.
+
+    Attributes:
+        bounds, kind: As of the metric.
+        of_labels: The outputs of each label on each example, ``[E][L]``, where there are labels; see `follow`.
     """
 
     def __init__(self, metric: OverSet, facts: Sequence[Any]) -> None:
+        self.bounds, self.kind = metric.bounds, metric.kind
+        self.of_labels: Sequence[Sequence[Any]] = []
         self._metric, self._facts = metric, list(facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
         self._table: NDArray[np.float64] = np.empty((0, 0))
-        self._of_labels: Sequence[Sequence[Any]] = []
         self._rows: list[tuple[Any, Any]] = []
         self._weights = np.zeros(0)
         self._value = self._base = 0.0
@@ -87,8 +92,8 @@ class Influence:
             totals[group] += weight
             sums[group] += weight * self._influence(fact, outputs)
         self._shifts = {group: sums[group] / total for group, total in totals.items()}
-        for place in np.ndindex(*self._table.shape):
-            self._table[place] = self.score(place[0], self.of_label(*place))
+        for example, label in np.ndindex(*self._table.shape):
+            self._table[example, label] = self.score(example, self.of_labels[example][label])
 
     def is_enough(self, answered: Sequence[tuple[int, Any]]) -> bool:
         """Whether so many answers make a reference: as many as there are examples, and some of each fact."""
@@ -97,19 +102,11 @@ class Influence:
 
     def follow(self, table: NDArray[np.float64], of_labels: Sequence[Sequence[Any]]) -> None:
         """Keep a table up to date: what the outputs of each label score on each example, ``[E, L]``."""
-        self._table, self._of_labels = table, of_labels
-
-    def reads(self, outputs: Any) -> bool:
-        """Whether outputs are of the kind that the metric reads."""
-        return isinstance(outputs, self._metric.kind)
-
-    def of_label(self, example: int, label: int) -> Any:
-        """The outputs of a label, given by number, on an example."""
-        return self._of_labels[example][label]
+        self._table, self.of_labels = table, of_labels
 
     def constant_answers(self) -> list[list[tuple[int, Any]]]:
         """For each label, all examples answered by it."""
-        return [list(enumerate(column)) for column in zip(*self._of_labels, strict=True)]
+        return [list(enumerate(column)) for column in zip(*self.of_labels, strict=True)]
 
     def score(self, example: int, outputs: Any) -> float:
         """The score of outputs on an example; 0 as long as there is no reference."""
@@ -143,11 +140,6 @@ class Influence:
     def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
         """The metric of facts and outputs with weights."""
         return self._metric.checked([fact for fact, _ in rows], [told for _, told in rows], weights.tolist())
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The least and the largest value of the metric."""
-        return self._metric.bounds
 
     def limited(self, value: float) -> float:
         """The value, or the nearest to it that the metric can have."""

@@ -249,22 +249,23 @@ def open_ledger(
         accept_changes: Go on from the folder of another compile, too.
 
     Raises:
-        ValueError: when it belongs to another compile, or cannot be read.
+        ValueError: when it is no folder that can be written to, belongs to another compile, or cannot be read.
         RuntimeError: when another process, or another compile of this one, is using it.
-        OSError: when nothing can be written there.
+        OSError: when the disk is full.
     """
     if folder is None:
         yield Ledger()
         return
     with ExitStack() as stack:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(folder / "lock", timeout=0, thread_local=False))
-        except IsADirectoryError as error:
-            raise ValueError(f"log_dir {folder} cannot be used: {error}") from error
         except Timeout:
             raise RuntimeError(
                 f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
             ) from None
+        except (OSError, ValueError) as error:  # ValueError: of a null byte
+            raise ValueError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
         ledger = Ledger(folder / FILE)
         stack.callback(lambda: ledger.close())
         if ledger.num_resumed and ledger.identity is None:
