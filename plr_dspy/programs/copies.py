@@ -32,7 +32,7 @@ class ProgramFactory:
 
     def __init__(self, program: dspy.Module) -> None:
         self._program = program
-        self._predictors = dict(named_predictors(program))
+        self._predictors = {id(predictor) for _, predictor in named_predictors(program)}
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
@@ -43,7 +43,7 @@ class ProgramFactory:
             self._shared = _shared_parts(self._program, cautious=True)
             program = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in named_predictors(program):
-            if predictor is self._predictors.get(name):
+            if id(predictor) in self._predictors:
                 raise TypeError(
                     f"the program cannot be copied: predictor {name!r} lies in an object that cannot be deep-copied, "
                     "so the copy would share it; make it an attribute of a dspy.Module"

@@ -96,13 +96,10 @@ def check_splits(
     cure: str = "pass more examples",
 ) -> None:
     """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
-
-    def left(given: int, usable: int, shared: str = "") -> str:
-        others = f"the others are shown by demos{shared} or given twice"
-        return f"of its {given} examples {usable} are left, {others}: {cure}"
-
     if num_valset and not splits.selection:
-        raise ValueError(f"valset must hold an example that no demo shows; {left(num_valset, 0)}")
+        raise ValueError(
+            f"valset must hold an example that no demo shows; demos show all {num_valset}: {cure}"
+        )
     if splits.num_shared > 1 and not splits.train:
         raise ValueError(
             f"trainset must hold an example that valset does not; all {splits.num_shared} that no demo shows are in "
@@ -113,7 +110,8 @@ def check_splits(
         beside = ", or one beside a valset" * (num_valset > 0)
         shared = " or in valset too" * (splits.num_shared > 0)
         raise ValueError(
-            f"{name} must hold at least two examples that no demo shows{beside}; {left(num_trainset, usable, shared)}"
+            f"{name} must hold at least two examples that no demo shows{beside}; of its {num_trainset} examples "
+            f"{usable} are left, the others are shown by demos{shared} or given twice: {cure}"
         )
 
 

@@ -29,8 +29,6 @@ other, after which an example is given up."""
 FIRST_OF_RULE = 4
 """Fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all of it."""
 
-EMPTY: Mapping[int, int] = {}
-
 Wanted = dict[Ordering, list[int]]
 """Orderings with the examples that each is to have been scored on."""
 
@@ -100,10 +98,11 @@ class CellScorer:
     def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
         """The first of these orderings that the budget pays for."""
         items = list(wanted.items())
-        counts = range(1, len(items) + 1)
-        return dict(
-            items[: bisect_left(counts, True, key=lambda n: not self.fits(dict(items[:n]), kept=kept))]
-        )
+
+        def exceeds(number: int) -> bool:
+            return not self.fits(dict(items[: number + 1]), kept=kept)
+
+        return dict(items[: bisect_left(range(len(items)), True, key=exceeds)])
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """Score orderings on their examples; cells that are known cost nothing.
@@ -160,13 +159,13 @@ class CellScorer:
             )
         return replace(cell, score=self.influence.score(example, cell.value))
 
-    def outputs(self, ordering: Ordering, labels: Mapping[int, int] = EMPTY) -> dict[int, Any]:
+    def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
         cells = {
             e: cell for e in self._own(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
         }
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
-        if self.influence is not None:
+        if self.influence is not None and labels is not None:
             found |= {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
         return found
 
