@@ -161,7 +161,7 @@ def cells_of(num_cells: int) -> tuple[float, float]:
         ledger.number_examples(list(map(digest, examples)))
         common = {"names": [str(i) for i in range(len(examples))], "num_threads": 8, "ledger": ledger}
         work = MetricWork(metric, examples)
-        scorer = CellScorer(ProgramEvaluator(student, ProgramSlots(student), work, **common))
+        scorer = CellScorer(ProgramEvaluator(ProgramSlots(student), work, **common))
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         for first in range(0, len(orders), 10):
             scorer.table(orders[first : first + 10], range(len(examples)))
@@ -191,9 +191,7 @@ def threads(_: int, num_threads: int = 16) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ledger = Ledger(Path(folder) / "cells.jsonl")
             names, work = [str(i) for i in range(len(devset))], MetricWork(metric, devset)
-            evaluator = ProgramEvaluator(
-                student, slots, work, names=names, ledger=ledger, num_threads=num_threads
-            )
+            evaluator = ProgramEvaluator(slots, work, names=names, ledger=ledger, num_threads=num_threads)
             scorer = CellScorer(evaluator)
             start = time.perf_counter()
             scorer.table(orders, range(len(devset)))
@@ -238,7 +236,7 @@ def prefixes(num_demos: int, num_examples: int = 25) -> None:
             if name == "shuffled":
                 random.Random(0).shuffle(keys)
             names = [str(i) for i in range(num_examples)]
-            evaluator = ProgramEvaluator(student, slots, work, names=names, num_threads=2)
+            evaluator = ProgramEvaluator(slots, work, names=names, num_threads=2)
             start = time.perf_counter()
             evaluator.pay({key: orderings[key[0]] for key in keys})
             speeds[name] = len(keys) / (time.perf_counter() - start)

@@ -143,9 +143,7 @@ class Answers(MetricWork):
         self._program, slots = program, ProgramSlots(program)
         with interrupts() as interrupted:
             names = [f"example {i}" for i in range(len(examples))]
-            evaluator = ProgramEvaluator(
-                program, slots, self, names=names, interrupted=interrupted, **options
-            )
+            evaluator = ProgramEvaluator(slots, self, names=names, interrupted=interrupted, **options)
             (row,) = CellScorer(evaluator).cells({slots.space.identity: range(len(examples))}).values()
         self.cells = list(row.values())
         if failed := [cell for cell in self.cells if cell.outcome == FAILED]:

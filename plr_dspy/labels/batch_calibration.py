@@ -328,7 +328,7 @@ def read_replies(
     ):
         names = [f"calibration input {i}" for i in range(len(examples))]
         options: dict[str, Any] = {"on_cell": bar.update, "interrupted": interrupted, **limits}
-        scorer = CellScorer(ProgramEvaluator(program, slots, work, names=names, **options))
+        scorer = CellScorer(ProgramEvaluator(slots, work, names=names, **options))
         # The first one alone: where log-probabilities are refused, no other call is made.
         scorer.cells({slots.space.identity: range(1)})
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()

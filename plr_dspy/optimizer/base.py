@@ -30,7 +30,7 @@ from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.report.data import Report
@@ -268,7 +268,6 @@ class Reorderer(Checked, Teleprompter, ABC):
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)
             evaluator = ProgramEvaluator(
-                job.program,
                 job.slots,
                 work,
                 names=names,
@@ -352,7 +351,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         shares = () if calibrating is None else calibrating.shares
 
         def program_in(ordering: Ordering, offsets: Sequence[float]) -> dspy.Module:
-            program = job.slots.build(ProgramFactory(job.program), ordering)
+            program = job.slots.build(ordering)
             program = self.calibrated(job, work, program, offsets, shares)
             program._compiled = True
             return program

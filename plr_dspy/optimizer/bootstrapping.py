@@ -17,7 +17,7 @@ from dspy.utils.hasher import Hasher
 from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.splits import shown_by
 from plr_dspy.report.data import ErrorCount
@@ -75,6 +75,7 @@ class TeacherWork(MetricWork):
             rng = random.Random(0)  # as LabeledFewShot, which itself would take the program's model away
             labelled = {name: rng.sample(list(job.part.values()), number) for name in names}
         self.teacher = ProgramFactory(teacher).build(labelled)
+        self.models += language_models(self.teacher)
         self._shown = {name: (each, list(each.demos)) for name, each in named_predictors(self.teacher)}
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
@@ -127,7 +128,6 @@ def bootstrapped(
     contents = list(map(digest, job.part.values()))
     ledger.number_examples(contents)
     evaluator = ProgramEvaluator(
-        work.teacher,
         job.slots,
         work,
         names=[f"trainset[{number}]" for number in job.part],

@@ -18,7 +18,7 @@ from plr_dspy.compilation.plan import MIN_ORDERS, Plan
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
-from plr_dspy.programs.copies import ProgramFactory, language_models
+from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import prompt_messages
 from plr_dspy.report.text import dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -158,7 +158,7 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
     examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
     tokens, count = dict[str, dict[str, float]](), token_counter()
     try:
-        program = job.slots.build(ProgramFactory(job.program), job.slots.typical)
+        program = job.slots.build(job.slots.typical)
         for example, predictor in product(examples, program.predictors()):
             lm, inputs = predictor.lm or dspy.settings.lm, dict(example.inputs().items())
             if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():

@@ -17,7 +17,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from plr_dspy.lm.engines import HOPELESS
 from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.copies import ProgramFactory, language_models
+from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.report.data import Signal
 from plr_dspy.runtime.redaction import Redactor
@@ -67,7 +67,7 @@ class MetricWork:
 
     Attributes:
         sample: The start of the program's first answer, with its score.
-        models: The language models that the metric calls, as far as they can be found.
+        models: Language models that are called beside the program's own, as far as they can be found: by the metric.
         influence: Scores outputs, where the metric is one over a set; else None.
         signal: What a search learns from calls, as far as it is known; None where nothing is learned.
     """
@@ -138,7 +138,7 @@ class ProgramEvaluator:
     that returns no number ends the run at once, unless it has returned one before.
 
     Args:
-        program: Never changed; each ordering has a copy of its own.
+        slots: Those of the program, of which each ordering has a copy of its own.
         names: What messages call the examples, which cells name by index.
         max_errors: So many failures end the run with the exception of the last; None takes DSPy's setting.
         on_cell: Called after each cell, from the worker that ran it, one at a time.
@@ -148,7 +148,6 @@ class ProgramEvaluator:
 
     def __init__(
         self,
-        program: dspy.Module,
         slots: PromptSlots,
         work: MetricWork,
         *,
@@ -163,12 +162,11 @@ class ProgramEvaluator:
     ) -> None:
         self.ledger = ledger or Ledger()
         self.budget = budget or Budget(self.ledger)
-        self._factory = ProgramFactory(program)
         self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
         self._ways_out = ways_out
-        self._redact = Redactor([dspy.settings.lm, *language_models(program), *work.models])
+        self._redact = Redactor([dspy.settings.lm, *language_models(slots.program), *work.models])
         self._interrupted = interrupted or threading.Event()
         self._lock = threading.Lock()
         self._ended_by: BaseException | None = None
@@ -188,7 +186,7 @@ class ProgramEvaluator:
         """
         orderings = {each for each in cells.values() if each is not None}
         programs: dict[Ordering | None, dspy.Module]
-        programs = {each: self._slots.build(self._factory, each, guarded=True) for each in orderings}
+        programs = {each: self._slots.build(each, guarded=True) for each in orderings}
         pending = deque(cells.items())
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
             self._call_all(pending, programs)

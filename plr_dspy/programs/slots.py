@@ -68,7 +68,9 @@ class PromptSlots(ABC):
     space: OrderingSpace
 
     def __init__(self, program: dspy.Module) -> None:
+        self.program = program
         self._predictors = dict(named_predictors(program))
+        self._factory = ProgramFactory(program)
 
     @abstractmethod
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
@@ -103,9 +105,9 @@ class PromptSlots(ABC):
         """Further orderings, made of the best ones of a search and of scores by example."""
         return []
 
-    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         """A copy of the program in an order; guarded, it shows no demo before it is known which example is scored."""
-        return factory.build(self.demos(ordering))
+        return self._factory.build(self.demos(ordering))
 
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
         """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to; of a rule, for these inputs."""

@@ -14,7 +14,6 @@ import numpy as np
 import orjson
 
 from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
-from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import source_of
@@ -131,8 +130,8 @@ class RetrievalSlots(PoolSlots):
         found = [min(rule.num_demos, len(pool)) for pool in self.found.values()] if rule else []
         return super().num_demos(ordering) + sum(found)
 
-    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        program, rule = super().build(factory, ordering), self.rule_of(ordering)
+    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+        program, rule = super().build(ordering), self.rule_of(ordering)
         if rule is None:
             return program
         return retrieve_in(
@@ -237,10 +236,10 @@ class FoundOrders(PromptSlots):
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         return {name: list(items) for name, items in zip(self._retrievals, ordering, strict=True)}
 
-    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         orders = zip(self._retrievals.items(), ordering, strict=True)
         found = {name: replace(each, order=order, guarded=guarded) for (name, each), order in orders}
-        return retrieve_in(factory.build({}), found)
+        return retrieve_in(self._factory.build({}), found)
 
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
         """Digest of the order, and of what decides which demos are found."""

@@ -83,7 +83,7 @@ class Influence:
         self._base = self._value_of(self._rows, self._weights)
         self._influences.clear()
         at = self._rows, self._weights
-        if self._shares.keys() <= {fact for fact, _ in rows} or not self._metric.weighted:
+        if not self._metric.weighted or self._shares.keys() <= {fact for fact, _ in rows}:
             at = self._merged(rows, counts[: len(rows)])
         self._value = self._value_of(*at)
         totals, sums = defaultdict[Any, float](float), defaultdict[Any, float](float)

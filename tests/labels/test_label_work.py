@@ -34,7 +34,6 @@ def paid(engine, *, program=None, work=None, ledger=None, adapter=None, ordering
     adapter = adapter or dspy.ChatAdapter(use_json_adapter_fallback=False)
     with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False), adapter=adapter):
         evaluator = ProgramEvaluator(
-            program,
             ProgramSlots(program),
             work,
             names=NAMES,

@@ -35,7 +35,7 @@ def scorer(program=None, *, metric=exact_match, **options):
     work, options = MetricWork(metric, EXAMPLES[10:]), {"num_threads": 4, **options}
     if "ledger" in options:
         options["ledger"].number_examples(NAMES)
-    return CellScorer(ProgramEvaluator(program, ProgramSlots(program), work, names=NAMES, **options))
+    return CellScorer(ProgramEvaluator(ProgramSlots(program), work, names=NAMES, **options))
 
 
 def errors_of(cells):
