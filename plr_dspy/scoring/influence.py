@@ -50,18 +50,13 @@ class Influence:
         metric: The metric.
         facts: What it reads of each example, by the number of the example. Examples of one fact count in the shares
             that these have, whichever were answered.
-
-    Attributes:
-        bounds, kind: As of the metric.
-        of_labels: The outputs of each label on each example, ``[E][L]``, where there are labels; see `follow`.
     """
 
     def __init__(self, metric: OverSet, facts: Sequence[Any]) -> None:
-        self.bounds, self.kind = metric.bounds, metric.kind
-        self.of_labels: Sequence[Sequence[Any]] = []
         self._metric, self._facts = metric, list(facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
         self._table: NDArray[np.float64] = np.empty((0, 0))
+        self._of_labels: Sequence[Sequence[Any]] = []
         self._rows: list[tuple[Any, Any]] = []
         self._weights = np.zeros(0)
         self._value = self._base = 0.0
@@ -83,7 +78,7 @@ class Influence:
         self._base = self._value_of(self._rows, self._weights)
         self._influences.clear()
         at = self._rows, self._weights
-        if not self._metric.weighted or self._shares.keys() <= {fact for fact, _ in rows}:
+        if self._shares.keys() <= {fact for fact, _ in rows} or not self._metric.weighted:
             at = self._merged(rows, counts[: len(rows)])
         self._value = self._value_of(*at)
         totals, sums = defaultdict[Any, float](float), defaultdict[Any, float](float)
@@ -92,8 +87,8 @@ class Influence:
             totals[group] += weight
             sums[group] += weight * self._influence(fact, outputs)
         self._shifts = {group: sums[group] / total for group, total in totals.items()}
-        for example, label in np.ndindex(*self._table.shape):
-            self._table[example, label] = self.score(example, self.of_labels[example][label])
+        for place in np.ndindex(*self._table.shape):
+            self._table[place] = self.score(place[0], self.of_label(*place))
 
     def is_enough(self, answered: Sequence[tuple[int, Any]]) -> bool:
         """Whether so many answers make a reference: as many as there are examples, and some of each fact."""
@@ -102,11 +97,19 @@ class Influence:
 
     def follow(self, table: NDArray[np.float64], of_labels: Sequence[Sequence[Any]]) -> None:
         """Keep a table up to date: what the outputs of each label score on each example, ``[E, L]``."""
-        self._table, self.of_labels = table, of_labels
+        self._table, self._of_labels = table, of_labels
+
+    def reads(self, outputs: Any) -> bool:
+        """Whether outputs are of the kind that the metric reads."""
+        return isinstance(outputs, self._metric.kind)
+
+    def of_label(self, example: int, label: int) -> Any:
+        """The outputs of a label, given by number, on an example."""
+        return self._of_labels[example][label]
 
     def constant_answers(self) -> list[list[tuple[int, Any]]]:
         """For each label, all examples answered by it."""
-        return [list(enumerate(column)) for column in zip(*self.of_labels, strict=True)]
+        return [list(enumerate(column)) for column in zip(*self._of_labels, strict=True)]
 
     def score(self, example: int, outputs: Any) -> float:
         """The score of outputs on an example; 0 as long as there is no reference."""
@@ -140,6 +143,11 @@ class Influence:
     def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
         """The metric of facts and outputs with weights."""
         return self._metric.checked([fact for fact, _ in rows], [told for _, told in rows], weights.tolist())
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest value of the metric."""
+        return self._metric.bounds
 
     def limited(self, value: float) -> float:
         """The value, or the nearest to it that the metric can have."""

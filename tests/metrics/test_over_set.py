@@ -147,8 +147,7 @@ class TestAnyFunction:
             lengths = [len(each.get("label", "")) for each in predictions]
             return max(lengths) / sum(lengths) if sum(lengths) else 0.0
 
-        examples = [example("a", tags=["a label may be a list"]), example("b"), example("a")]
-        metric = DatasetMetric(share_of_longest)
+        metric, examples = DatasetMetric(share_of_longest), [example("a"), example("b"), example("a")]
         found = Influence(metric, examples)
         told = [{"label": "xx"}, {"label": "x"}, {"label": "x"}]
         found.refer(enumerate(told))
