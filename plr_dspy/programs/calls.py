@@ -67,7 +67,7 @@ class MetricWork:
 
     Attributes:
         sample: The start of the program's first answer, with its score.
-        models: Language models that are called beside the program's own, as far as they can be found: by the metric.
+        models: Language models beside the program's own, such as those that the metric calls, as far as they are found.
         influence: Scores outputs, where the metric is one over a set; else None.
         signal: What a search learns from calls, as far as it is known; None where nothing is learned.
     """

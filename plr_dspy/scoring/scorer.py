@@ -162,7 +162,9 @@ class CellScorer:
     def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
         cells = {
-            e: cell for e in self._own(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
+            e: cell
+            for e in self._examples_of(ordering, self._asked)
+            if (cell := self.cell(ordering, e)) is not None
         }
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
         if self.influence is not None and labels is not None:
@@ -187,9 +189,11 @@ class CellScorer:
 
     def cells_of(self, ordering: Ordering) -> list[Cell]:
         """The paid cells of an ordering; of a rule, those that it was asked about."""
-        return list(self.known_cells({ordering: self._own(ordering, self.ledger.cells)})[ordering].values())
+        return list(
+            self.known_cells({ordering: self._examples_of(ordering, self.ledger.cells)})[ordering].values()
+        )
 
-    def _own(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
+    def _examples_of(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
         """The examples of these cells that are an ordering's; of a rule, as far as it was asked about them."""
         asked = (e for _, e in keys if not is_rule(ordering) or (ordering, e) in self._fingerprints)
         return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in keys))
