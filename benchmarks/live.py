@@ -63,7 +63,7 @@ from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
 from plr_dspy.local.server import find_weights
 from plr_dspy.programs.identity import digest
-from plr_dspy.retrieval.predict import Retrieval, make_pool, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
@@ -227,7 +227,7 @@ def found(draw: Draw, _: int | None, *, rule: Rule | None) -> Made:
     """Demos found for each input by a rule; without one, a vote of the nearest, which calls no language model."""
     student = draw.program(EMPTY)
     (name, predictor), *_ = student.named_predictors()
-    pool = make_pool(predictor, draw.labelled, [""] * len(draw.labelled))
+    pool = Pool(predictor, draw.labelled, [""] * len(draw.labelled))
     if rule is None:
         return Vote(pool, draw.args.demos), 0
     return retrieve_in(student, {name: Retrieval(pool, replace(rule, num_demos=draw.args.demos))}), 0

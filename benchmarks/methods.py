@@ -90,13 +90,13 @@ class LandscapePayer:
     def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         return repr(ordering)
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
-        shown = {name: order for (name, _), (order,) in orderings.items()}
+    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
+        shown = {name: ordering[0] for (name, _), ordering in cells.items() if ordering is not None}
         told = {
             name: (self._landscape.answers(order), self._landscape.log_probabilities(order))
             for name, order in shown.items()
         }
-        for name, example in keys:
+        for name, example in cells:
             right, logprobs = (values[example] for values in told[name])
             self.ledger.add((name, example), Cell(float(right), label_logprobs=tuple(logprobs.tolist())), {})
 

@@ -38,13 +38,11 @@ from plr_dspy import (
 )
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
-from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.retrieval.predict import make_pool
-from plr_dspy.retrieval.rule import Rule
+from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
@@ -163,7 +161,7 @@ def cells_of(num_cells: int) -> tuple[float, float]:
         ledger.number_examples(list(map(digest, examples)))
         common = {"names": [str(i) for i in range(len(examples))], "num_threads": 8, "ledger": ledger}
         work = MetricWork(metric, examples)
-        scorer = CellScorer(ProgramEvaluator(student, ProgramSlots(student), work, **common))
+        scorer = CellScorer(ProgramEvaluator(ProgramSlots(student), work, **common))
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         for first in range(0, len(orders), 10):
             scorer.table(orders[first : first + 10], range(len(examples)))
@@ -193,9 +191,7 @@ def threads(_: int, num_threads: int = 16) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ledger = Ledger(Path(folder) / "cells.jsonl")
             names, work = [str(i) for i in range(len(devset))], MetricWork(metric, devset)
-            evaluator = ProgramEvaluator(
-                student, slots, work, names=names, ledger=ledger, num_threads=num_threads
-            )
+            evaluator = ProgramEvaluator(slots, work, names=names, ledger=ledger, num_threads=num_threads)
             scorer = CellScorer(evaluator)
             start = time.perf_counter()
             scorer.table(orders, range(len(devset)))
@@ -218,7 +214,7 @@ def pools(num_demos: int) -> None:
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
         texts = [" ".join(f"word{number}" for number in row) for row in words]
         demos = [dspy.Example(text=text, label=f"label {i % 5}") for i, text in enumerate(texts[:size])]
-        pool, taken = make_pool(dspy.Predict("text -> label"), demos, [""] * size), []
+        pool, taken = Pool(dspy.Predict("text -> label"), demos, [""] * size), []
         for text in texts[size:]:
             start = time.process_time()
             pool.shown({"text": text}, Rule(num_demos))
@@ -240,9 +236,9 @@ def prefixes(num_demos: int, num_examples: int = 25) -> None:
             if name == "shuffled":
                 random.Random(0).shuffle(keys)
             names = [str(i) for i in range(num_examples)]
-            evaluator = ProgramEvaluator(student, slots, work, names=names, num_threads=2)
+            evaluator = ProgramEvaluator(slots, work, names=names, num_threads=2)
             start = time.perf_counter()
-            evaluator.pay(keys, {key: orderings[key[0]] for key in keys})
+            evaluator.pay({key: orderings[key[0]] for key in keys})
             speeds[name] = len(keys) / (time.perf_counter() - start)
             print(f"{name}: {speeds[name]:.1f} calls a second", flush=True)
     print(f"ratio: {speeds['ordering by ordering'] / speeds['shuffled']:.1f}")

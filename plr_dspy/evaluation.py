@@ -14,12 +14,10 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import check_given
-from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import interrupts
+from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
@@ -145,17 +143,16 @@ class Answers(MetricWork):
         self._program, slots = program, ProgramSlots(program)
         with interrupts() as interrupted:
             names = [f"example {i}" for i in range(len(examples))]
-            evaluator = ProgramEvaluator(
-                program, slots, self, names=names, interrupted=interrupted, **options
-            )
+            evaluator = ProgramEvaluator(slots, self, names=names, interrupted=interrupted, **options)
             (row,) = CellScorer(evaluator).cells({slots.space.identity: range(len(examples))}).values()
         self.cells = list(row.values())
         if failed := [cell for cell in self.cells if cell.outcome == FAILED]:
             first = f"{failed[0].error}: {failed[0].message}"
             raise RuntimeError(f"{len(failed)} of {len(names)} calls failed, the first by {first}: try again")
 
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        shown, prediction = self._answered(program, example, usage)
+    def __call__(self, program: dspy.Module, example: int) -> Cell:
+        with self._answering(example) as shown:
+            prediction = program(**shown.inputs())
         cell = self._scored(shown, prediction)
         self.predictions[example] = prediction
         return cell

@@ -23,8 +23,8 @@ class TablePayer:
     def fingerprint(self, ordering, example):
         return str(ORDERINGS.index(ordering))
 
-    def pay(self, keys, orderings):
-        for fingerprint, example in keys:
+    def pay(self, cells):
+        for fingerprint, example in cells:
             if len(self.paid) >= self.most:
                 return
             self.paid.append((int(fingerprint), example))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.signals import interrupts
+from plr_dspy.runtime.terminal import interrupts
 
 from .model import LOCAL, ServedModel
 from .protocol import ABLATIONS, METHODS, Experiment, grid

@@ -10,8 +10,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.programs.calls import MetricWork
-from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.ledger import Ledger
@@ -40,7 +39,7 @@ class HeldOut:
         self.slots = ProgramSlots(program)
         self._examples = range(len(examples))
         self._path = None if folder is None else folder / f"held_out-{digest(examples)}.jsonl"
-        self._program, self._work, self._num_threads = program, MetricWork(metric, examples), num_threads
+        self._work, self._num_threads = MetricWork(metric, examples), num_threads
 
     def scores(self) -> list[float]:
         """Scores of the program as it is, one for each example."""
@@ -51,7 +50,7 @@ class HeldOut:
         ledger, names = Ledger(self._path), [str(number) for number in self._examples]
         ledger.number_examples(names)
         evaluator = ProgramEvaluator(
-            self._program, self.slots, self._work, names=names, ledger=ledger, num_threads=self._num_threads
+            self.slots, self._work, names=names, ledger=ledger, num_threads=self._num_threads
         )
         try:
             cells = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))

@@ -35,7 +35,7 @@ from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, Number, Positive, arguments
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
-from plr_dspy.programs.prompts import decision_adapter
+from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.budget import MARGIN
 from plr_dspy.scoring.cells import FAILED, Cell
@@ -310,14 +310,14 @@ class ProbingWork(MetricWork):
             )
         logger.info("%d distinct probing inputs were written", len(kept))
 
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Return a cell with a distribution over labels, with the fields of an input, or with a score."""
         if example >= self.num_probing:
-            return super().__call__(program, example - self.num_probing, usage)
+            return super().__call__(program, example - self.num_probing)
         if self._temperature is not None and example < self.first:
             requests = self._labels.requests
             return Cell(None, value=written_input(program, temperature=self._temperature, requests=requests))
-        found = self._labels(program, example - self.first, usage)
+        found = self._labels(program, example - self.first)
         if found.label_logprobs is None:
             raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
         return Cell(None, value=distribution(found.label_logprobs, found.unseen_labels).tolist())

@@ -28,13 +28,12 @@ from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
+from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
-from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import interrupts
+from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import (
@@ -329,7 +328,7 @@ def read_replies(
     ):
         names = [f"calibration input {i}" for i in range(len(examples))]
         options: dict[str, Any] = {"on_cell": bar.update, "interrupted": interrupted, **limits}
-        scorer = CellScorer(ProgramEvaluator(program, slots, work, names=names, **options))
+        scorer = CellScorer(ProgramEvaluator(slots, work, names=names, **options))
         # The first one alone: where log-probabilities are refused, no other call is made.
         scorer.cells({slots.space.identity: range(1)})
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.prompts import decision_adapter
+from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.statistics.calibration import FAR_FROM_EVEN, Array, is_uneven
 
 logger = logging.getLogger(__name__)

@@ -70,10 +70,10 @@ class LabelWork(MetricWork):
         """Why there are no log-probabilities to learn from; empty where there are."""
         return self.requests.reason or self._why
 
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
         if not (self.requests.wanted or self.requests.purpose):
-            return super().__call__(program, example, usage)
+            return super().__call__(program, example)
         is_original = self._original is not None and all(
             list(predictor.demos) == list(self._original.get(name, predictor.demos))
             and not isinstance(predictor, RetrievingPredict)
@@ -87,8 +87,9 @@ class LabelWork(MetricWork):
 
         decides = None if decision is None else decide
         try:
-            with labels_read(program, self.output, self.requests, decision=decides) as reader:
-                shown, prediction = self._answered(program, example, usage)
+            reading = labels_read(program, self.output, self.requests, decision=decides)
+            with reading as reader, self._answering(example) as shown:
+                prediction = program(**shown.inputs())
         except WrongAnswer as wrong:
             if is_original or not self.scores.size:
                 wrong.told = self._told(reader.unread)

@@ -29,16 +29,13 @@ from plr_dspy.optimizer.job import Job, checked_copy, lay_out
 from plr_dspy.optimizer.mlflow import track
 from plr_dspy.optimizer.reporting import build_report
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
-from plr_dspy.programs.calls import MetricWork
-from plr_dspy.programs.checks import check_log_dir
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
-from plr_dspy.runtime.progress_bar import progress_bar
-from plr_dspy.runtime.signals import interrupts
+from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -248,8 +245,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     def _opened(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
         """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
         folder = None if self.log_dir is None else Path(self.log_dir)
-        if folder is not None:
-            check_log_dir(folder)
 
         def say_result() -> None:
             if self.report is not None:
@@ -273,7 +268,6 @@ class Reorderer(Checked, Teleprompter, ABC):
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)
             evaluator = ProgramEvaluator(
-                job.program,
                 job.slots,
                 work,
                 names=names,
@@ -357,7 +351,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         shares = () if calibrating is None else calibrating.shares
 
         def program_in(ordering: Ordering, offsets: Sequence[float]) -> dspy.Module:
-            program = job.slots.build(ProgramFactory(job.program), ordering)
+            program = job.slots.build(ordering)
             program = self.calibrated(job, work, program, offsets, shares)
             program._compiled = True
             return program

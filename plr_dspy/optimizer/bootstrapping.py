@@ -14,11 +14,10 @@ import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.hasher import Hasher
 
-from plr_dspy.metrics.by_example import as_score, takes_trace
+from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.optimizer.job import Attempt, Job
-from plr_dspy.programs.calls import MetricWork, WrongAnswer
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
+from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.splits import shown_by
 from plr_dspy.report.data import ErrorCount
@@ -76,19 +75,21 @@ class TeacherWork(MetricWork):
             rng = random.Random(0)  # as LabeledFewShot, which itself would take the program's model away
             labelled = {name: rng.sample(list(job.part.values()), number) for name in names}
         self.teacher = ProgramFactory(teacher).build(labelled)
+        self.models += language_models(self.teacher)
         self._shown = {name: (each, list(each.demos)) for name, each in named_predictors(self.teacher)}
 
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Run the teacher on an example, without its demos that show this example."""
         for predictor, shown in self._shown.values():
             predictor.demos = [demo for demo in shown if not shown_by([demo], [self._examples[example]])]
         try:
-            asked, prediction = self._answered(self.teacher, example, usage)
+            with self._answering(example) as asked:
+                prediction = self.teacher(**asked.inputs())
         except WrongAnswer as wrong:
             wrong.told = {"value": {}}
             raise
         trace = list(dspy.settings.trace)
-        score = as_score(self._metric(asked, prediction))
+        score = self._scored(asked, prediction).score or 0.0
         if score == 0 if self._threshold is None else score < self._threshold:
             return Cell(None, value={})
         made: dict[str, list[dspy.Example]] = defaultdict(list)
@@ -127,7 +128,6 @@ def bootstrapped(
     contents = list(map(digest, job.part.values()))
     ledger.number_examples(contents)
     evaluator = ProgramEvaluator(
-        work.teacher,
         job.slots,
         work,
         names=[f"trainset[{number}]" for number in job.part],
@@ -144,7 +144,7 @@ def bootstrapped(
         if (found := sum(bool(each.demos) for each in attempts)) >= optimizer.max_bootstrapped:
             break
         if (prompt, i) not in ledger.cells:
-            evaluator.pay([(prompt, i)], {})
+            evaluator.pay({(prompt, i): None})
         if (prompt, i) not in ledger.cells:
             if budget.refused == TIME_LIMIT:
                 raise RuntimeError(

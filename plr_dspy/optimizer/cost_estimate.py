@@ -18,8 +18,8 @@ from plr_dspy.compilation.plan import MIN_ORDERS, Plan
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
-from plr_dspy.programs.copies import ProgramFactory, language_models
-from plr_dspy.programs.prompts import PromptRenderer
+from plr_dspy.programs.copies import language_models
+from plr_dspy.programs.slots import prompt_messages
 from plr_dspy.report.text import dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import MARGIN, Budget
@@ -156,17 +156,16 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
     None where some predictor reads more than the examples' inputs; nan for answers where it has no demos to show any.
     """
     examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
-    renderer, tokens, count = PromptRenderer(), dict[str, dict[str, float]](), token_counter()
+    tokens, count = dict[str, dict[str, float]](), token_counter()
     try:
-        program = job.slots.build(ProgramFactory(job.program), job.slots.typical)
+        program = job.slots.build(job.slots.typical)
         for example, predictor in product(examples, program.predictors()):
             lm, inputs = predictor.lm or dspy.settings.lm, dict(example.inputs().items())
             if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
                 return None
             finds = isinstance(predictor, RetrievingPredict)
-            messages = renderer.prompt(
-                predictor, predictor.shown(inputs) if finds else predictor.demos, inputs
-            )
+            demos = predictor.shown(inputs) if finds else predictor.demos
+            messages = prompt_messages(predictor, demos, inputs)
             answers = [message for message in messages if message["role"] == "assistant"]
             kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
             kinds["prompt_tokens"] += count(messages=messages) / len(examples)

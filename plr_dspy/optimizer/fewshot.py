@@ -31,14 +31,14 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_ins
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
-from plr_dspy.programs.calls import Scored, models_of, own_copy
-from plr_dspy.programs.checks import demo_obstacle
+from plr_dspy.programs.calls import models_of, own_copy
+from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import source_of, value_key
 from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
-from plr_dspy.retrieval.predict import make_pool
-from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, sources_of, variations
+from plr_dspy.retrieval.rule import Pool
+from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.search.space import Ordering
@@ -251,7 +251,7 @@ class PLFewShot(PLReorder):
         }
         if isinstance(slots, RetrievalSlots):
             others |= {name: found.demos for name, found in slots.found.items()}
-        if obstacle := demo_obstacle(ProgramFactory(program).build(others)):
+        if obstacle := json_obstacle(ProgramFactory(program).build(others)):
             logger.warning("of the demos to choose from, %s", obstacle)
         self._spent = len(attempts)
         return lay_out(
@@ -345,7 +345,7 @@ class PLFewShot(PLReorder):
             program,
             pools,
             retrieved=retrieved,
-            sources=sources_of(retrieved, sources),
+            examples=sources,
             rules=[first, *(rule for rule in others if rule != first)],
             min_found=self.min_demos,
             embedder=self.embedder,
@@ -463,13 +463,13 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     if isinstance(slots, RetrievalSlots) and slots.found:
         (pool,) = slots.found.values()
     else:
-        pool = make_pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
+        pool = Pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
     metric, calls = job.optimizer.metric, NoCalls()
     over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
     with suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
         for example in examples:
             inputs = dict(example.inputs().items())
-            answer = dspy.Prediction(**pool.vote(inputs, number, without=Scored.of(inputs)))
+            answer = dspy.Prediction(**pool.vote(inputs, number, without=inputs))
             answers.append(over_set.outputs(own_copy(example), answer))
     if calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from plr_dspy.runtime.progress_bar import shows_progress
+from plr_dspy.runtime.terminal import shows_progress
 
 PACKAGE = "plr_dspy"
 

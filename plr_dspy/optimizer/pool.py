@@ -14,8 +14,7 @@ from plr_dspy.optimizer.cost_estimate import token_counter
 from plr_dspy.optimizer.job import Attempt
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.identity import digest
-from plr_dspy.programs.prompts import PromptRenderer
-from plr_dspy.programs.slots import OWN, PooledDemo
+from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import label_keys, mixed, source_of
 
 POOL_SHARE, LARGEST_POOL = 0.25, 50
@@ -82,7 +81,7 @@ def pools_of(
 
     Then come what attempts made, labelled examples by their numbers in the trainset, and the list that the user gave.
     """
-    renderer, count, pools = PromptRenderer(), token_counter(), {}
+    count, pools = token_counter(), {}
     others = [(example, f"trainset[{number}]") for number, example in labelled.items()]
     others += [(demo, f"candidates[{i}]") for i, demo in enumerate(given)]
     for name, predictor in named_predictors(program):
@@ -90,11 +89,12 @@ def pools_of(
         made = [
             (a.demos[name], f"bootstrapped from trainset[{a.example}]") for a in attempts if name in a.demos
         ]
-        tokens_before = count(messages=renderer.messages(predictor, []))
-        seen, pool = {nothing := renderer.render(predictor, [])}, []
+        without_demos = demo_messages(predictor, [])
+        tokens_before, nothing = count(messages=without_demos), as_text(without_demos)
+        seen, pool = {nothing}, []
         for demo, origin in [*own, *made, *others]:
-            messages = renderer.messages(predictor, [demo])
-            text = renderer.text(messages)
+            messages = demo_messages(predictor, [demo])
+            text = as_text(messages)
             if text != nothing and (text not in seen or origin == OWN):
                 seen.add(text)
                 pool.append(PooledDemo(demo, origin, int(count(messages=messages) - tokens_before)))

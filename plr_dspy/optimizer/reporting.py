@@ -65,7 +65,7 @@ def build_report(
         ),  # the largest float
         candidates=candidates,
         signal=signal and signal.model_copy(update={"leaning": outcome.leaning}),
-        tokens=ledger.tokens,
+        tokens={model: dict(counts) for model, counts in ledger.tokens.items()},
         cost=None if no_price else cost_of(ledger.tokens),
         errors=[
             *attempt_errors(job.attempts),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import numbers
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -37,13 +35,6 @@ def _as_python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _as_float(value: Any) -> Any:
-    """A number that a float can hold as one; everything else as it is."""
-    value = _as_python(value)
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= sys.float_info.max else value
-
-
 def _as_folder(value: Any) -> Path:
     """The absolute path of a folder."""
     try:
@@ -64,7 +55,7 @@ Flag = Annotated[StrictBool, BeforeValidator(_as_python)]
 WholeNumber = Annotated[int, BeforeValidator(_as_python), Field(strict=True, le=LARGEST)]
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
-Number = Annotated[float, BeforeValidator(_as_float), Field(strict=True, allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(_as_python), Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0.0)]
 Fraction = Annotated[Number, Field(gt=0.0, le=1.0)]
 Probability = Annotated[Number, Field(ge=0.0, le=1.0)]

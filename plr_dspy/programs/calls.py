@@ -1,46 +1,48 @@
-"""What one program call does: run the program on an example, and score its answer with the user's metric."""
+"""Program calls: what each one does, and how those of orderings are made side by side, with their errors kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
-from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
+from plr_dspy.lm.engines import HOPELESS
+from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.copies import language_models
-from plr_dspy.programs.splits import folded_key, source_of
+from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.report.data import Signal
-from plr_dspy.scoring.cells import Cell
+from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.scoring.budget import Budget
+from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.influence import Influence
+from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.search.space import Ordering
+
+logger = logging.getLogger(__name__)
 
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
-"""Of a program: there is no answer that a metric could call right, and the order is at fault."""
+"""Exceptions of a program that leave no answer which a metric could call right, by the fault of the order."""
 
+CACHED = ("cached_tokens", "cache_creation_tokens")
+"""Kinds of prompt tokens that have prices of their own."""
 
-@dataclass(frozen=True)
-class Scored:
-    """An example that is scored: no demo that is found for it is made of it, or asks the same."""
+GRACE = 2.0
+"""Seconds that an interrupt leaves to the calls under way."""
 
-    source: str  # what identifies its inputs
-    values: frozenset[bytes]  # what identifies each of them, whatever its name
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Any]) -> Scored:
-        """The example with these inputs."""
-        return cls(source_of(inputs), frozenset(map(folded_key, dict(inputs.items()).values())))
-
-
-def scored() -> Scored | None:
-    """The example that is scored; None where that is not known, or there is none.
-
-    It is in DSPy's settings, which reach threads that DSPy starts; other context variables do not.
-    """
-    inputs = dspy.settings.get("plr_dspy_scored")
-    return None if inputs is None else Scored.of(inputs)
+GOING_ON = (
+    "With log_dir, the same compile goes on from here when you run it again. If you change the program or the metric "
+    "first, pass accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not."
+)
+"""What can be done after an error of the program or the metric."""
 
 
 class WrongAnswer(Exception):
@@ -65,7 +67,7 @@ class MetricWork:
 
     Attributes:
         sample: The start of the program's first answer, with its score.
-        models: The language models that the metric calls, as far as they can be found.
+        models: Language models beside the program's own, such as those that the metric calls, as far as they are found.
         influence: Scores outputs, where the metric is one over a set; else None.
         signal: What a search learns from calls, as far as it is known; None where nothing is learned.
     """
@@ -82,29 +84,34 @@ class MetricWork:
         if self._over_set is not None:
             self.influence = Influence(self._over_set, [self._over_set.fact(example) for example in examples])
 
-    def __call__(self, program: dspy.Module, example: int, usage: Any) -> Cell:
-        """Call a program's copy on an example, with DSPy's tracker of its usage; a WrongAnswer where there is none."""
-        return self._scored(*self._answered(program, example, usage))
+    def __call__(self, program: dspy.Module, example: int) -> Cell:
+        """Call a program's copy on an example, and return the cell; without an answer, that is a `WrongAnswer`."""
+        with self._answering(example) as shown:
+            prediction = program(**shown.inputs())
+        return self._scored(shown, prediction)
 
     def inputs(self, example: int | None) -> dict[str, Any] | None:
-        """Those of an example; None for none."""
+        """The inputs of an example; None for none."""
         return None if example is None else dict(self._examples[example].inputs().items())
 
-    def _answered(self, program: dspy.Module, example: int, usage: Any) -> tuple[dspy.Example, Any]:
-        """Return the example as the program was shown it, and what the program answers."""
+    @contextmanager
+    def _answering(self, example: int) -> Iterator[dspy.Example]:
+        """While a program answers an example, say in DSPy's settings which it is; yield it as the program is shown it.
+
+        Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
+        """
         shown = own_copy(self._examples[example])
         try:
-            with dspy.context(plr_dspy_scored=shown.inputs()):
-                prediction = program(**shown.inputs())
+            with dspy.context(plr_dspy_scored=dict(shown.inputs().items())):
+                yield shown
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error
-        if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
-            prediction.set_lm_usage(usage.get_total_tokens())
-        return shown, prediction
 
     def _scored(self, shown: dspy.Example, prediction: Any) -> Cell:
         """Return the cell of an answer."""
+        if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
+            # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
+            prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         score = as_score(self._metric(shown, prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
         return Cell(score, value=self._over_set and self._over_set.outputs(shown, prediction))
@@ -122,3 +129,185 @@ def models_of(metric: Metric) -> list[dspy.BaseLM]:
     held = getattr(metric, "__dict__", {}).values()
     models = [value for value in held if isinstance(value, dspy.BaseLM)]
     return models + [lm for value in held if isinstance(value, dspy.Module) for lm in language_models(value)]
+
+
+class ProgramEvaluator:
+    """Makes the program calls of orderings, in the order asked for: the `Payer` of a DSPy program.
+
+    An example that never runs is one failure, however many orders meet it, unless nothing at all has run. A metric
+    that returns no number ends the run at once, unless it has returned one before.
+
+    Args:
+        slots: Those of the program, of which each ordering has a copy of its own.
+        names: What messages call the examples, which cells name by index.
+        max_errors: So many failures end the run with the exception of the last; None takes DSPy's setting.
+        on_cell: Called after each cell, from the worker that ran it, one at a time.
+        interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
+        ways_out: What else can be done where there are too many failures.
+    """
+
+    def __init__(
+        self,
+        slots: PromptSlots,
+        work: MetricWork,
+        *,
+        names: Sequence[str],
+        ledger: Ledger | None = None,
+        num_threads: int | None = None,
+        max_errors: int | None = None,
+        on_cell: Callable[[], object] = lambda: None,
+        budget: Budget | None = None,
+        interrupted: threading.Event | None = None,
+        ways_out: str = "",
+    ) -> None:
+        self.ledger = ledger or Ledger()
+        self.budget = budget or Budget(self.ledger)
+        self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
+        self._num_threads = num_threads or dspy.settings.num_threads
+        self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
+        self._ways_out = ways_out
+        self._redact = Redactor([dspy.settings.lm, *language_models(slots.program), *work.models])
+        self._interrupted = interrupted or threading.Event()
+        self._lock = threading.Lock()
+        self._ended_by: BaseException | None = None
+        self._ran = {example for (_, example), cell in self.ledger.cells.items() if cell.outcome != FAILED}
+        self._failures: Counter[int] = Counter()  # by example
+        self._warnings: Counter[str] = Counter()
+
+    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
+        """What identifies the prompt that the ordering renders to; of a rule, on an example."""
+        return self._slots.fingerprint(ordering, self._work.inputs(example))
+
+    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
+        """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
+
+        Cells without an ordering are those of work that runs a program of its own. Exceptions of the work come out
+        with their own type, at `max_errors` failures, or when every further call would fail.
+        """
+        orderings = {each for each in cells.values() if each is not None}
+        programs: dict[Ordering | None, dspy.Module]
+        programs = {each: self._slots.build(each, guarded=True) for each in orderings}
+        pending = deque(cells.items())
+        if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
+            self._call_all(pending, programs)
+        else:
+            pool = ThreadPoolExecutor(num_threads := min(self._num_threads, len(cells)))
+            workers: list[Future[None]] = []
+            try:
+                for _ in range(num_threads):
+                    workers.append(pool.submit(copy_context().run, self._call_all, pending, programs))
+                for worker in as_completed(workers):
+                    worker.result()
+            except BaseException as error:
+                self._ended_by = error
+                wait(workers, timeout=GRACE)  # their calls are paid
+                raise
+            finally:
+                pool.shutdown(wait=False)
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
+        if self._ended_by is not None:
+            self.ledger.retry()
+            raise self._ended_by
+        self.budget.check()
+
+    def _call_all(
+        self,
+        pending: deque[tuple[CellKey, Ordering | None]],
+        programs: Mapping[Ordering | None, dspy.Module],
+    ) -> None:
+        """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
+        while not (self._interrupted.is_set() or self._ended_by is not None):
+            if not pending or not self.budget.begin():
+                return
+            try:
+                key, ordering = pending.popleft()
+            except IndexError:  # another thread took the last one
+                self.budget.end({})
+                return
+            example = key[1]
+            failure: BaseException | None = None
+            with dspy.context(trace=[]), dspy.track_usage() as usage:
+                try:
+                    cell = self._work(programs.get(ordering), example)
+                except KeyboardInterrupt:
+                    raise
+                except WrongAnswer as wrong:
+                    if isinstance(wrong.error, ContextWindowExceededError) and ordering is not None:
+                        name, orders = self._names[example], self._slots.permutations(ordering)
+                        shown = ", ".join(f"{slot}: {order}" for slot, order in orders.items())
+                        first = f"{name} exceeds the context window with the demos in the order {shown}"
+                        later = f"calls exceeded the context window, the last of {name}"
+                        with self._lock:
+                            self._warn("the context window", f"{first}; counted as wrong", later)
+                    message = self._first_line(wrong)
+                    cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
+                except BaseException as error:  # of the user's program or metric: never a silent 0
+                    cell, failure = Cell(None, FAILED, type(error).__name__, self._first_line(error)), error
+            if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
+            tokens = token_counts(usage.get_total_tokens())
+            self.budget.end(tokens)
+            if not self.ledger.add(key, cell, tokens):
+                return  # the compile has ended without this call
+            with self._lock:
+                if failure is None:
+                    self._ran.add(example)
+                else:
+                    self._note(failure, example)
+                self._on_cell()
+
+    def _note(self, failure: BaseException, example: int) -> None:
+        """Log that a call failed, and end the run if there are too many such calls, or all others would fail."""
+        name, what = self._names[example], f"{type(failure).__name__}: {self._first_line(failure)}"
+        self._warn(
+            what, f"the call on {name} failed: {what}", f"calls failed, the last of them on {name}: {what}"
+        )
+        self._failures[example] += 1
+        each_time = self._ran or self._failures  # where nothing has run, all are of one cause
+        count = sum(number if e in each_time else 1 for e, number in self._failures.items())
+        if isinstance(failure, HOPELESS):
+            reason = "every further call would fail like this"
+        elif isinstance(failure, MetricTypeError) and all(
+            c.outcome for c in list(self.ledger.cells.values())
+        ):
+            reason = "the metric cannot score the first answer"
+        elif count >= self._max_errors:
+            reason = f"the last of {count} failures (max_errors={self._max_errors}){self._ways_out}"
+        else:
+            return
+        if self._ended_by is not None:
+            return
+        self._ended_by = failure
+        if not isinstance(failure, Exception):  # SystemExit and the like would end more than the compile
+            self._ended_by = RuntimeError(f"the program or the metric raised {what}")
+            self._ended_by.__cause__ = failure
+        if hasattr(self._ended_by, "add_note"):  # Python 3.11
+            self._ended_by.add_note(f"plr_dspy ended the compile at {name}: {reason}. {GOING_ON}")
+
+    def _warn(self, kind: str, first: str, later: str) -> None:
+        """Log something the first time, and with its number the tenth, the hundredth and so on."""
+        self._warnings[kind] += 1
+        if self._warnings[kind] == 1:
+            logger.warning("%s", first)
+        elif str(self._warnings[kind]).strip("0") == "1":
+            logger.warning("%d %s", self._warnings[kind], later)
+
+    def _first_line(self, error: BaseException) -> str:
+        """The first line of a message, in characters that can be written, without secrets."""
+        try:
+            text = str(error)
+        except Exception as second:
+            text = f"its message cannot be read: {type(second).__name__}"
+        text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
+        return self._redact(text)[:200]
+
+
+def token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The token counts of a usage record, which has costs and more beside them; cached ones are among the prompt's."""
+    counts = {}
+    for model, usage in tokens.items():
+        details = usage.get("prompt_tokens_details") or {}
+        found = {**usage, **{kind: details[kind] for kind in CACHED if details.get(kind)}}
+        counts[model] = {k: n for k, n in found.items() if k.endswith("_tokens") and isinstance(n, int)}
+    return counts

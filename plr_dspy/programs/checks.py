@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
@@ -22,16 +21,6 @@ logger = logging.getLogger(__name__)
 
 FINDS = "which chooses how many demos are found for each input, by what, and in what order"
 """What messages say of `PLFewShot`."""
-
-
-def check_log_dir(log_dir: Path) -> None:
-    """Make the folder, and raise unless files can be written there."""
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=log_dir):
-            pass
-    except (OSError, ValueError) as error:  # ValueError: of a null byte
-        raise ValueError(f"log_dir must be a folder that can be written to; {log_dir}: {error}") from error
 
 
 def check_given(student: Any, *, name: str = "student", **datasets: Sequence[dspy.Example]) -> None:
@@ -154,35 +143,29 @@ def _signature(student: dspy.Module) -> inspect.Signature | None:
 
 def json_obstacle(program: dspy.Module) -> str:
     """Say what keeps `program.save("x.json")` from its work, and what to do; empty if nothing does."""
-    obstacle = demo_obstacle(program)
+    obstacles = []
+    for name, predictor in named_predictors(program):
+        for i, demo in enumerate(predictor.demos):
+            for field, value in demo.items():
+                try:
+                    orjson.dumps(serialize_object(value))
+                except TypeError as error:
+                    held = f"holds a {type(value).__name__} in field {field!r} ({error})"
+                    obstacles.append(f"demo {i} of predictor {name!r} {held}")
+    if obstacles:
+        more = f", and {len(obstacles) - 1} more fields are like it" * (len(obstacles) > 1)
+        return (
+            f"{obstacles[0]}{more}: program.save('x.json') will fail; convert it to plain data, such as int(...), "
+            "str(...) or list(...), or save as 'x.pkl' or with save_program=True"
+        )
     try:
-        orjson.dumps(None if obstacle else program.dump_state())
+        orjson.dumps(program.dump_state())
     except Exception as error:
         return (
             f"program.save('x.json') will fail ({type(error).__name__}: {error}): leave language models to "
             "dspy.configure(lm=...), and keep to plain data, or save with save_program=True"
         )
-    return obstacle
-
-
-def demo_obstacle(program: dspy.Module) -> str:
-    """Say which demo keeps `program.save("x.json")` from its work, and what to do; empty if none does."""
-    first, count = "", 0
-    for name, predictor in named_predictors(program):
-        for i, (field, value) in (
-            (i, item) for i, demo in enumerate(predictor.demos) for item in demo.items()
-        ):
-            try:
-                orjson.dumps(serialize_object(value))
-            except TypeError as error:
-                where = f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r}"
-                first, count = first or f"{where} ({error})", count + 1
-    more = f", and {count - 1} more fields are like it" * (count > 1)
-    cure = (
-        "program.save('x.json') will fail; convert it to plain data, such as int(...), str(...) or list(...), or save "
-        "as 'x.pkl' or with save_program=True"
-    )
-    return first and f"{first}{more}: {cure}"
+    return ""
 
 
 def saved_state(path: str | Path) -> dict[str, Any]:

@@ -32,21 +32,18 @@ class ProgramFactory:
 
     def __init__(self, program: dspy.Module) -> None:
         self._program = program
-        self._predictors = dict(named_predictors(program))
+        self._predictors = {id(predictor) for _, predictor in named_predictors(program)}
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
         """A copy in which the named predictors have these demos, in new lists; a TypeError if it would share them."""
         try:
-            program: dspy.Module = copy.deepcopy(self._program, memo := dict(self._shared))
+            program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         except Exception:  # of an object that leads to a module, and cannot be copied
             self._shared = _shared_parts(self._program, cautious=True)
-            program = copy.deepcopy(self._program, memo := dict(self._shared))
-        copies = {name: memo.get(id(original)) for name, original in self._predictors.items()}
-        if None in copies.values():  # made by a __deepcopy__ of the user's
-            copies = dict(named_predictors(program))
-        for name, predictor in copies.items():
-            if predictor is None or predictor is self._predictors.get(name):
+            program = copy.deepcopy(self._program, dict(self._shared))
+        for name, predictor in named_predictors(program):
+            if id(predictor) in self._predictors:
                 raise TypeError(
                     f"the program cannot be copied: predictor {name!r} lies in an object that cannot be deep-copied, "
                     "so the copy would share it; make it an attribute of a dspy.Module"

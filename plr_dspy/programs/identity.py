@@ -51,8 +51,8 @@ def facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Collect, by name, what decides what values do, and what the user's functions and objects do that they reach.
 
     Functions are told by their bytecode (there is source for few, and it may have been edited since), what they close
-    over and the global variables that they read and do not write; objects by their class and public attributes; what
-    belongs to an installed package by its name.
+    over and the global variables that they read; objects by their class and public attributes; what belongs to an
+    installed package by its name.
 
     Returns:
         Whole numbers, bools, None and the names of classes as they are: messages may show them. Of all else, which may
@@ -61,7 +61,7 @@ def facts(values: Mapping[str, Any]) -> dict[str, Any]:
     walk = _Walk(values)
     while walk.pending:
         walk.take(*walk.pending.popleft())
-    return {name: fact for name, fact in walk.found.items() if name not in walk.written}
+    return walk.found
 
 
 def is_library(module: str | None) -> bool:
@@ -80,7 +80,6 @@ class _Walk:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.found: dict[str, Any] = {}
-        self.written: set[str] = set()  # global variables that the code writes itself: counters, caches
         self.pending = deque(values.items())
         self._globals: set[str] = set()
         self._open: set[int] = set()
@@ -151,10 +150,9 @@ class _Walk:
         self.pending.extend((f"{variable} of {name}", each) for variable, each in held.items())
         if is_library(function.__module__):
             return _named(function)
-        read, written, used = set[str](), set[str](), set[str]()
-        text, variables = _behaviour(code, read, written, used), function.__globals__
+        read, used = set[str](), set[str]()
+        text, variables = _behaviour(code, read, used), function.__globals__
         module = variables.get("__name__", "")
-        self.written |= {f"{each} of {module}" for each in written}
         for each in sorted(read & variables.keys()):
             self._global(module, each, variables[each], used)
         return text
@@ -251,17 +249,17 @@ def _members(name: str, kind: type) -> dict[str, Any]:
     }
 
 
-def _behaviour(code: CodeType, read: set[str], written: set[str], used: set[str]) -> str:
+def _behaviour(code: CodeType, read: set[str], used: set[str]) -> str:
     """Describe each instruction with what it is applied to, and the arguments; gather the names of what it uses."""
     used.update(code.co_names)
     steps: list[str] = []
     for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
-            (read if step.opname.startswith("LOAD") else written).add(step.argval)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read.add(step.argval)
         if step.opname == "STORE_NAME" and step.argval in NO_BEHAVIOUR:
             del steps[-1:]  # the instruction that loads it
         elif isinstance(step.argval, CodeType):
-            steps.append(_behaviour(step.argval, read, written, used))
+            steps.append(_behaviour(step.argval, read, used))
         else:
             constant = sorted(map(repr, step.argval)) if isinstance(step.argval, frozenset) else step.argval
             steps.append(f"{step.opname} {constant!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import random
@@ -15,14 +16,16 @@ from typing import Any
 
 import dspy
 import numpy as np
+from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
-from plr_dspy.programs.prompts import PromptRenderer
 from plr_dspy.programs.splits import answer_classes
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 
 logger = logging.getLogger(__name__)
+
+Messages = list[dict[str, Any]]
 
 OWN = "student"
 """The origin of demos that the student came with."""
@@ -65,8 +68,9 @@ class PromptSlots(ABC):
     space: OrderingSpace
 
     def __init__(self, program: dspy.Module) -> None:
-        self._renderer = PromptRenderer()
+        self.program = program
         self._predictors = dict(named_predictors(program))
+        self._factory = ProgramFactory(program)
 
     @abstractmethod
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
@@ -101,9 +105,9 @@ class PromptSlots(ABC):
         """Further orderings, made of the best ones of a search and of scores by example."""
         return []
 
-    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         """A copy of the program in an order; guarded, it shows no demo before it is known which example is scored."""
-        return factory.build(self.demos(ordering))
+        return self._factory.build(self.demos(ordering))
 
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
         """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to; of a rule, for these inputs."""
@@ -113,7 +117,7 @@ class PromptSlots(ABC):
         """Of the prompts with the demos of each slot."""
         digest = hashlib.sha256()
         for name, demos in shown.items():
-            text = self._renderer.render(self._predictors[name], demos)
+            text = as_text(demo_messages(self._predictors[name], demos))
             digest.update(f"{name}\0{text}\0".encode())
         return digest.hexdigest()[:32]
 
@@ -123,7 +127,7 @@ class ProgramSlots(PromptSlots):
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__(program)
-        slots = [_read_slot(name, predictor, self._renderer) for name, predictor in self._predictors.items()]
+        slots = [_read_slot(name, predictor) for name, predictor in self._predictors.items()]
         self.slots = tuple(slot for slot in slots if slot.demos)
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
@@ -141,10 +145,10 @@ class ProgramSlots(PromptSlots):
         return result
 
 
-def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> Slot:
+def _read_slot(name: str, predictor: dspy.Predict) -> Slot:
     """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
-    demos, nothing = tuple(predictor.demos), renderer.render(predictor, [])
-    alone = [renderer.render(predictor, [demo]) for demo in demos]
+    demos, nothing = tuple(predictor.demos), as_text(demo_messages(predictor, []))
+    alone = [as_text(demo_messages(predictor, [demo])) for demo in demos]
     kind = {i: alone.index(text) for i, text in enumerate(alone) if text != nothing}
     if kind and (hidden := [i for i in range(len(demos)) if i not in kind]):
         logger.warning(
@@ -157,7 +161,7 @@ def _read_slot(name: str, predictor: dspy.Predict, renderer: PromptRenderer) -> 
         if block_of[a] == block_of[b] or kind[a] == kind[b]:
             continue
         pair = [demos[a], demos[b]]
-        if renderer.render(predictor, pair) != renderer.render(predictor, pair[::-1]):
+        if demo_messages(predictor, pair) != demo_messages(predictor, pair[::-1]):
             first, second = sorted((block_of[a], block_of[b]))
             block_of = {i: first if block == second else block for i, block in block_of.items()}
     found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
@@ -196,19 +200,21 @@ class PoolSlots(PromptSlots):
             raise ValueError(
                 f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {max_tokens}"
             )
-        slots, limits, shortest = [], list[tuple[int, int]](), []
+        slots, limits = list[Slot](), list[tuple[int, int]]()
         for name, given in pools.items():
             pool = tuple(each for each in given if each.origin == OWN or each.tokens <= self._max_tokens)
             if not pool:
                 continue
             items, demos = tuple(range(len(pool))), tuple(each.demo for each in pool)
             limits.append((min(min_demos, len(pool)), min(max_demos, len(pool))))
-            by_length = sorted(items, key=[each.tokens for each in pool].__getitem__)
-            shortest.append(tuple(by_length[: limits[-1][0]]))
             space = OrderingSpace((items,), (limits[-1],))
             classes = tuple(_classes(self._predictors[name], demos))
             slots.append(Slot(name, demos, (items,), space, (classes,), pool))
-        self.slots, first = tuple(slots), tuple(shortest)
+        self.slots = tuple(slots)
+        first: Ordering = tuple(  # the shortest demos
+            tuple(sorted(range(len(slot.pool)), key=lambda item: slot.pool[item].tokens)[:least])
+            for slot, (least, _) in zip(slots, limits, strict=True)
+        )
         if not self._allows(first):
             raise ValueError(
                 f"max_demo_tokens must be at least {self.tokens(first)}, the tokens of the shortest demos with "
@@ -273,9 +279,9 @@ def add_labelled_demos(
     if any(predictor.demos for predictor in predictors.values()):
         return []
     demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2)))
-    renderer, filled = PromptRenderer(), []
+    filled = []
     for name, predictor in predictors.items():
-        if demos and renderer.render(predictor, demos) != renderer.render(predictor, []):
+        if demos and demo_messages(predictor, demos) != demo_messages(predictor, []):
             predictor.demos = list(demos)
             filled.append(name)
     if filled:
@@ -286,3 +292,49 @@ def add_labelled_demos(
             filled,
         )
     return filled
+
+
+def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
+    """Return what DSPy puts before the adapter where an output is a decision; None where there is none.
+
+    Such outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name; of
+    clients that answer decision requests themselves all outputs are. DSPy then shows the demos in the instructions. It
+    raises a ValueError where `fields` do not fit the outputs.
+    """
+    lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
+    found = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
+    return found if isinstance(found, DecisionAdapter) else None
+
+
+def prompt_messages(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any]) -> Messages:
+    """All messages of a call; DSPy raises a ValueError where there can be none."""
+    signature, demos, adapter = predictor.signature, list(demos), dspy.settings.adapter or dspy.ChatAdapter()
+    if (decision := decision_adapter(predictor)) is not None:
+        request = decision._prepare(signature, demos, dict(inputs), {})
+        if decision.system_one:
+            return [{"role": "user", "content": json.dumps(request, default=repr)}]
+        signature, demos = request["signature"], request["demos"]
+    return list(adapter.format(_shown_signature(adapter, predictor, signature), demos, dict(inputs)))
+
+
+def demo_messages(predictor: dspy.Predict, demos: Sequence[Any]) -> Messages:
+    """The messages that the demos become, with all that those hold beside the demos, but for the inputs."""
+    if decision_adapter(predictor) is not None:
+        return prompt_messages(predictor, demos, {})
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    signature = _shown_signature(adapter, predictor, predictor.signature)
+    return list(adapter.format_demos(signature, list(demos)))
+
+
+def as_text(messages: Messages) -> str:
+    """Messages as one string, which tells prompts apart."""
+    return json.dumps(messages, default=repr, sort_keys=True)
+
+
+def _shown_signature(adapter: Any, predictor: dspy.Predict, signature: Any) -> Any:
+    """Return the signature that the adapter formats: native features take fields out of it for some LMs."""
+    lm = predictor.lm or dspy.settings.lm
+    if lm is None or not hasattr(adapter, "_call_preprocess"):
+        return signature
+    tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
+    return adapter._call_preprocess(lm, dict(predictor.config), signature, tools)

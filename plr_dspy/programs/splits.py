@@ -59,18 +59,19 @@ def make_splits(
     first: dict[tuple[bool, bytes], int] = {}
     for i, example in enumerate(everything):
         first.setdefault((i < len(trainset), value_key(dict(example.items()))), i)
-    usable = [i for i in first.values() if i not in shown and i < len(trainset)]
-    held = set(inputs[len(trainset) :])
-    kept = [i for i in usable if inputs[i] not in held]
-    num_shared = len(usable) - len(kept)
+    usable = [i for i in first.values() if i not in shown]
+    of_trainset = [i for i in usable if i < len(trainset)]
+    valset_inputs = set(inputs[len(trainset) :])
+    kept = [i for i in of_trainset if inputs[i] not in valset_inputs]
+    num_shared = len(of_trainset) - len(kept)
     if kept and num_shared:
         logger.warning(
             "%d examples are in both trainset and valset: they only choose the final order", num_shared
         )
     train = mixed(kept, labels, rng, balanced=balanced)
     if valset:
-        chosen = [i for i in first.values() if i not in shown and i >= len(trainset)]
-        selection = mixed(chosen, labels, rng, balanced=balanced)
+        of_valset = [i for i in usable if i >= len(trainset)]
+        selection = mixed(of_valset, labels, rng, balanced=balanced)
     else:
         count = len(train)
         num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))
@@ -82,8 +83,8 @@ def make_splits(
         places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
         selection = [train[place] for place in sorted(places)]
         train = [index for place, index in enumerate(train) if place not in places]
-    used, of_both = [*train, *selection], [everything[i] for i in (*train, *selection)]
-    return Splits(of_both[: len(train)], of_both[len(train) :], [names[i] for i in used], num_shared)
+    train_examples, selection_examples = ([everything[i] for i in part] for part in (train, selection))
+    return Splits(train_examples, selection_examples, [names[i] for i in (*train, *selection)], num_shared)
 
 
 def check_splits(
@@ -95,13 +96,10 @@ def check_splits(
     cure: str = "pass more examples",
 ) -> None:
     """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
-
-    def left(given: int, usable: int, shared: str = "") -> str:
-        others = f"the others are shown by demos{shared} or given twice"
-        return f"of its {given} examples {usable} are left, {others}: {cure}"
-
     if num_valset and not splits.selection:
-        raise ValueError(f"valset must hold an example that no demo shows; {left(num_valset, 0)}")
+        raise ValueError(
+            f"valset must hold an example that no demo shows; demos show all {num_valset}: {cure}"
+        )
     if splits.num_shared > 1 and not splits.train:
         raise ValueError(
             f"trainset must hold an example that valset does not; all {splits.num_shared} that no demo shows are in "
@@ -112,7 +110,8 @@ def check_splits(
         beside = ", or one beside a valset" * (num_valset > 0)
         shared = " or in valset too" * (splits.num_shared > 0)
         raise ValueError(
-            f"{name} must hold at least two examples that no demo shows{beside}; {left(num_trainset, usable, shared)}"
+            f"{name} must hold at least two examples that no demo shows{beside}; of its {num_trainset} examples "
+            f"{usable} are left, the others are shown by demos{shared} or given twice: {cure}"
         )
 
 

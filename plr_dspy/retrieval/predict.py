@@ -9,11 +9,10 @@ from typing import Any
 
 import dspy
 from dspy.predict.predict import serialize_object
+from pydantic import TypeAdapter
 
-from plr_dspy.programs.calls import scored
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.retrieval.rule import RULES, Pool, Rule
-from plr_dspy.retrieval.similarity import Embeddings, SharedWords, Similarity, text_of
+from plr_dspy.retrieval.rule import Embeddings, Pool, Rule
 
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 """What DSPy's error names where the student itself loads the file, in place of a field that it does not know."""
@@ -38,14 +37,14 @@ class Retrieval:
 
     def demos(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, in the order of the prompt."""
-        example = scored()
-        if self.guarded and example is None:
+        scored = dspy.settings.get("plr_dspy_scored")
+        if self.guarded and scored is None:
             raise RuntimeError(
                 "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
                 "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
                 "or pass demos='fixed'"
             )
-        shown = [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=example)]
+        shown = [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=scored)]
         return shown if self.order is None else [shown[i] for i in self.order if i < len(shown)]
 
 
@@ -126,22 +125,6 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
-def make_pool(
-    predictor: dspy.Predict,
-    demos: Sequence[Any],
-    sources: Sequence[str],
-    *,
-    embedder: dspy.Embedder | None = None,
-    vectors: Any = None,
-    tokens: Sequence[int] = (),
-) -> Pool:
-    """Make the pool of a predictor; arguments are those of `Pool` and of `Embeddings`."""
-    names, outputs = list(predictor.signature.input_fields), list(predictor.signature.output_fields)
-    texts = [text_of(dict(demo.items()), names) for demo in demos]
-    similarity: Similarity = SharedWords(texts) if embedder is None else Embeddings(texts, embedder, vectors)
-    return Pool(demos, names=names, outputs=outputs, similarity=similarity, sources=sources, tokens=tokens)
-
-
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
     """The retrieval of a saved predictor.
 
@@ -154,5 +137,5 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
         )
     examples = [dspy.Example(**demo) for demo in state["demos"]]
     known = {name: state[name] for name in ("vectors", "tokens")}
-    pool = make_pool(predictor, examples, state["sources"], embedder=embedder, **known)
-    return Retrieval(pool, RULES.validate_python(state["rule"]))
+    pool = Pool(predictor, examples, state["sources"], embedder=embedder, **known)
+    return Retrieval(pool, TypeAdapter(Rule).validate_python(state["rule"]))

@@ -1,4 +1,4 @@
-"""Which demos of its pool a predictor shows for an input, and in what order: features of demos, and a rule on them."""
+"""Which demos of its pool a predictor shows for an input, and in what order: likeness, features, and a rule on them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import dspy
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
+from dspy.predict.predict import serialize_object
+from pydantic import ConfigDict
+from scipy import sparse
 
 from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce, Features
-from plr_dspy.programs.calls import Scored
 from plr_dspy.programs.splits import answer_classes, folded_key, source_of
-from plr_dspy.retrieval.similarity import Similarity, text_of
 from plr_dspy.statistics.calibration import Array
+
+WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+"""Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+
+TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"
+"""A word, or a character of such a script; pairs of these tell words apart in every script."""
 
 FEATURES = ("similarity", "rank", "label_share", "length", "repeated_label", "likeness")
 """What the logit of a demo is made of, as `Pool.features` gives it."""
@@ -51,10 +58,6 @@ class Rule:
     def __post_init__(self) -> None:
         if unknown := sorted(self.coefficients.keys() - set(FEATURES)):
             raise ValueError(f"coefficients must be of features among {list(FEATURES)}; got {unknown}")
-        if not 0 < self.num_demos <= self.num_candidates:
-            raise ValueError(
-                f"num_demos must be from 1 to num_candidates={self.num_candidates}; got {self.num_demos}"
-            )
 
     def __str__(self) -> str:
         terms = ", ".join(f"{name} {value:+g}" for name, value in self.coefficients.items())
@@ -68,62 +71,125 @@ class Rule:
         return CovariatePlackettLuce([self.coefficients.get(name, 0.0) for name in FEATURES])
 
 
-class Pool:
-    """The demos that a predictor may show.
+class SharedWords:
+    """Compares texts with those of a pool by their words and pairs of words, the rare ones most (TF-IDF).
+
+    Attributes:
+        vectors: Of the texts of the pool, of length 1, ``[n, d]``.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer  # which takes a second, and loads pandas
+
+        self._vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
+        try:
+            self.vectors = self._vectorizer.fit_transform(texts)
+        except ValueError:  # There is no word in any of the texts.
+            self._vectorizer.fit(["none"])
+            self.vectors = self._vectorizer.transform([""] * len(texts))
+        self._by_word = self.vectors.T.tocsr()
+
+    def to(self, text: str) -> Array:
+        """Cosine of a text's vector and of those of the pool, ``[n]``."""
+        found: Array = (self._vectorizer.transform([text]) @ self._by_word).toarray()[0]
+        return found
+
+
+class Embeddings:
+    """Compares texts with those of a pool by the vectors of a `dspy.Embedder`.
 
     Args:
+        texts: Of the pool.
+        embedder: Called with all of them at once, unless their vectors are given, and then with each other text.
+        vectors: Of the texts, of length 1, ``[n, d]``, where they are known.
+    """
+
+    def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, vectors: Any = None) -> None:
+        self._embedder = embedder
+        # As many decimals as are saved, so that a loaded program finds the same.
+        self.vectors: Array = np.round(self._of(texts), 6) if vectors is None else np.asarray(vectors, float)
+
+    def to(self, text: str) -> Array:
+        """Cosine of a text's vector and of those of the pool, ``[n]``."""
+        (vector,) = self._of([text], self.vectors.shape[1])
+        found: Array = self.vectors @ vector
+        return found
+
+    def _of(self, texts: Sequence[str], size: int | None = None) -> Array:
+        """Vectors of texts, of length 1 and of this size; a ValueError where the embedder returns something else."""
+        returned = self._embedder(list(texts))
+        try:
+            found = np.asarray(returned, dtype=float)
+        except (TypeError, ValueError):
+            found = np.empty(0)
+        expected = (len(texts), size or found.shape[-1])
+        if found.shape != expected or not found.size or not np.isfinite(found).all():
+            got = f"an array of shape {found.shape}" if found.size else repr(returned)[:80]
+            raise ValueError(
+                f"embedder must return a vector of {size or 'some'} finite numbers for each of {len(texts)} texts; got "
+                f"{got}{', not all finite,' * bool(found.size and found.shape == expected)} from it: pass another one"
+            )
+        vectors: Array = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+
+class Pool:
+    """The demos that a predictor may show, and how like their inputs are to those of a call.
+
+    Args:
+        predictor: Demos and calls are compared by its input fields; demos of one class have the same output fields.
         demos: Examples or dicts.
-        names: Of the input fields, by which demos and inputs are compared.
-        outputs: Of the output fields, by which demos are of one class or not.
-        similarity: Of inputs to those of the demos.
         sources: What identifies the inputs of the program that each demo is made of ``[n]``.
+        embedder: Says how like inputs are; None compares the words that they share.
+        vectors: As of `Embeddings`.
         tokens: Of each demo in a prompt, ``[n]``; empty where that is not known.
     """
 
     def __init__(
         self,
+        predictor: dspy.Predict,
         demos: Sequence[Any],
-        *,
-        names: Sequence[str],
-        outputs: Sequence[str],
-        similarity: Similarity,
         sources: Sequence[str],
+        *,
+        embedder: dspy.Embedder | None = None,
+        vectors: Any = None,
         tokens: Sequence[int] = (),
     ) -> None:
-        self.demos, self.names, self.outputs = list(demos), list(names), list(outputs)
-        self.similarity, self.sources = similarity, list(sources)
+        self.demos, self.sources = list(demos), list(sources)
+        self.names = list(predictor.signature.input_fields)
+        self.outputs = list(predictor.signature.output_fields)
         rows = [dict(demo.items()) for demo in demos]
-        self._asked = [self._inputs(row) for row in rows]
-        self.classes = np.array(answer_classes(rows, list(outputs)), dtype=int)
+        texts = [_text_of(row, self.names) for row in rows]
+        self.similarity = SharedWords(texts) if embedder is None else Embeddings(texts, embedder, vectors)
         self.tokens = list(tokens) or [0] * len(rows)
-        sizes = np.log1p([len(text_of(row, [*names, *outputs])) for row in rows])
+        self.classes = np.array(answer_classes(rows, self.outputs), dtype=int)
+        self._input_keys = [self._inputs(row) for row in rows]
+        sizes = np.log1p([len(_text_of(row, [*self.names, *self.outputs])) for row in rows])
         self._lengths: Array = sizes - sizes.mean() if len(sizes) else sizes
 
     def __len__(self) -> int:
         return len(self.demos)
 
-    def nearest(self, inputs: Mapping[str, Any], number: int, *, without: Scored | None = None) -> list[int]:
-        """The demos whose inputs are most like some inputs, the likest first; of equals the first.
-
-        Args:
-            inputs: Of a call.
-            number: How many.
-            without: An example that is scored: demos of its source are left out, and those of the same inputs.
-        """
-        like, _ = self._ranked(inputs, number, without)
-        return like
-
     def vote(
-        self, inputs: Mapping[str, Any], number: int, *, without: Scored | None = None
+        self, inputs: Mapping[str, Any], number: int, *, without: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The most frequent answer of the nearest demos, of equals the nearest one's; arguments as in `nearest`."""
-        near = self.nearest(inputs, number, without=without)
+        """The most frequent answer of so many nearest demos, of equals the nearest one's; `without` as in `shown`."""
+        near, _ = self._nearest(inputs, number, without)
         votes = Counter(self.classes[near].tolist())
         winner = next(i for i in near if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
-    def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: Scored | None = None) -> list[int]:
-        """The demos that a rule shows, in the order of the prompt; arguments are those of `nearest`."""
+    def shown(
+        self, inputs: Mapping[str, Any], rule: Rule, *, without: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The demos that a rule shows, in the order of the prompt.
+
+        Args:
+            inputs: Of a call.
+            rule: Chooses among the demos whose inputs are most like those.
+            without: The program's inputs of the example that is scored: demos of this source are left out, and those
+                of the same inputs.
+        """
         candidates, features = self.features(inputs, rule.num_candidates, without=without)
         length = min(rule.num_demos, len(candidates))
         chosen = [candidates[i] for i in rule.logits.mode(features, length)]
@@ -132,18 +198,15 @@ class Pool:
         return chosen[::-1] if rule.nearest_last else chosen
 
     def features(
-        self, inputs: Mapping[str, Any], number: int, *, without: Scored | None = None
+        self, inputs: Mapping[str, Any], number: int, *, without: Mapping[str, Any] | None = None
     ) -> tuple[list[int], Features]:
-        """The demos that are most like some inputs, and their features, ``[c, f]`` of `FEATURES`.
+        """So many demos that are most like some inputs, and their features, ``[c, f]`` of `FEATURES`.
 
         These are: the cosine of the vectors; less the logarithm of the place among the likest; the share of the
         candidates that have the demo's label; the logarithm of its length less the mean of the pool; and of what is
-        shown already, the share that has its label, and the largest cosine to it.
-
-        Args:
-            inputs, number, without: As in `nearest`.
+        shown already, the share that has its label, and the largest cosine to it. `without` is as in `shown`.
         """
-        candidates, like = self._ranked(inputs, number, without)
+        candidates, like = self._nearest(inputs, number, without)
         classes = self.classes[candidates]
         same = classes[:, None] == classes[None, :]
         fixed = [like, -np.log1p(np.arange(len(candidates))), same.mean(axis=1) if candidates else like]
@@ -153,24 +216,27 @@ class Pool:
         def features(chosen: Sequence[int]) -> Array:
             repeated = likeness = np.zeros(len(candidates))
             if len(chosen):
-                cosines.extend([] if cosines else [self.similarity.among(candidates)])
+                if not cosines:
+                    some: Any = self.similarity.vectors[candidates]
+                    product = some @ some.T
+                    cosines.append(product.toarray() if sparse.issparse(product) else product)
                 repeated, likeness = same[:, chosen].mean(axis=1), cosines[0][:, chosen].max(axis=1)
             return np.stack([*fixed, repeated, likeness], axis=1)
 
         return candidates, features
 
-    def _ranked(
-        self, inputs: Mapping[str, Any], number: int, without: Scored | None
+    def _nearest(
+        self, inputs: Mapping[str, Any], number: int, without: Mapping[str, Any] | None
     ) -> tuple[list[int], Array]:
-        """The likest demos and how like they are."""
-        like, source, asked = self.similarity.to(text_of(inputs, self.names)), None, None
+        """The demos whose inputs are most like some inputs, the likest first, of equals the first; and how like."""
+        like, source, input_key = self.similarity.to(_text_of(inputs, self.names)), None, None
         if without is not None:
-            source = without.source
+            source, values = source_of(without), set(map(folded_key, without.values()))
             # What follows from its inputs, others may share: only these tell that it is asked.
-            if any(folded_key(inputs[name]) in without.values for name in self.names if name in inputs):
-                asked = self._inputs(inputs)
+            if any(folded_key(inputs[name]) in values for name in self.names if name in inputs):
+                input_key = self._inputs(inputs)
         best = np.argsort(-like, kind="stable")
-        left = (int(i) for i in best if self.sources[i] != source and self._asked[i] != asked)
+        left = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != input_key)
         found = list(islice(left, number))
         return found, like[found]
 
@@ -183,5 +249,7 @@ class Pool:
         return self
 
 
-RULES = TypeAdapter(Rule)
-"""Reads rules from files."""
+def _text_of(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The text that some fields of a demo or a call are compared by; pictures, sounds and files have none."""
+    values = [fields[name] for name in names if fields.get(name) is not None]
+    return "\n".join(str(serialize_object(value)) for value in values if not isinstance(value, dspy.Type))

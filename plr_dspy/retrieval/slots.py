@@ -14,12 +14,10 @@ import numpy as np
 import orjson
 
 from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
-from plr_dspy.programs.calls import Scored
-from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, make_pool, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace
@@ -54,10 +52,10 @@ class RetrievalSlots(PoolSlots):
 
     Args:
         program, pools, limits: As in `PoolSlots`.
-        sources: Of demos of a predictor, in the order of `retrieved`: as in `Pool`.
         retrieved: Of each predictor, the demos that may be found for an input.
+        examples: What they are made of, by numbers in the trainset; demos of a list are made of none.
         rules: Those that the search begins with; variations of the best enter its race.
-        embedder: As in `make_pool`.
+        embedder: As of `Pool`.
         min_found: Demos that a rule shows at least.
     """
 
@@ -67,7 +65,7 @@ class RetrievalSlots(PoolSlots):
         pools: Mapping[str, Sequence[PooledDemo]],
         *,
         retrieved: Mapping[str, Sequence[PooledDemo]],
-        sources: Mapping[str, Sequence[str]],
+        examples: Mapping[int, dspy.Example],
         rules: Sequence[Rule],
         embedder: dspy.Embedder | None,
         min_found: int,
@@ -76,11 +74,13 @@ class RetrievalSlots(PoolSlots):
         self.rules = list(rules)
         self._min_found, self._embedder = min_found, embedder
         super().__init__(program, pools, **limits)
+        sources = {f"trainset[{number}]": source_of(each.inputs()) for number, each in examples.items()}
+        sources |= {f"bootstrapped from {origin}": source for origin, source in sources.items()}
         self.found: dict[str, Pool] = {
-            name: make_pool(
+            name: Pool(
                 self._predictors[name],
                 [each.demo for each in demos],
-                sources[name],
+                [sources.get(each.origin, "") for each in demos],
                 embedder=embedder,
                 tokens=[each.tokens for each in demos],
             )
@@ -88,7 +88,7 @@ class RetrievalSlots(PoolSlots):
             if demos
         }
         # Then the inputs of the predictor are those of the program.
-        self._hands_on = type(program).forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
+        self._passes_inputs_on = type(program).forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
         nothing: Ordering = tuple(() for _ in self.slots)
         beside = [self._with_rule(nothing, rule) for rule in rules]
         self.space = replace(self.space, beside=tuple(beside) if self.found else ())
@@ -118,9 +118,11 @@ class RetrievalSlots(PoolSlots):
     def found_tokens(self, ordering: Ordering) -> int:
         """Those of demos that are found."""
         rule, tokens = self.rule_of(ordering), 0
-        for pool in self.found.values() if rule else ():
-            few = min(rule.num_demos, len(pool)) * float(np.mean(pool.tokens))  # type: ignore[union-attr]
-            tokens += round(min(few, np.inf if rule.max_tokens is None else rule.max_tokens))  # type: ignore[union-attr]
+        if rule is None:
+            return 0
+        for pool in self.found.values():
+            mean = float(np.mean(pool.tokens)) * min(rule.num_demos, len(pool))
+            tokens += round(mean if rule.max_tokens is None else min(mean, rule.max_tokens))
         return tokens
 
     def num_demos(self, ordering: Ordering) -> int:
@@ -128,8 +130,8 @@ class RetrievalSlots(PoolSlots):
         found = [min(rule.num_demos, len(pool)) for pool in self.found.values()] if rule else []
         return super().num_demos(ordering) + sum(found)
 
-    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        program, rule = super().build(factory, ordering), self.rule_of(ordering)
+    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+        program, rule = super().build(ordering), self.rule_of(ordering)
         if rule is None:
             return program
         return retrieve_in(
@@ -140,15 +142,14 @@ class RetrievalSlots(PoolSlots):
         """Digest of the prompts; where these are not known before the call, of the rule and of the pools that decide
         them."""
         rule, demos = self.rule_of(ordering), self.demos(ordering)
-        if rule is not None and inputs is not None and self._hands_on:
-            for name, pool in self.found.items():
-                found = pool.shown(inputs, rule, without=Scored.of(inputs))
-                demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
-            return self._digest(demos)
-        name = self._digest(demos)
         if rule is None:
-            return name
-        return _digest_of([], [name, asdict(rule), self._content])
+            return self._digest(demos)
+        if inputs is None or not self._passes_inputs_on:
+            return _digest_of([], [self._digest(demos), asdict(rule), self._content])
+        for name, pool in self.found.items():
+            found = pool.shown(inputs, rule, without=inputs)
+            demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
+        return self._digest(demos)
 
     def further(
         self, best: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
@@ -192,7 +193,7 @@ class RetrievalSlots(PoolSlots):
             asked, mean = inputs[example], sum(score for _, score in seen) / len(seen)
             if not set(pool.names) <= asked.keys() or max(score for _, score in seen) <= mean:
                 continue
-            candidates, of_them = pool.features(asked, rule.num_candidates, without=Scored.of(asked))
+            candidates, of_them = pool.features(asked, rule.num_candidates, without=asked)
             for shown, score in seen:
                 if score > mean:
                     chosen = shown.logits.mode(of_them, min(shown.num_demos, len(candidates)))
@@ -235,10 +236,10 @@ class FoundOrders(PromptSlots):
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         return {name: list(items) for name, items in zip(self._retrievals, ordering, strict=True)}
 
-    def build(self, factory: ProgramFactory, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
+    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         orders = zip(self._retrievals.items(), ordering, strict=True)
         found = {name: replace(each, order=order, guarded=guarded) for (name, each), order in orders}
-        return retrieve_in(factory.build({}), found)
+        return retrieve_in(self._factory.build({}), found)
 
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
         """Digest of the order, and of what decides which demos are found."""
@@ -257,12 +258,3 @@ def _digest_of(pools: Iterable[Pool], more: Any) -> str:
 def _fixed(ordering: Ordering) -> Ordering:
     """An ordering without its rule."""
     return tuple(tuple(item for item in items if item >= 0) for items in ordering)
-
-
-def sources_of(
-    retrieved: Mapping[str, Sequence[PooledDemo]], examples: Mapping[int, dspy.Example]
-) -> dict[str, list[str]]:
-    """What identifies the inputs of the example that each demo is made of; empty where it is made of none of these."""
-    known = {f"trainset[{number}]": source_of(example.inputs()) for number, example in examples.items()}
-    known |= {f"bootstrapped from {origin}": source for origin, source in known.items()}
-    return {name: [known.get(each.origin, "") for each in demos] for name, demos in retrieved.items()}

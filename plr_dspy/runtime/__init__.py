@@ -1,1 +1,1 @@
-"""Helpers of the process: log lines, the progress bar, signals, threads, files."""
+"""What belongs to the process: the terminal, signals, threads, files, and keys that no text may show."""

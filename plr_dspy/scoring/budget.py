@@ -47,18 +47,17 @@ class Budget:
     ) -> None:
         self.max_calls, self.max_cost, self.max_seconds = max_calls, max_cost, max_seconds
         self.cost, self.refused = 0.0, ""
-        self._ledger = Ledger() if ledger is None else ledger
+        self._ledger = ledger or Ledger()
         self._money_share = self._time_share = 1.0
         self._started = time.monotonic()
         self._price, self._expected = price, expected
-        self._num_paid = self._under_way = (
-            0  # free calls, from a cache or failed, tell nothing of those to come
-        )
+        self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
         self._largest = 0.0
         self._unpriced: list[str] = []
         self._lock = threading.Lock()
+        self._under_way = len(self._ledger.resumed_tokens)
         for tokens in self._ledger.resumed_tokens:
-            self._pay(tokens)
+            self.end(tokens)
 
     @property
     def calls(self) -> int:
@@ -75,7 +74,7 @@ class Budget:
         self._money_share, self._time_share, self.refused = share, share if seconds is None else seconds, ""
 
     def begin(self) -> bool:
-        """Set a call, and its time and money, aside, or say that there is none; `end` or `cancel` ends the call."""
+        """Set a call, and its time and money, aside, or say that there is none; `end` ends the call."""
         with self._lock:
             if self.max_cost is not None and (
                 self._unpriced
@@ -92,16 +91,17 @@ class Budget:
                 return True
             return False
 
-    def cancel(self) -> None:
-        """Say that a call was not made after all."""
-        with self._lock:
-            self._under_way -= 1
-
     def end(self, tokens: Tokens) -> None:
-        """Pay for a call that has ended."""
+        """Pay for a call that has ended; one that was not made after all has no tokens."""
         with self._lock:
             self._under_way -= 1
-            self._pay(tokens)
+            cost = 0.0 if self.max_cost is None else self._price(tokens)
+            if cost is None:
+                self._unpriced += [model for model in tokens if self._price({model: tokens[model]}) is None]
+            elif cost > 0:
+                self.cost += cost
+                self._num_paid += 1
+                self._largest = max(self._largest, cost)
 
     def check(self) -> None:
         """Raise a ValueError with the name of a model without a price, if a call has used one."""
@@ -129,13 +129,3 @@ class Budget:
     def _elapsed(self) -> float:
         """Seconds since the beginning."""
         return time.monotonic() - self._started
-
-    def _pay(self, tokens: Tokens) -> None:
-        """Count what a call has cost."""
-        cost = 0.0 if self.max_cost is None else self._price(tokens)
-        if cost is None:
-            self._unpriced += [model for model in tokens if self._price({model: tokens[model]}) is None]
-        elif cost > 0:
-            self.cost += cost
-            self._num_paid += 1
-            self._largest = max(self._largest, cost)

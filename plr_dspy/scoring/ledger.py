@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
@@ -81,7 +81,7 @@ class Ledger:
         self.unstable: list[str] = []
         self.course = Course()
         self.calls = self.num_resumed = 0
-        self.tokens: dict[str, dict[str, int]] = {}
+        self.tokens: dict[str, Counter[str]] = defaultdict(Counter)
         self.resumed_tokens: list[Tokens] = []
         self._keys: list[str] | None = None
         self._lock = threading.Lock()
@@ -103,12 +103,19 @@ class Ledger:
 
     def add(self, key: CellKey, cell: Cell, tokens: Tokens) -> bool:
         """Note a cell that was paid; after `stop` it is too late, and the answer False."""
+        fingerprint, example = key
+        told = {each.name: getattr(cell, each.name) for each in fields(cell)} | {"tokens": tokens or None}
+        told = {name: value for name, value in told.items() if value not in (None, "", ())}
         with self._lock:
-            if not self._closed:
-                self.cells[key] = cell
-                name = str(key[1]) if self._keys is None else self._keys[key[1]]
-                self._pay((key[0], name), cell, tokens)
-            return not self._closed
+            if self._closed:
+                return False
+            self.cells[key] = cell
+            self.calls += 1
+            for model, counts in tokens.items():
+                self.tokens[model].update(counts)
+            name = str(example) if self._keys is None else self._keys[example]
+            self._write({"cell": (fingerprint, name), "score": cell.score, **told})
+            return True
 
     def begin(self, arguments: Facts) -> None:
         """Note the arguments of the compile that begins: with others than the last one had, it has no rounds yet."""
@@ -130,10 +137,6 @@ class Ledger:
         """Say that the cells that failed since the last `settle` are to be tried again by a new ledger."""
         self.note({"retry": len(self.cells)})
 
-    def examples_that_ran(self) -> set[int]:
-        """Those on which some call ended with an answer."""
-        return {example for (_, example), cell in self.cells.items() if cell.outcome != FAILED}
-
     def stop(self) -> None:
         """Take no more cells."""
         with self._lock:
@@ -146,21 +149,6 @@ class Ledger:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
-
-    def _pay(self, key: tuple[str, str], cell: Cell, tokens: Tokens) -> None:
-        """Count a call, and write it down."""
-        self._count(tokens)
-        told = {each.name: getattr(cell, each.name) for each in fields(cell)}
-        record = {name: value for name, value in told.items() if value not in (None, "", ())}
-        self._write({"cell": key, "score": cell.score, **record, **({"tokens": tokens} if tokens else {})})
-
-    def _count(self, tokens: Tokens) -> None:
-        """Count a call and its tokens."""
-        self.calls += 1
-        for model, kinds in tokens.items():
-            of_model = self.tokens.setdefault(model, {})
-            for kind, count in kinds.items():
-                of_model[kind] = of_model.get(kind, 0) + count
 
     def _write(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a line; what is paid for must not be lost to a disk that cannot take it."""
@@ -213,7 +201,9 @@ class Ledger:
                 if key in self.earlier and self.earlier[key].outcome != FAILED:
                     raise ValueError(f"it repeats {key}")
                 self.earlier[key] = cell
-                self._count(tokens)
+                self.calls += 1
+                for model, counts in tokens.items():
+                    self.tokens[model].update(counts)
                 self.resumed_tokens.append(tokens)
                 if cell.outcome == FAILED:
                     unsettled.append(key)
@@ -259,22 +249,23 @@ def open_ledger(
         accept_changes: Go on from the folder of another compile, too.
 
     Raises:
-        ValueError: when it belongs to another compile, or cannot be read.
+        ValueError: when it is no folder that can be written to, belongs to another compile, or cannot be read.
         RuntimeError: when another process, or another compile of this one, is using it.
-        OSError: when nothing can be written there.
+        OSError: when the disk is full.
     """
     if folder is None:
         yield Ledger()
         return
     with ExitStack() as stack:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(folder / "lock", timeout=0, thread_local=False))
-        except IsADirectoryError as error:
-            raise ValueError(f"log_dir {folder} cannot be used: {error}") from error
         except Timeout:
             raise RuntimeError(
                 f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
             ) from None
+        except (OSError, ValueError) as error:  # ValueError: of a null byte
+            raise ValueError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
         ledger = Ledger(folder / FILE)
         stack.callback(lambda: ledger.close())
         if ledger.num_resumed and ledger.identity is None:

@@ -29,8 +29,6 @@ other, after which an example is given up."""
 FIRST_OF_RULE = 4
 """Fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all of it."""
 
-EMPTY: Mapping[int, int] = {}
-
 Wanted = dict[Ordering, list[int]]
 """Orderings with the examples that each is to have been scored on."""
 
@@ -44,10 +42,10 @@ class Payer(Protocol):
     def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         """What identifies the prompt that the ordering renders to; of a rule, on an example."""
 
-    def pay(self, keys: Sequence[CellKey], orderings: Mapping[CellKey, Ordering]) -> None:
-        """Make the calls of these cells, in this order, as long as the budget lets them begin.
+    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
+        """Make the calls of these cells, each with its ordering, as long as the budget lets them begin.
 
-        None of them has been paid, and each has an ordering: where one prompt is shown on two examples, by two rules.
+        None of them has been paid.
         """
 
 
@@ -100,10 +98,11 @@ class CellScorer:
     def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
         """The first of these orderings that the budget pays for."""
         items = list(wanted.items())
-        counts = range(1, len(items) + 1)
-        return dict(
-            items[: bisect_left(counts, True, key=lambda n: not self.fits(dict(items[:n]), kept=kept))]
-        )
+
+        def exceeds(number: int) -> bool:
+            return not self.fits(dict(items[: number + 1]), kept=kept)
+
+        return dict(items[: bisect_left(range(len(items)), True, key=exceeds)])
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """Score orderings on their examples; cells that are known cost nothing.
@@ -116,9 +115,11 @@ class CellScorer:
             RuntimeError: when this would exceed the budget's calls.
             Exception: of the program or the metric, as the payer lets them out.
         """
-        asked = {self.key(o, e): o for o, examples in reversed(list(wanted.items())) for e in examples}
-        keys = dict.fromkeys(self.key(o, e) for o, examples in wanted.items() for e in examples)
-        unpaid = [key for key in keys if key not in self.ledger.cells]
+        asked: dict[CellKey, Ordering] = {}
+        for ordering, examples in wanted.items():
+            for example in examples:
+                asked.setdefault(self.key(ordering, example), ordering)
+        unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
             raise RuntimeError(
@@ -127,9 +128,9 @@ class CellScorer:
             )
         try:
             if unpaid:
-                self._payer.pay(unpaid, {key: asked[key] for key in unpaid})
+                self._payer.pay(unpaid)
         finally:  # calls that were not made, for want of time or money, count for no phase
-            paid = [key for key in keys if key in self.ledger.cells]
+            paid = [key for key in asked if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
         rows = {}
         for ordering, row in self.known_cells(wanted).items():
@@ -158,13 +159,15 @@ class CellScorer:
             )
         return replace(cell, score=self.influence.score(example, cell.value))
 
-    def outputs(self, ordering: Ordering, labels: Mapping[int, int] = EMPTY) -> dict[int, Any]:
+    def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
         cells = {
-            e: cell for e in self._own(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
+            e: cell
+            for e in self._examples_of(ordering, self._asked)
+            if (cell := self.cell(ordering, e)) is not None
         }
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
-        if self.influence is not None:
+        if self.influence is not None and labels is not None:
             found |= {e: self.influence.of_label(e, labels[e]) for e in found.keys() & labels.keys()}
         return found
 
@@ -186,9 +189,11 @@ class CellScorer:
 
     def cells_of(self, ordering: Ordering) -> list[Cell]:
         """The paid cells of an ordering; of a rule, those that it was asked about."""
-        return list(self.known_cells({ordering: self._own(ordering, self.ledger.cells)})[ordering].values())
+        return list(
+            self.known_cells({ordering: self._examples_of(ordering, self.ledger.cells)})[ordering].values()
+        )
 
-    def _own(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
+    def _examples_of(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
         """The examples of these cells that are an ordering's; of a rule, as far as it was asked about them."""
         asked = (e for _, e in keys if not is_rule(ordering) or (ordering, e) in self._fingerprints)
         return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in keys))

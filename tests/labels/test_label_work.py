@@ -10,8 +10,7 @@ from label_world import EXAMPLES as ALL
 
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import LabelWork, label_scores
-from plr_dspy.programs.calls import MetricWork
-from plr_dspy.programs.evaluator import ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -35,7 +34,6 @@ def paid(engine, *, program=None, work=None, ledger=None, adapter=None, ordering
     adapter = adapter or dspy.ChatAdapter(use_json_adapter_fallback=False)
     with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False), adapter=adapter):
         evaluator = ProgramEvaluator(
-            program,
             ProgramSlots(program),
             work,
             names=NAMES,

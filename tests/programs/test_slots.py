@@ -1,14 +1,24 @@
+"""What can be ordered in programs, as the adapter shows it, and what copies of them share and own."""
+
+import functools
 import itertools
+import queue
 import random
+import threading
+from collections import deque
 
 import dspy
+import numpy as np
+import pytest
 from fakes import fake_lm, questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plr_dspy import PlainTextAdapter
-from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+
+EXAMPLES = questions(60)
 
 
 def demo(i, *, reasoning=True, **fields):
@@ -79,25 +89,6 @@ class Pipeline(dspy.Module):
         return self.second(question=question, hint=hint)
 
 
-class TestFactory:
-    def test_copies_share_lms_and_demo_objects_but_no_lists_or_predictors(self):
-        lm, _ = fake_lm([])
-        program = Pipeline()
-        program.judge = lm
-        program.committee = {"members": [lm, lm]}
-        program.first.demos = [dspy.Example(question=str(i), hint=str(i)) for i in range(3)]
-        program.set_lm(lm)
-        copy = ProgramFactory(program).build({"first": program.first.demos[::-1]})
-        assert [d.question for d in copy.first.demos] == ["2", "1", "0"]
-        assert [d.question for d in program.first.demos] == ["0", "1", "2"]
-        assert copy.judge is lm
-        assert copy.committee["members"][0] is lm
-        assert all(predictor.lm is lm for predictor in copy.predictors())
-        assert copy.again is copy.first is not program.first
-        assert copy.second.predict.demos is not program.second.predict.demos
-        assert [name for name, _ in copy.named_predictors()] == [n for n, _ in program.named_predictors()]
-
-
 class TestLabelledDemos:
     def test_leaves_predictors_alone_that_an_optimizer_left_without_or_that_would_not_show_them(self):
         program = Pipeline()
@@ -118,3 +109,102 @@ class TestLabelledDemos:
         program.one.demos.reverse()
         assert program.one.demos == program.other.demos[::-1]
         assert len(program.one.demos) == 7
+
+
+class Holder(dspy.Module):
+    """A program that holds something."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+        self.answer.demos = EXAMPLES[:5]
+        vars(self).update(attributes)
+
+    def forward(self, question):
+        return self.answer(question=question)
+
+
+def retriever():
+    embedder = dspy.Embedder(lambda texts: np.array([[len(text), 1.0] for text in texts], dtype=np.float32))
+    return dspy.retrievers.Embeddings([f"passage {i}" for i in range(20)], embedder, k=2)
+
+
+DATA = {
+    "list": lambda: ["a", "b"],
+    "nested": lambda: {"passages": [{"text": "a", "vector": np.zeros(2)}]},
+    "set": lambda: {"a"},
+    "object": object,
+    "examples": lambda: questions(3),
+    "lock": threading.Lock,
+    "generator": lambda: (i for i in range(3)),
+    "retriever": retriever,
+    "queue": queue.Queue,
+    "function": lambda: lambda text: text,
+    "language model": lambda: dspy.LM("openai/a"),
+}
+
+
+class TestShared:
+    @pytest.mark.parametrize("make", DATA.values(), ids=DATA.keys())
+    def test_what_is_no_module_is_shared(self, make):
+        data = make()
+        duplicate = ProgramFactory(Holder(data=data)).build({})
+        assert duplicate.data is data
+
+    def test_data_beside_modules_is_shared_and_the_modules_are_not(self):
+        data, inner = ["a"], Holder()
+        program = Holder(steps=[inner, {"last": (inner, data)}, data])
+        duplicate = ProgramFactory(program).build({})
+        assert duplicate.steps[0] is duplicate.steps[1]["last"][0] is not inner
+        assert duplicate.steps[2] is duplicate.steps[1]["last"][1] is data
+
+
+class Colleague:
+    """Not a module, but it knows one."""
+
+    def __init__(self, program):
+        self.program = program
+        self.notes = ["a"]
+
+    def ask(self, question):
+        return self.program.answer(question=question)
+
+
+class Slotted:
+    __slots__ = ("program",)
+
+    def __init__(self, program):
+        self.program = program
+
+
+class TestOwned:
+    """What leads to a module is copied: else a copy would answer with the demos of the original."""
+
+    @pytest.mark.parametrize(
+        ("make", "found"),
+        [
+            (Colleague, lambda held: held.program),
+            (Slotted, lambda held: held.program),
+            (lambda program: Colleague(program).ask, lambda held: held.__self__.program),
+            (lambda program: functools.partial(program.forward, 1), lambda held: held.func.__self__),
+            (lambda program: deque([program]), lambda held: held[0]),
+            (
+                lambda program: {"a": [dspy.Tool(Colleague(program).ask)]},
+                lambda held: held["a"][0].func.__self__.program,
+            ),
+        ],
+        ids=["object", "slots", "method", "partial", "deque", "tool"],
+    )
+    def test_what_leads_back_to_the_program(self, make, found):
+        program = Holder()
+        program.held = make(program)
+        duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})
+        assert found(duplicate.held) is duplicate
+        assert found(program.held) is program
+        assert duplicate.answer.demos == program.answer.demos[::-1] == EXAMPLES[4::-1]
+
+
+def test_models_are_found():
+    lms = [dspy.LM(f"openai/{name}") for name in "abc"]
+    program = Holder(judge=lms[0], committee={"members": [(lms[1],)]}, colleague=Colleague(lms[2]))
+    assert {lm.model for lm in language_models(program)} == {"openai/a", "openai/b", "openai/c"}

@@ -9,7 +9,7 @@ from fakes import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.programs.splits import label_keys, make_splits, mixed, shown_by
+from plr_dspy.programs.splits import make_splits, shown_by
 
 
 def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
@@ -104,19 +104,3 @@ class TestSplits:
         found = splits(examples, seed=seed)
         for part in (found.train, found.selection):
             assert abs(sum(each.answer == "yes" for each in part) - rare * len(part) / count) <= 1
-
-    def test_open_ended_labels_are_only_shuffled(self):
-        examples = [dspy.Example(question=str(i), answer=str(i)).with_inputs("question") for i in range(30)]
-        labels = label_keys(examples)
-        plain = mixed(range(30), labels, random.Random(0), balanced=False)
-        assert mixed(range(30), labels, random.Random(0), balanced=True) == plain != list(range(30))
-
-
-class TestClasses:
-    def test_number_the_answers_of_train_then_selection(self):
-        parts = splits(
-            [dspy.Example(question=str(i), answer="ab"[i % 2]).with_inputs("question") for i in range(40)]
-        )
-        answers = [example.answer for example in (*parts.train, *parts.selection)]
-        assert parts.classes is not None
-        assert len(set(zip(answers, parts.classes, strict=True))) == len(set(parts.classes)) == 2

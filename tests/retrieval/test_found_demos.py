@@ -1,6 +1,5 @@
 """PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -355,27 +354,6 @@ class TestUse:
         assert found.scores[1] == found.turned == pytest.approx(1 - found.scores[0])
         assert len(set(map(frozenset, engine.shown))) <= found.num_examples and found.num_distinct == 24
         assert "the other way round" in str(found)
-
-    def test_streaming(self):
-        """Listened to or not, a call shows what it would show else, and ends in the same prediction."""
-
-        class Streaming(Copier):
-            def stream(self, request):
-                return dspy.lm15.response_to_events(self.complete(request))
-
-        program, _ = compiled(Copier(same=False), max_metric_calls=0)
-        asked = examples(1, first=100)[0].question
-        with using(Streaming(same=False)) as engine:
-            plain = program(question=asked)
-            listeners = [dspy.streaming.StreamListener(signature_field_name="answer")]
-            for options in ({}, {"stream_listeners": listeners}):
-
-                async def streamed(options=options):
-                    return [part async for part in dspy.streamify(program, **options)(question=asked)]
-
-                *_, last = asyncio.run(streamed())
-                assert last.answer == plain.answer == ANSWERS["green"]
-        assert len(set(map(tuple, engine.shown))) == 1 and len(engine.shown) == 3
 
     def test_another_student_is_refused(self, tmp_path):
         compiled(Copier(), max_metric_calls=0)[0].save(tmp_path / "p.json")

@@ -53,9 +53,9 @@ class TestExamples:
             def fingerprint(self, ordering, example):
                 return prompts.get((ordering, example), "c")
 
-            def pay(self, keys, orderings):
-                asked.update(orderings)
-                for key in keys:
+            def pay(self, cells):
+                asked.update(cells)
+                for key in cells:
                     self.ledger.add(key, Cell(1.0), {})
 
         asked, payer = {}, Payer(table())
@@ -147,8 +147,8 @@ class TestFailures:
 class Interrupted(TablePayer):
     """Ctrl-C comes when the time is up."""
 
-    def pay(self, keys, orderings):
-        super().pay(keys, orderings)
+    def pay(self, cells):
+        super().pay(cells)
         if len(self.paid) >= self.most:
             raise KeyboardInterrupt
 
@@ -173,7 +173,7 @@ class TestBudgets:
     def scorer(self, *, max_calls, paid=0):
         payer = TablePayer(table())
         payer.budget.max_calls = max_calls
-        payer.pay([("0", example) for example in range(paid)], {})
+        payer.pay([("0", example) for example in range(paid)])
         return CellScorer(payer)
 
     @pytest.mark.parametrize(
