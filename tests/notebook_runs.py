@@ -30,7 +30,7 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
         code[place] = code[place].replace(long, short)
     namespace, printed = {"__name__": "notebook"}, io.StringIO()
     kept = {each: getattr(dspy.settings, each) for each in ("lm", "adapter")}
-    level = logging.getLogger("dspy").level
+    levels = {name: logging.getLogger(name).level for name in ("dspy", "plr_dspy")}
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore")
         try:
@@ -41,5 +41,6 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
             if "server" in namespace:
                 namespace["server"].close()
             dspy.configure(**kept)
-            logging.getLogger("dspy").setLevel(level)
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
     return printed.getvalue()
