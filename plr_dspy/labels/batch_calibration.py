@@ -217,7 +217,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             for example, number in zip(examples, numbers.tolist(), strict=True):
                 answer = None if number < 0 else dspy.Prediction({output.name: values[number]})
                 told.append(None if answer is None else self.metric.outputs(example, answer))
-            return self.metric.checked([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
+            return self.metric.value([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
 
         self.accuracies = {}
         for name, (answers, _) in ways.items():

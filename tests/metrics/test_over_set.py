@@ -36,7 +36,7 @@ def answered(metric, right, answers):
         metric.outputs(each, dspy.Prediction(label=label))
         for each, label in zip(examples, answers, strict=True)
     ]
-    return metric.checked([metric.fact(each) for each in examples], told, [1.0] * len(told))
+    return metric.value([metric.fact(each) for each in examples], told, [1.0] * len(told))
 
 
 BY_SKLEARN = {
@@ -116,7 +116,7 @@ def test_average_score_by_group(groups, worst):
         metric.outputs(each, dspy.Prediction(points=s)) for each, (_, s) in zip(examples, groups, strict=True)
     ]
     means = [np.mean([s for name, s in groups if name == group]) for group in {name for name, _ in groups}]
-    value = metric.checked([metric.fact(each) for each in examples], told, [1.0] * len(told))
+    value = metric.value([metric.fact(each) for each in examples], told, [1.0] * len(told))
     assert value == pytest.approx(min(means) if worst else np.mean(means))
 
 
@@ -127,9 +127,9 @@ class TestRecallAtPrecision:
         right = ["a", "a", "b", "a", "a", "b"]
         predictions = [dspy.Prediction(label="a", probabilities={"a": p, "b": 1 - p}) for p in shares]
         told = [metric.outputs(example(label), p) for label, p in zip(right, predictions, strict=True)]
-        assert metric.checked(right, told, [1.0] * 6) == 1.0, "4 of the 5 likeliest are right"
-        assert RecallAtPrecision("a", 0.9).checked(right, told, [1.0] * 6) == 0.5
-        assert metric.checked(["b"] * 6, told, [1.0] * 6) == 0.0
+        assert metric.value(right, told, [1.0] * 6) == 1.0, "4 of the 5 likeliest are right"
+        assert RecallAtPrecision("a", 0.9).value(right, told, [1.0] * 6) == 0.5
+        assert metric.value(["b"] * 6, told, [1.0] * 6) == 0.0
 
     def test_says_where_probabilities_come_from(self):
         with pytest.raises(TypeError, match="calibrate the program first"):
