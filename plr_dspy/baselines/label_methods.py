@@ -26,8 +26,7 @@ from plr_dspy.compilation.path import calls_by_phase
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
-from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities
-from plr_dspy.labels.tokens import positions_of
+from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities, positions_of
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of

@@ -161,8 +161,17 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
-        examples, counts = self._examples(student, trainset, output, seed=seed)
-        answers = output.numbers(examples)
+        if self.method == "contextual":
+            usable = examples = _content_free(trainset)
+        else:
+            usable = _usable(student, trainset)
+            if self.method == "batch" and prior is None:
+                usable = _labelled(usable, output)
+            examples = self._sampled(usable, output, seed=seed)
+        if self.method == "linear":
+            _check_labels(examples, output)
+        answers, known = output.numbers(examples), output.numbers(usable)
+        counts = np.bincount(known[known >= 0], minlength=len(output.labels)).astype(np.float64)
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if self.metric is not None and not deciding:
             raise ValueError(
@@ -230,27 +239,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.accuracies[f"always {most!r}"] = to_one[most]
         return ways[best][1]
 
-    def _examples(
-        self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
-    ) -> tuple[list[dspy.Example], Array]:
-        """The examples that are used, inputs that differ and that no demo shows, and how often all have each label."""
-        if self.method == "contextual":
-            if not trainset:
-                raise ValueError("trainset must hold an example, whose inputs are filled without content")
-            inputs = dict(trainset[0].inputs().items())
-            check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
-            free = [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
-            return free, np.zeros(len(output.labels))
-        shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
-        unshown = [example for i, example in enumerate(trainset) if i not in shown]
-        usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
-        if len(usable) < 2:
-            raise ValueError(
-                f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
-                f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
-            )
-        if self.method == "batch" and self.prior is None:
-            usable = _labelled(usable, output)
+    def _sampled(
+        self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int
+    ) -> list[dspy.Example]:
+        """The examples that are used; a warning says where they are few."""
         count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
             logger.warning(
@@ -261,11 +253,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 wanted,
                 " and a larger num_inputs" if self.num_inputs < wanted else "",
             )
-        examples = random.Random(seed).sample(usable, count)
-        if self.method == "linear":
-            _check_labels(examples, output)
-        known = output.numbers(usable)
-        return examples, np.bincount(known[known >= 0], minlength=len(output.labels)).astype(np.float64)
+        return random.Random(seed).sample(usable, count)
 
 
 @dataclass(frozen=True)
@@ -410,18 +398,40 @@ def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
 
 
+def _content_free(trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
+    """Examples whose inputs, those of the trainset, have no content."""
+    if not trainset:
+        raise ValueError("trainset must hold an example, whose inputs are filled without content")
+    inputs = dict(trainset[0].inputs().items())
+    check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
+    return [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
+
+
+def _usable(student: dspy.Module, trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
+    """The examples with inputs that differ and that no demo shows."""
+    shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
+    unshown = [example for i, example in enumerate(trainset) if i not in shown]
+    usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
+    if len(usable) < 2:
+        raise ValueError(
+            f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
+            f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
+        )
+    return usable
+
+
 def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Example]:
     """Return those that have a label, or all where fewer than two have one; warn where some have none, unless none has
     any value there."""
-    known = output.numbers(examples)
-    values = [each.get(output.name) for each, number in zip(examples, known, strict=True) if number < 0]
-    labelled = [each for each, number in zip(examples, known, strict=True) if number >= 0]
+    has_label = output.numbers(examples) >= 0
+    labelled = [each for each, known in zip(examples, has_label, strict=True) if known]
+    values = [each.get(output.name) for each, known in zip(examples, has_label, strict=True) if not known]
     strange = next((value for value in values if value), None)
     if values and (labelled or strange is not None):
         logger.warning(
             "%d of %d examples have none of the labels %s at %r%s: %s",
             len(values),
-            len(known),
+            len(examples),
             list(output.labels),
             output.name,
             "" if strange is None else f" (one has {strange!r})",

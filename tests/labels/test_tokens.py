@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plr_dspy.labels.tokens import Position, from_alternatives, label_position
+from plr_dspy.labels.reader import Position, from_alternatives, label_position
 
 RATINGS = [str(i) for i in range(1, 11)]
 
