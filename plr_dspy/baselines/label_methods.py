@@ -114,17 +114,16 @@ class LabelReorderer(Reorderer):
         if len(predictors) != 1:
             needs = f"{self.name} needs a program with one predictor"
             raise ValueError(f"{needs}; this one has {len(predictors)}: use PLReorder or TopKOrder")
-        if (decisions := decision_adapter(predictors[0])) is not None:
-            client = type(predictors[0].lm or dspy.settings.lm).__name__
-            cure = f"use an LM in place of {client}" if decisions.system_one else "declare a Literal alone"
+        if decision_adapter(predictors[0]) is not None:
             raise ValueError(
                 f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
-                f"place: {cure}{OTHERS}"
+                f"place: declare a Literal alone, and use a dspy.LM{OTHERS}"
             )
         self.output(program)
-        for example in trainset if self.fillers or self.temperature else ():
-            cure = f"use PDO(setting='unlabelled'){OTHERS}"
-            check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
+        if self.fillers or self.temperature:
+            for example in trainset:
+                cure = f"use PDO(setting='unlabelled'){OTHERS}"
+                check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
 
     def output(self, program: dspy.Module) -> LabelOutput:
         return needed_output(program, self.name, cure=OTHERS)
@@ -161,10 +160,10 @@ class LabelReorderer(Reorderer):
         return ProbingWork(self, job)
 
     def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
-        names, keys = super()._examples(job, work)
-        probing = ["the writing of a probing input"][: work.first]
+        probing = ["the writing of a probing input"] * work.first
         probing += [f"probing input {i}" for i in range(work.first, work.num_probing)]
-        return [*probing, *names[len(job.splits.train) :]], [*probing, *keys[len(job.splits.train) :]]
+        names, keys = (each[len(job.splits.train) :] for each in super()._examples(job, work))
+        return probing + names, probing + keys
 
     def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
         return LabelCompilation(self, job, work, scorer)
@@ -199,25 +198,29 @@ class LabelCompilation:
         if not rows:
             return self._outcome(f"{stopped}, nothing compared")
         self._best = max(scores, key=scores.__getitem__)
-        entries = list(dict.fromkeys([self._original, self._best]))
-        scorer.phase, count = "final", len(self._selection)
+        return self._compared(stopped)
+
+    def _compared(self, stopped: str) -> Outcome:
+        """The outcome with the best order beside the original, on as many selection examples as can be paid."""
+        scorer, entries = self.scorer, list(dict.fromkeys([self._original, self._best]))
+        scorer.phase, examples = "final", self._selection
         scorer.budget.allow(1.0)
-        while count and not scorer.fits(dict.fromkeys(entries, self._selection[:count])):
-            count -= 1
+        while examples and not scorer.fits(dict.fromkeys(entries, examples)):
+            examples = examples[:-1]
         try:
-            _, table = scorer.table(entries, self._selection[:count], favoured=0) if count else ([], [])
+            _, table = scorer.table(entries, examples, favoured=0) if examples else ([], [])
         except NothingRan as error:
             logger.warning("what was chosen could not be compared with the original: %s", error)
             return self._outcome(f"{stopped}, nothing compared: {error}")
         if len(table) < len(entries):
             return self._outcome(f"{scorer.budget.refused or stopped}, nothing compared")
-        differences = [b - a for a, b in zip(table[0], table[-1], strict=True)]
-        low, high = paired_interval(differences, 2 * ndtr(1.0) - 1)
-        mean, deviation = (low + high) / 2, (high - low) / 2
-        gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)
-        gains = [Gain(0.0, 0.0), gain]
-        named = zip(("original", "best seen"), entries, table, gains, strict=False)
-        results = [Result(name, order, math.fsum(row) / len(row), gain) for name, order, row, gain in named]
+        results = [Result("original", self._original, math.fsum(table[0]) / len(table[0]), Gain(0.0, 0.0))]
+        if len(entries) > 1:
+            differences = [b - a for a, b in zip(*table, strict=True)]
+            low, high = paired_interval(differences, 2 * ndtr(1.0) - 1)
+            mean, deviation = (low + high) / 2, (high - low) / 2
+            gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)
+            results.append(Result("best seen", self._best, math.fsum(table[1]) / len(table[1]), gain))
         compared = comparison(table[0], table[-1], num_candidates=2, gain=results[-1].gain)
         return self._outcome(stopped, comparison=compared, candidates=results, chosen=len(results) - 1)
 
@@ -336,25 +339,20 @@ def written_input(program: dspy.Module, *, temperature: float, requests: Logprob
     Plain completions go on after the last demo; other models are asked for one more example. As long as no call had
     log-probabilities, this one must have them.
     """
-    predictor = program.predictors()[0]
-    lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
-    signature, plain, options = (
-        predictor.signature,
-        PlainTextAdapter(),
-        dict[str, Any](temperature=temperature),
-    )
+    predictor, plain = program.predictors()[0], PlainTextAdapter()
+    signature, lm = predictor.signature, predictor.lm or dspy.settings.lm
     demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
-    outputs, inputs = (
-        {name: (str, dspy.OutputField()) for name in signature.input_fields},
-        {"examples": demos},
-    )
-    asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
+    outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
+    options: dict[str, Any] = {"temperature": temperature}
     if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
         adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
         for name, field in signature.input_fields.items():
             asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
         answer_title = title_of(*next(iter(signature.output_fields.items())))
         options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
+    else:
+        adapter, inputs = dspy.settings.adapter or dspy.ChatAdapter(), {"examples": demos}
+        asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
     if telling := not requests.given:
         options = asking_for_probabilities(lm, options)
     try:
