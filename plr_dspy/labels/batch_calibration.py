@@ -193,13 +193,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             scales, offsets = (tuple(each.tolist()) for each in fit)
             calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
         to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
-        logger.info(
-            "%s, by %d inputs; mean probabilities before: %s%s",
-            "answers stay as they are" if calibration is None else f"calibrated{to}",
-            len(replies.inputs),
-            _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0)),
-            "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
-        )
+        done = "answers stay as they are" if calibration is None else f"calibrated{to}"
+        before = _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0))
+        ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
+        logger.info(f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: {before}{ways}")
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
     def _best(
@@ -245,13 +242,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         """The examples that are used; a warning says where they are few."""
         count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
+            more = " and a larger num_inputs" if self.num_inputs < wanted else ""
             logger.warning(
-                "only %d inputs to calibrate %d labels on: which labels they happen to have moves the result; pass %d "
-                "or more%s",
-                count,
-                len(output.labels),
-                wanted,
-                " and a larger num_inputs" if self.num_inputs < wanted else "",
+                f"only {count} inputs to calibrate {len(output.labels)} labels on: which labels they happen to have "
+                f"moves the result; pass {wanted} or more{more}"
             )
         return random.Random(seed).sample(usable, count)
 
@@ -288,10 +282,10 @@ class LabelReplies:
         tables = (self.log_probabilities, moved)
         counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
         if all(is_uneven(each, least=FAR_FROM_EVEN) for each in counts):
+            before, after = (_named(self.labels, each / each.sum()) for each in counts)
             logger.warning(
-                "answers are far from the same share of each label before calibration (%s) and after it (%s): if the "
-                "labels are not equally frequent, pass labelled examples, or their shares as prior",
-                *(_named(self.labels, each / each.sum()) for each in counts),
+                f"answers are far from the same share of each label before calibration ({before}) and after it "
+                f"({after}): if the labels are not equally frequent, pass labelled examples, or their shares as prior"
             )
 
 
@@ -428,14 +422,11 @@ def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Ex
     values = [each.get(output.name) for each, known in zip(examples, has_label, strict=True) if not known]
     strange = next((value for value in values if value), None)
     if values and (labelled or strange is not None):
+        one = "" if strange is None else f" (one has {strange!r})"
+        effect = "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent"
         logger.warning(
-            "%d of %d examples have none of the labels %s at %r%s: %s",
-            len(values),
-            len(examples),
-            list(output.labels),
-            output.name,
-            "" if strange is None else f" (one has {strange!r})",
-            "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent",
+            f"{len(values)} of {len(examples)} examples have none of the labels {list(output.labels)} at "
+            f"{output.name!r}{one}: {effect}"
         )
     return labelled if len(labelled) > 1 else examples
 

@@ -182,17 +182,13 @@ def warn_of_labels(
     demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
     if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
         logger.warning(
-            "all %d demos have the label %r, so the model may answer it too often: give demos of several labels, as "
-            "PLFewShot chooses them",
-            len(demos),
-            texts[demos[0]],
+            f"all {len(demos)} demos have the label {texts[demos[0]]!r}, so the model may answer it too often: give "
+            "demos of several labels, as PLFewShot chooses them"
         )
     if by_accuracy and is_uneven(counts, least=FAR_FROM_EVEN):
         logger.warning(
-            "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
-            "compare with it",
-            100.0 * counts[most] / counts.sum(),
-            texts[most],
+            f"{100 * counts[most] / counts.sum():.0f} % of the examples have the label {texts[most]!r}: a program "
+            "that always answers it has that accuracy, so compare with it"
         )
 
 

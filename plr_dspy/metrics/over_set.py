@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any, Literal
 
 import dspy
@@ -15,7 +14,7 @@ import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
 
-from plr_dspy.lm.finite_outputs import decided, one_block
+from plr_dspy.lm.finite_outputs import decided, name_of_label
 from plr_dspy.metrics.by_example import MetricTypeError, as_score, metric_caller, takes
 
 logger = logging.getLogger(__name__)
@@ -88,16 +87,12 @@ class SetMetric(ABC):
             return
         few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
         if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
-            places = " and ".join(str(count[few]) for count in counts)
+            numbers = " and ".join(str(count[few]) for count in counts)
             needed = math.ceil(facts.total() * MIN_OF_EACH / max(least, facts[few] * MIN_SHARE))
             logger.warning(
-                "%s examples have %r, of those to search and those to compare by, so that %r is known to within large "
-                "errors only: with their share, %d examples would have %d in either part",
-                places,
-                few,
-                self,
-                needed,
-                MIN_OF_EACH,
+                f"{numbers} examples have {few!r}, of those to search and those to compare by, so that {self!r} is "
+                f"known to within large errors only: with their share, {needed} examples would have {MIN_OF_EACH} in "
+                "either part"
             )
 
     def evaluate(self, program: dspy.Module, devset: Sequence[dspy.Example], **options: Any) -> float:
@@ -183,7 +178,7 @@ class LabelMetric(SetMetric):
         return float(self.fact(example) == self._label(example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
-        return _text(example[_label_field(example, self.field)])
+        return _label_name(example[_label_field(example, self.field)])
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return self._label(example, prediction)
@@ -232,7 +227,7 @@ class F1(LabelMetric):
             raise ValueError(
                 f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}"
             )
-        self.label, self.average = None if label is None else _text(label), average
+        self.label, self.average = None if label is None else _label_name(label), average
 
     def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
         from sklearn.metrics import f1_score
@@ -287,7 +282,7 @@ class RecallAtPrecision(LabelMetric):
         super().__init__(field=field)
         if not 0.0 < precision <= 1.0:
             raise ValueError(f"precision must lie in (0, 1]; got {precision!r}")
-        self.label, self.precision, self.confidence = _text(label), precision, confidence
+        self.label, self.precision, self.confidence = _label_name(label), precision, confidence
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         answer = prediction if isinstance(prediction, dspy.Prediction) else {}
@@ -295,7 +290,7 @@ class RecallAtPrecision(LabelMetric):
             found = answer.get(self.confidence)
         else:
             shares = answer.get("probabilities")
-            found = {_text(label): share for label, share in (shares or {}).items()}.get(self.label)
+            found = {_label_name(label): share for label, share in (shares or {}).items()}.get(self.label)
         if found is None:
             raise MetricTypeError(
                 f"{self!r} needs the probability of its label: calibrate the program first (BatchCalibration(), "
@@ -352,7 +347,7 @@ class AverageScoreBy(SetMetric):
         if self._ask is not None:
             return as_score(self._ask(example, prediction))
         name = _label_field(example, self.field, besides=self.group)
-        return float(_text(example[name]) == _answered_label(self, prediction, name))
+        return float(_label_name(example[name]) == _answered_label(self, prediction, name))
 
     def fact(self, example: dspy.Example) -> str:
         if self.metric is None:
@@ -395,13 +390,12 @@ def _answered_label(metric: SetMetric, prediction: Any, name: str) -> str:
             f"{type(metric).__name__} reads the label at {name!r}, as in the examples, and the program answers "
             f"{prediction!r}: give both the same name, or pass field"
         )
-    return _text(prediction[name])
+    return _label_name(prediction[name])
 
 
-def _text(value: Any) -> str:
+def _label_name(value: Any) -> str:
     """What a label is called, whatever holds it."""
-    value = decided(value)
-    return one_block(str(value.value if isinstance(value, Enum) else value))
+    return name_of_label(decided(value))
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
