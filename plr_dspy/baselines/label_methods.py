@@ -280,8 +280,8 @@ class LabelCompilation:
 class ProbingWork(MetricWork):
     """Finds label probabilities of probing inputs, and has answers to the selection split, which follow, scored.
 
-    Where the LM writes the inputs, one from each order's demos (Lu et al., ACL 2022, Section 3.1), that is the
-    `first` "example". `num_probing` counts all before those that are scored.
+    Where the LM writes the inputs, one from each order's demos (Lu et al., ACL 2022, Section 3.1), that is the `first`
+    "example". `num_probing` counts all before those that are scored.
     """
 
     def __init__(self, optimizer: LabelReorderer, job: Job) -> None:

@@ -64,11 +64,9 @@ MAX_FOLDS = 10
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """Calibrates the probabilities of a classifier's labels, and lets these decide.
 
-    Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
-    any labelled example, and taken away: see docs/calibration.md. If examples have labels, these decide to which shares
-    of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
-    bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp); or an output whose
-    probabilities replies state (`dspy.experimental.Choice`, `Noul`).
+    Demos, their order and the name of a label lean a language model towards some labels (docs/calibration.md). The
+    student needs an output that is a Literal, an enum or a bool, and an LM that gives log-probabilities (OpenAI's chat
+    models, vLLM, llama.cpp); or an output whose probabilities replies state (`dspy.experimental.Choice`, `Noul`).
 
     Args:
         method: "batch" takes away the mean over inputs of the trainset (H. Zhou et al., "Batch calibration",
@@ -77,14 +75,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
             AISTATS 2024).
         num_inputs: Examples of the trainset that are used, at most: one program call each.
-        prior: Share of inputs that each label is right for, by label, which answers are calibrated to whatever comes
-            of it. With None, "batch" looks at the labels of the trainset: answers are calibrated to their shares, if
-            these are clearly uneven, or to the same share each, whichever scores best by cross-validation, and stay as
-            they are where neither scores better; examples without a label are left out. Where none has one, and for
-            "contextual", None is the same share each. "linear" learns shares from its examples, and takes none.
+        prior: Share of inputs that each label is right for, by label, which answers are calibrated to. With None,
+            "batch" looks at the labels of the trainset: answers are calibrated to their shares, if these are clearly
+            uneven, or to the same share each, whichever scores best by cross-validation, and stay as they are where
+            neither scores better; examples without a label are left out. Where none has one, and for "contextual", None
+            is the same share each. "linear" learns shares from its examples, and takes none.
         metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
-            labelled examples; beside the shares above, it may choose those in the ratio of the square roots of the
-            labels' own. If a label is rare, pass a larger num_inputs.
+            labelled examples; it may also choose shares in the ratio of the square roots of the labels' own. If a label
+            is rare, pass a larger num_inputs.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
@@ -117,7 +115,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.check_together()
 
     def check_together(self) -> None:
-        """Raise a ValueError where arguments do not go together."""
         if self.prior is not None and self.method == "linear":
             raise ValueError("prior must be None with method='linear', which learns it: leave it out")
         if self.metric is not None and (self.method != "batch" or self.prior is not None):
@@ -252,17 +249,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """What the replies to n inputs, given by number, said of labels: those that said anything.
-
-    A label was `unseen` where it was not among the likeliest tokens; `answered` has the number of the program's own
-    answer, -1 for none.
-    """
+    """What the replies to n inputs, given by number, said of labels: those that said anything."""
 
     labels: list[str]
     inputs: NDArray[np.int64]  # [n]
     log_probabilities: Array  # [n, L]
-    unseen: NDArray[np.bool_]  # [n, L]
-    answered: NDArray[np.int64]  # [n]
+    unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
+    answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
 
     def calibrated_to(self, shares: ArrayLike | None = None, *, method: str = "batch") -> Calibration:
         """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
