@@ -11,6 +11,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,7 +23,7 @@ from pydantic import Field
 from scipy.special import entr, ndtr
 
 from plr_dspy.compilation.choice import Outcome, Result, comparison
-from plr_dspy.compilation.path import calls_by_phase
+from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
@@ -30,13 +31,13 @@ from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities, po
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
+from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, Number, Positive, arguments
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.prompts import decision_adapter
 from plr_dspy.programs.splits import value_key
-from plr_dspy.scoring.budget import MARGIN
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
@@ -106,6 +107,10 @@ class LabelReorderer(Reorderer):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
         predictors = program.predictors()
+        if isinstance(self.metric, SetMetric):
+            raise ValueError(
+                f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder or TopKOrder"
+            )
         if isinstance(program, CalibratedProgram):
             raise ValueError(
                 f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
@@ -169,65 +174,60 @@ class LabelReorderer(Reorderer):
         return LabelCompilation(self, job, work, scorer)
 
 
-class LabelCompilation:
+class LabelCompilation(Compilation):
     """One compile: all orders are asked for label probabilities, and the best one is compared with the original.
 
     `means` holds the mean distribution ``[L]`` over the inputs of each order asked.
     """
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
+        search = optimizer.search(job, job.plan)
+        super().__init__(search, scorer, plan=job.plan, num_train=work.num_probing, original=job.original)
         self.means: dict[Ordering, Array] = {}
-        self.scorer, self.plan, self.search = scorer, job.plan, optimizer.search(job, job.plan)
-        self._work, self._criterion = work, optimizer.criterion(job)
-        self._original = self._best = job.original
-        self._selection = range(work.num_probing, work.num_probing + job.plan.num_selection_examples)
+        self._work, self._criterion, self._winner = work, optimizer.criterion(job), job.original
 
     def run(self) -> Outcome:
         """Ask all orders, and compare the best; the original order wins ties."""
-        scorer, plan = self.scorer, self.plan
         if self.search.space.num_distinct < 2:
-            logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
-            return self._outcome("all choices give the same prompt")
-        scorer.phase = "search"
-        scorer.budget.allow(1.0 - min(0.5, MARGIN * plan.final_calls / max(1, plan.program_calls)))
+            return super().run()
+        self.scorer.phase = "search"
+        self._keep(self.plan.final_calls)
         orderings = self.search.ask()
         rows = self._ask(orderings)
         scores = self._scores(rows) if rows else {}
-        scorer.ledger.settle()
-        stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
-        if not rows:
-            return self._outcome(f"{stopped}, nothing compared")
-        self._best = max(scores, key=scores.__getitem__)
-        return self._compared(stopped)
+        self.scorer.ledger.settle()
+        self.stopped = "all orders asked" if len(rows) == len(orderings) else self.scorer.budget.refused
+        reason = ""
+        if rows:
+            self._winner = max(scores, key=scores.__getitem__)
+            try:
+                table, _ = self._compare([self.original, self._winner], 1.0)
+                if len(table) == 2:
+                    return self._compared(*table)
+            except NothingRan as error:
+                logger.warning("what was chosen could not be compared with the original: %s", error)
+                reason = f": {error}"
+        stopped = f"{self.stopped}, nothing compared{reason}"
+        return replace(self._keep_original(), ordering=self._winner, stopped=stopped)
 
-    def _compared(self, stopped: str) -> Outcome:
-        """The outcome with the best order beside the original, on as many selection examples as can be paid."""
-        scorer, entries = self.scorer, list(dict.fromkeys([self._original, self._best]))
-        scorer.phase, examples = "final", self._selection
-        scorer.budget.allow(1.0)
-        while examples and not scorer.fits(dict.fromkeys(entries, examples)):
-            examples = examples[:-1]
-        try:
-            _, table = scorer.table(entries, examples, favoured=0) if examples else ([], [])
-        except NothingRan as error:
-            logger.warning("what was chosen could not be compared with the original: %s", error)
-            return self._outcome(f"{stopped}, nothing compared: {error}")
-        if len(table) < len(entries):
-            return self._outcome(f"{scorer.budget.refused or stopped}, nothing compared")
-        results = [Result("original", self._original, math.fsum(table[0]) / len(table[0]), Gain(0.0, 0.0))]
-        if len(entries) > 1:
-            differences = [b - a for a, b in zip(*table, strict=True)]
-            low, high = paired_interval(differences, 2 * ndtr(1.0) - 1)
-            mean, deviation = (low + high) / 2, (high - low) / 2
-            gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)
-            results.append(Result("best seen", self._best, math.fsum(table[1]) / len(table[1]), gain))
-        compared = comparison(table[0], table[-1], num_candidates=2, gain=results[-1].gain)
-        return self._outcome(stopped, comparison=compared, candidates=results, chosen=len(results) - 1)
+    def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
+        """The outcome by scores of the original order and the best one on the same examples."""
+        low, high = paired_interval([b - a for a, b in zip(before, after, strict=True)], 2 * ndtr(1.0) - 1)
+        mean, deviation = (low + high) / 2, (high - low) / 2
+        gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)
+        results = [Result("original", self.original, math.fsum(before) / len(before), Gain(0.0, 0.0))]
+        if self._winner != self.original:
+            results.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
+        return replace(
+            self._keep_original(),
+            ordering=self._winner,
+            comparison=comparison(before, after, num_candidates=2, gain=results[-1].gain),
+            candidates=results,
+            chosen=len(results) - 1,
+        )
 
-    def unfinished(self, error: BaseException) -> Outcome:
-        """What is known where the compile ended in an exception."""
-        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
-        return self._outcome(ended + " in the final comparison" * (self.scorer.phase == "final"))
+    def _best(self, count: int) -> list[Ordering]:
+        return [self._winner]
 
     def _ask(self, orderings: Sequence[Ordering]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of orders on the probing inputs; of the first orders only when time or money is up."""
@@ -270,11 +270,6 @@ class LabelCompilation:
             self.means[ordering] = table.mean(axis=0)
             scores[ordering] = float(self._criterion(table))
         return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
-
-    def _outcome(self, stopped: str, **compared: Any) -> Outcome:
-        """The outcome; without what was compared, nothing was."""
-        calls = calls_by_phase(self.scorer, self._original, self._selection)
-        return Outcome(self._best, self.search.distributions, [], calls, stopped, **compared)
 
 
 class ProbingWork(MetricWork):
