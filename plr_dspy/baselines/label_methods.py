@@ -63,8 +63,7 @@ WRITING = "Write one new example of the same kind as those given: like them, but
 
 def entropy(distribution: ArrayLike) -> Array:
     """Entropy of distributions ``[..., L]``."""
-    entropies: Array = entr(np.asarray(distribution, dtype=np.float64)).sum(axis=-1)
-    return entropies
+    return np.asarray(entr(np.asarray(distribution, dtype=np.float64)).sum(axis=-1))
 
 
 def local_entropy(table: ArrayLike) -> float:
@@ -257,14 +256,13 @@ class LabelCompilation(Compilation):
         }
         if not tables:
             raise self.scorer.nothing_ran(cells, len(rows))
-        told = next((value for values in tables.values() for value in values if value is not None), None)
-        if told is None:
+        if all(value is None for values in tables.values() for value in values):
             cell = next(cell for cell in cells if cell.outcome != FAILED)
             raise RuntimeError(
                 f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
                 f"said: {cell.error}: {cell.message}"
             )
-        uniform, scores = [1.0 / len(told)] * len(told), {}
+        uniform, scores = [1.0 / self._work.num_labels] * self._work.num_labels, {}
         for ordering, values in tables.items():
             table = np.array([uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
@@ -288,6 +286,7 @@ class ProbingWork(MetricWork):
         known = [] if self.first else inputs[: job.plan.num_train_examples]
         self._inputs = [dspy.Example(fields).with_inputs(*fields) for fields in known]
         output = optimizer.output(job.program)
+        self.num_labels = len(output.labels)
         self._labels = LabelWork(None, self._inputs, output=output, purpose=optimizer.name, calibrating=True)
         self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self._inputs)
 
@@ -324,8 +323,7 @@ def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
     """Return the probabilities ``[L]`` of labels, 0 for those that are not among the likeliest tokens."""
     probabilities = np.exp(np.array(log_probabilities))
     probabilities[list(unseen)] = 0.0
-    normalised: Array = probabilities / probabilities.sum()
-    return normalised
+    return np.asarray(probabilities / probabilities.sum())
 
 
 def written_input(program: dspy.Module, *, temperature: float, requests: LogprobRequests) -> dict[str, str]:
@@ -473,7 +471,6 @@ class PDO(LabelReorderer):
             return np.full(len(output.labels), 1.0 / len(output.labels))
         if self.prior is not None:
             return prior_shares(self.prior, output.labels)
-        known = output.numbers(examples)
-        counts = np.bincount(known[known >= 0], minlength=len(output.labels))
-        shares = dict(zip(output.labels, (counts / max(1, counts.sum())).tolist(), strict=True))
+        counts = output.counts(examples)
+        shares = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
         return prior_shares(shares, output.labels, name="the trainset, or the prior that you pass instead,")

@@ -167,16 +167,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             examples = self._sampled(usable, output, seed=seed)
         if self.method == "linear":
             _check_labels(examples, output)
-        answers, known = output.numbers(examples), output.numbers(usable)
-        counts = np.bincount(known[known >= 0], minlength=len(output.labels)).astype(np.float64)
+        answers, counts = output.numbers(examples), output.counts(usable)
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if self.metric is not None and not deciding:
             raise ValueError(
                 f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out"
             )
+        self.accuracies = {}
         if deciding:
             warn_of_labels(student, output, counts, by_accuracy=self.metric is None)
-        self.accuracies = {}
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
         calibration: Calibration | None = None
@@ -204,6 +203,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         Replies that say nothing of labels count as wrong; `counts` ``[L]`` are those of the labels in the trainset.
         """
         told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
+        predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
             "as it is": (replies.answered, None),
             "likeliest label": (told.argmax(axis=1), Calibration.none(labels)),
@@ -216,13 +216,12 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             """What answers to all inputs, by number, are worth."""
             if self.metric is None:
                 return float((numbers == right).mean())
-            values, told = list(output.labels.values()), list[Any]()
-            for example, number in zip(examples, numbers.tolist(), strict=True):
-                answer = None if number < 0 else dspy.Prediction({output.name: values[number]})
-                told.append(None if answer is None else self.metric.outputs(example, answer))
+            told = [
+                None if number < 0 else self.metric.outputs(example, predictions[number])
+                for example, number in zip(examples, numbers.tolist(), strict=True)
+            ]
             return self.metric.value([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
 
-        self.accuracies = {}
         for name, (answers, _) in ways.items():
             answered = np.full(len(examples), -1)
             answered[replies.inputs] = answers

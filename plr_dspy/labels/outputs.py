@@ -84,6 +84,11 @@ class LabelOutput:
 
         return np.array([number(example.get(self.name)) for example in examples], dtype=np.int64)
 
+    def counts(self, examples: Sequence[Any]) -> Array:
+        """Return how many of the examples have each label, ``[L]``."""
+        known = self.numbers(examples)
+        return np.bincount(known[known >= 0], minlength=len(self.labels)).astype(np.float64)
+
 
 def _as_dict(evidence: Any) -> dict[str, Any]:
     """Return what a reply states as a dict, its labels by their names."""

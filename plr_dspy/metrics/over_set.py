@@ -289,8 +289,8 @@ class RecallAtPrecision(LabelMetric):
         if self.confidence is not None:
             found = answer.get(self.confidence)
         else:
-            shares = answer.get("probabilities")
-            found = {_label_name(label): share for label, share in (shares or {}).items()}.get(self.label)
+            shares = answer.get("probabilities") or {}
+            found = next((shares[each] for each in shares if _label_name(each) == self.label), None)
         if found is None:
             raise MetricTypeError(
                 f"{self!r} needs the probability of its label: calibrate the program first (BatchCalibration(), "
