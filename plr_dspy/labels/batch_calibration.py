@@ -17,13 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
-from plr_dspy.labels.outputs import (
-    CONTENT_FREE,
-    LabelOutput,
-    check_text_inputs,
-    prior_shares,
-    warn_of_labels,
-)
+from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric

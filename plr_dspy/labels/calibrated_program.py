@@ -127,11 +127,7 @@ class CalibratedProgram(dspy.Module):
     calibration: Calibration | None
 
     def __init__(
-        self,
-        program: dspy.Module,
-        calibration: Calibration | None = None,
-        *,
-        predictor: str | None = None,
+        self, program: dspy.Module, calibration: Calibration | None = None, *, predictor: str | None = None
     ) -> None:
         super().__init__()
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):

@@ -16,12 +16,7 @@ from dspy import lm15
 from dspy.clients._litellm import get_litellm
 from dspy.clients.engines.base import validate_request
 from dspy.clients.engines.litellm_errors import litellm_errors
-from dspy.utils.exceptions import (
-    LMAuthError,
-    LMBillingError,
-    LMConfigurationError,
-    LMUnsupportedModelError,
-)
+from dspy.utils.exceptions import LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError
 
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
 

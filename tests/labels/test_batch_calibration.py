@@ -8,16 +8,7 @@ import dspy
 import numpy as np
 import pytest
 from fakes import digest
-from label_engines import (
-    KIND,
-    LABELS,
-    Classifier,
-    exact,
-    gold,
-    leaning,
-    normal,
-    softmax,
-)
+from label_engines import KIND, LABELS, Classifier, exact, gold, leaning, normal, softmax
 from label_engines import classifier as student
 from scipy.special import log_softmax
 

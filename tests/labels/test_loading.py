@@ -8,13 +8,7 @@ import dspy
 import pytest
 from label_engines import Classifier, leaning
 
-from plr_dspy import (
-    BatchCalibration,
-    CalibratedProgram,
-    Calibration,
-    PlainTextAdapter,
-    load_program,
-)
+from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PlainTextAdapter, load_program
 from plr_dspy.labels.calibrated_program import warn_once
 
 LABELS = ("negative", "positive")
