@@ -159,9 +159,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             if self.method == "batch" and prior is None:
                 usable = _labelled(usable, output)
             examples = self._sampled(usable, output, seed=seed)
-        if self.method == "linear":
-            _check_labels(examples, output)
         answers, counts = output.numbers(examples), output.counts(usable)
+        if self.method == "linear" and ((answers < 0).any() or len(set(answers)) == 1):
+            seen = sorted({repr(example.get(output.name)) for example in examples})
+            raise ValueError(
+                f"method='linear' needs examples with different labels at {output.name!r}, each of them one of "
+                f"{list(output.labels)}; got {', '.join(seen[:5])}: give all examples one, or pass method='batch', "
+                "which needs no labels"
+            )
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if self.metric is not None and not deciding:
             raise ValueError(
@@ -415,20 +420,3 @@ def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Ex
             f"{output.name!r}{one}: {effect}"
         )
     return labelled if len(labelled) > 1 else examples
-
-
-def _check_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> None:
-    """Raise a ValueError unless all examples have one of the labels, and not all the same."""
-    answers = output.numbers(examples)
-    texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
-    if (answers < 0).any():
-        example = examples[int(answers.argmin())]
-        raise ValueError(
-            f"method='linear' needs examples whose {output.name!r} is one of {texts}; got "
-            f"{example.get(output.name)!r}: give all examples one, {cure}"
-        )
-    if len(set(answers)) == 1:
-        raise ValueError(
-            f"method='linear' needs examples with different labels; all {len(answers)} have {texts[answers[0]]!r}: "
-            f"pass some with another, {cure}"
-        )
