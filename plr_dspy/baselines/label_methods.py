@@ -11,6 +11,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,22 +23,21 @@ from pydantic import Field
 from scipy.special import entr, ndtr
 
 from plr_dspy.compilation.choice import Outcome, Result, comparison
-from plr_dspy.compilation.path import calls_by_phase
+from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
-from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities
-from plr_dspy.labels.tokens import positions_of
+from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities, positions_of
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
+from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, Number, Positive, arguments
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
-from plr_dspy.scoring.budget import MARGIN
 from plr_dspy.scoring.cells import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
@@ -63,8 +63,7 @@ WRITING = "Write one new example of the same kind as those given: like them, but
 
 def entropy(distribution: ArrayLike) -> Array:
     """Entropy of distributions ``[..., L]``."""
-    entropies: Array = entr(np.asarray(distribution, dtype=np.float64)).sum(axis=-1)
-    return entropies
+    return np.asarray(entr(np.asarray(distribution, dtype=np.float64)).sum(axis=-1))
 
 
 def local_entropy(table: ArrayLike) -> float:
@@ -107,6 +106,10 @@ class LabelReorderer(Reorderer):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
         predictors = program.predictors()
+        if isinstance(self.metric, SetMetric):
+            raise ValueError(
+                f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder or TopKOrder"
+            )
         if isinstance(program, CalibratedProgram):
             raise ValueError(
                 f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
@@ -115,17 +118,16 @@ class LabelReorderer(Reorderer):
         if len(predictors) != 1:
             needs = f"{self.name} needs a program with one predictor"
             raise ValueError(f"{needs}; this one has {len(predictors)}: use PLReorder or TopKOrder")
-        if (decisions := decision_adapter(predictors[0])) is not None:
-            client = type(predictors[0].lm or dspy.settings.lm).__name__
-            cure = f"use an LM in place of {client}" if decisions.system_one else "declare a Literal alone"
+        if decision_adapter(predictors[0]) is not None:
             raise ValueError(
                 f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
-                f"place: {cure}{OTHERS}"
+                f"place: declare a Literal alone, and use a dspy.LM{OTHERS}"
             )
         self.output(program)
-        for example in trainset if self.fillers or self.temperature else ():
-            cure = f"use PDO(setting='unlabelled'){OTHERS}"
-            check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
+        if self.fillers or self.temperature:
+            for example in trainset:
+                cure = f"use PDO(setting='unlabelled'){OTHERS}"
+                check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
 
     def output(self, program: dspy.Module) -> LabelOutput:
         return needed_output(program, self.name, cure=OTHERS)
@@ -162,70 +164,69 @@ class LabelReorderer(Reorderer):
         return ProbingWork(self, job)
 
     def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
-        names, keys = super()._examples(job, work)
-        probing = ["the writing of a probing input"][: work.first]
+        probing = ["the writing of a probing input"] * work.first
         probing += [f"probing input {i}" for i in range(work.first, work.num_probing)]
-        return [*probing, *names[len(job.splits.train) :]], [*probing, *keys[len(job.splits.train) :]]
+        names, keys = (each[len(job.splits.train) :] for each in super()._examples(job, work))
+        return probing + names, probing + keys
 
     def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
         return LabelCompilation(self, job, work, scorer)
 
 
-class LabelCompilation:
+class LabelCompilation(Compilation):
     """One compile: all orders are asked for label probabilities, and the best one is compared with the original.
 
     `means` holds the mean distribution ``[L]`` over the inputs of each order asked.
     """
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
+        search = optimizer.search(job, job.plan)
+        super().__init__(search, scorer, plan=job.plan, num_train=work.num_probing, original=job.original)
         self.means: dict[Ordering, Array] = {}
-        self.scorer, self.plan, self.search = scorer, job.plan, optimizer.search(job, job.plan)
-        self._work, self._criterion = work, optimizer.criterion(job)
-        self._original = self._best = job.original
-        self._selection = range(work.num_probing, work.num_probing + job.plan.num_selection_examples)
+        self._work, self._criterion, self._winner = work, optimizer.criterion(job), job.original
 
     def run(self) -> Outcome:
         """Ask all orders, and compare the best; the original order wins ties."""
-        scorer, plan = self.scorer, self.plan
         if self.search.space.num_distinct < 2:
-            logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
-            return self._outcome("all choices give the same prompt")
-        scorer.phase = "search"
-        scorer.budget.allow(1.0 - min(0.5, MARGIN * plan.final_calls / max(1, plan.program_calls)))
+            return super().run()
+        self.scorer.phase = "search"
+        self._keep(self.plan.final_calls)
         orderings = self.search.ask()
         rows = self._ask(orderings)
         scores = self._scores(rows) if rows else {}
-        scorer.ledger.settle()
-        stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
-        if not rows:
-            return self._outcome(f"{stopped}, nothing compared")
-        self._best = max(scores, key=scores.__getitem__)
-        entries = list(dict.fromkeys([self._original, self._best]))
-        scorer.phase, count = "final", len(self._selection)
-        scorer.budget.allow(1.0)
-        while count and not scorer.fits(dict.fromkeys(entries, self._selection[:count])):
-            count -= 1
-        try:
-            _, table = scorer.table(entries, self._selection[:count], favoured=0) if count else ([], [])
-        except NothingRan as error:
-            logger.warning("what was chosen could not be compared with the original: %s", error)
-            return self._outcome(f"{stopped}, nothing compared: {error}")
-        if len(table) < len(entries):
-            return self._outcome(f"{scorer.budget.refused or stopped}, nothing compared")
-        differences = [b - a for a, b in zip(table[0], table[-1], strict=True)]
-        low, high = paired_interval(differences, 2 * ndtr(1.0) - 1)
+        self.scorer.ledger.settle()
+        self.stopped = "all orders asked" if len(rows) == len(orderings) else self.scorer.budget.refused
+        reason = ""
+        if rows:
+            self._winner = max(scores, key=scores.__getitem__)
+            try:
+                table, _ = self._compare([self.original, self._winner], 1.0)
+                if len(table) == 2:
+                    return self._compared(*table)
+            except NothingRan as error:
+                logger.warning("what was chosen could not be compared with the original: %s", error)
+                reason = f": {error}"
+        stopped = f"{self.stopped}, nothing compared{reason}"
+        return replace(self._keep_original(), ordering=self._winner, stopped=stopped)
+
+    def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
+        """The outcome by scores of the original order and the best one on the same examples."""
+        low, high = paired_interval([b - a for a, b in zip(before, after, strict=True)], 2 * ndtr(1.0) - 1)
         mean, deviation = (low + high) / 2, (high - low) / 2
         gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)
-        gains = [Gain(0.0, 0.0), gain]
-        named = zip(("original", "best seen"), entries, table, gains, strict=False)
-        results = [Result(name, order, math.fsum(row) / len(row), gain) for name, order, row, gain in named]
-        compared = comparison(table[0], table[-1], num_candidates=2, gain=results[-1].gain)
-        return self._outcome(stopped, comparison=compared, candidates=results, chosen=len(results) - 1)
+        results = [Result("original", self.original, math.fsum(before) / len(before), Gain(0.0, 0.0))]
+        if self._winner != self.original:
+            results.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
+        return replace(
+            self._keep_original(),
+            ordering=self._winner,
+            comparison=comparison(before, after, num_candidates=2, gain=results[-1].gain),
+            candidates=results,
+            chosen=len(results) - 1,
+        )
 
-    def unfinished(self, error: BaseException) -> Outcome:
-        """What is known where the compile ended in an exception."""
-        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
-        return self._outcome(ended + " in the final comparison" * (self.scorer.phase == "final"))
+    def _best(self, count: int) -> list[Ordering]:
+        return [self._winner]
 
     def _ask(self, orderings: Sequence[Ordering]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of orders on the probing inputs; of the first orders only when time or money is up."""
@@ -255,31 +256,25 @@ class LabelCompilation:
         }
         if not tables:
             raise self.scorer.nothing_ran(cells, len(rows))
-        told = next((value for values in tables.values() for value in values if value is not None), None)
-        if told is None:
+        if all(value is None for values in tables.values() for value in values):
             cell = next(cell for cell in cells if cell.outcome != FAILED)
             raise RuntimeError(
                 f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
                 f"said: {cell.error}: {cell.message}"
             )
-        uniform, scores = [1.0 / len(told)] * len(told), {}
+        uniform, scores = [1.0 / self._work.num_labels] * self._work.num_labels, {}
         for ordering, values in tables.items():
             table = np.array([uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
             scores[ordering] = float(self._criterion(table))
         return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
 
-    def _outcome(self, stopped: str, **compared: Any) -> Outcome:
-        """The outcome; without what was compared, nothing was."""
-        calls = calls_by_phase(self.scorer, self._original, self._selection)
-        return Outcome(self._best, self.search.distributions, [], calls, stopped, **compared)
-
 
 class ProbingWork(MetricWork):
     """Finds label probabilities of probing inputs, and has answers to the selection split, which follow, scored.
 
-    Where the LM writes the inputs, one from each order's demos (Lu et al., ACL 2022, Section 3.1), that is the
-    `first` "example". `num_probing` counts all before those that are scored.
+    Where the LM writes the inputs, one from each order's demos (Lu et al., ACL 2022, Section 3.1), that is the `first`
+    "example". `num_probing` counts all before those that are scored.
     """
 
     def __init__(self, optimizer: LabelReorderer, job: Job) -> None:
@@ -291,6 +286,7 @@ class ProbingWork(MetricWork):
         known = [] if self.first else inputs[: job.plan.num_train_examples]
         self._inputs = [dspy.Example(fields).with_inputs(*fields) for fields in known]
         output = optimizer.output(job.program)
+        self.num_labels = len(output.labels)
         self._labels = LabelWork(None, self._inputs, output=output, purpose=optimizer.name, calibrating=True)
         self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self._inputs)
 
@@ -327,8 +323,7 @@ def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
     """Return the probabilities ``[L]`` of labels, 0 for those that are not among the likeliest tokens."""
     probabilities = np.exp(np.array(log_probabilities))
     probabilities[list(unseen)] = 0.0
-    normalised: Array = probabilities / probabilities.sum()
-    return normalised
+    return np.asarray(probabilities / probabilities.sum())
 
 
 def written_input(program: dspy.Module, *, temperature: float, requests: LogprobRequests) -> dict[str, str]:
@@ -337,25 +332,20 @@ def written_input(program: dspy.Module, *, temperature: float, requests: Logprob
     Plain completions go on after the last demo; other models are asked for one more example. As long as no call had
     log-probabilities, this one must have them.
     """
-    predictor = program.predictors()[0]
-    lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
-    signature, plain, options = (
-        predictor.signature,
-        PlainTextAdapter(),
-        dict[str, Any](temperature=temperature),
-    )
+    predictor, plain = program.predictors()[0], PlainTextAdapter()
+    signature, lm = predictor.signature, predictor.lm or dspy.settings.lm
     demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
-    outputs, inputs = (
-        {name: (str, dspy.OutputField()) for name in signature.input_fields},
-        {"examples": demos},
-    )
-    asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
+    outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
+    options: dict[str, Any] = {"temperature": temperature}
     if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
         adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
         for name, field in signature.input_fields.items():
             asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
         answer_title = title_of(*next(iter(signature.output_fields.items())))
         options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
+    else:
+        adapter, inputs = dspy.settings.adapter or dspy.ChatAdapter(), {"examples": demos}
+        asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
     if telling := not requests.given:
         options = asking_for_probabilities(lm, options)
     try:
@@ -481,7 +471,6 @@ class PDO(LabelReorderer):
             return np.full(len(output.labels), 1.0 / len(output.labels))
         if self.prior is not None:
             return prior_shares(self.prior, output.labels)
-        known = output.numbers(examples)
-        counts = np.bincount(known[known >= 0], minlength=len(output.labels))
-        shares = dict(zip(output.labels, (counts / max(1, counts.sum())).tolist(), strict=True))
+        counts = output.counts(examples)
+        shares = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
         return prior_shares(shares, output.labels, name="the trainset, or the prior that you pass instead,")

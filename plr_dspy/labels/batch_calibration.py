@@ -17,13 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
-from plr_dspy.labels.outputs import (
-    CONTENT_FREE,
-    LabelOutput,
-    check_text_inputs,
-    prior_shares,
-    warn_of_labels,
-)
+from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
@@ -63,11 +57,9 @@ MAX_FOLDS = 10
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """Calibrates the probabilities of a classifier's labels, and lets these decide.
 
-    Demos, their order and the name of a label lean a language model towards some labels. That can be measured without
-    any labelled example, and taken away: see docs/calibration.md. If examples have labels, these decide to which shares
-    of labels it calibrates, and whether at all. The student needs an output that is a Literal, an enum or a
-    bool, and an LM that gives log-probabilities (OpenAI's chat models, vLLM, llama.cpp); or an output whose
-    probabilities replies state (`dspy.experimental.Choice`, `Noul`).
+    Demos, their order and the name of a label lean a language model towards some labels (docs/calibration.md). The
+    student needs an output that is a Literal, an enum or a bool, and an LM that gives log-probabilities (OpenAI's chat
+    models, vLLM, llama.cpp); or an output whose probabilities replies state (`dspy.experimental.Choice`, `Noul`).
 
     Args:
         method: "batch" takes away the mean over inputs of the trainset (H. Zhou et al., "Batch calibration",
@@ -76,14 +68,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
             AISTATS 2024).
         num_inputs: Examples of the trainset that are used, at most: one program call each.
-        prior: Share of inputs that each label is right for, by label, which answers are calibrated to whatever comes
-            of it. With None, "batch" looks at the labels of the trainset: answers are calibrated to their shares, if
-            these are clearly uneven, or to the same share each, whichever scores best by cross-validation, and stay as
-            they are where neither scores better; examples without a label are left out. Where none has one, and for
-            "contextual", None is the same share each. "linear" learns shares from its examples, and takes none.
+        prior: Share of inputs that each label is right for, by label, which answers are calibrated to. With None,
+            "batch" looks at the labels of the trainset: answers are calibrated to their shares, if these are clearly
+            uneven, or to the same share each, whichever scores best by cross-validation, and stay as they are where
+            neither scores better; examples without a label are left out. Where none has one, and for "contextual", None
+            is the same share each. "linear" learns shares from its examples, and takes none.
         metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
-            labelled examples; beside the shares above, it may choose those in the ratio of the square roots of the
-            labels' own. If a label is rare, pass a larger num_inputs.
+            labelled examples; it may also choose shares in the ratio of the square roots of the labels' own. If a label
+            is rare, pass a larger num_inputs.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
@@ -116,7 +108,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.check_together()
 
     def check_together(self) -> None:
-        """Raise a ValueError where arguments do not go together."""
         if self.prior is not None and self.method == "linear":
             raise ValueError("prior must be None with method='linear', which learns it: leave it out")
         if self.metric is not None and (self.method != "batch" or self.prior is not None):
@@ -160,16 +151,29 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
-        examples, counts = self._examples(student, trainset, output, seed=seed)
-        answers = output.numbers(examples)
+        if self.method == "contextual":
+            usable = examples = _content_free(trainset)
+        else:
+            usable = _usable(student, trainset)
+            if self.method == "batch" and prior is None:
+                usable = _labelled(usable, output)
+            examples = self._sampled(usable, output, seed=seed)
+        answers, counts = output.numbers(examples), output.counts(usable)
+        if self.method == "linear" and ((answers < 0).any() or len(set(answers)) == 1):
+            seen = sorted({repr(example.get(output.name)) for example in examples})
+            raise ValueError(
+                f"method='linear' needs examples with different labels at {output.name!r}, each of them one of "
+                f"{list(output.labels)}; got {', '.join(seen[:5])}: give all examples one, or pass method='batch', "
+                "which needs no labels"
+            )
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if self.metric is not None and not deciding:
             raise ValueError(
                 f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out"
             )
+        self.accuracies = {}
         if deciding:
             warn_of_labels(student, output, counts, by_accuracy=self.metric is None)
-        self.accuracies = {}
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
         calibration: Calibration | None = None
@@ -183,13 +187,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             scales, offsets = (tuple(each.tolist()) for each in fit)
             calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
         to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
-        logger.info(
-            "%s, by %d inputs; mean probabilities before: %s%s",
-            "answers stay as they are" if calibration is None else f"calibrated{to}",
-            len(replies.inputs),
-            _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0)),
-            "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items()),
-        )
+        done = "answers stay as they are" if calibration is None else f"calibrated{to}"
+        before = _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0))
+        ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
+        logger.info(f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: {before}{ways}")
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
     def _best(
@@ -200,6 +201,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         Replies that say nothing of labels count as wrong; `counts` ``[L]`` are those of the labels in the trainset.
         """
         told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
+        predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
             "as it is": (replies.answered, None),
             "likeliest label": (told.argmax(axis=1), Calibration.none(labels)),
@@ -212,13 +214,12 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             """What answers to all inputs, by number, are worth."""
             if self.metric is None:
                 return float((numbers == right).mean())
-            values, told = list(output.labels.values()), list[Any]()
-            for example, number in zip(examples, numbers.tolist(), strict=True):
-                answer = None if number < 0 else dspy.Prediction({output.name: values[number]})
-                told.append(None if answer is None else self.metric.outputs(example, answer))
-            return self.metric.checked([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
+            told = [
+                None if number < 0 else self.metric.outputs(example, predictions[number])
+                for example, number in zip(examples, numbers.tolist(), strict=True)
+            ]
+            return self.metric.value([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
 
-        self.accuracies = {}
         for name, (answers, _) in ways.items():
             answered = np.full(len(examples), -1)
             answered[replies.inputs] = answers
@@ -229,57 +230,29 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.accuracies[f"always {most!r}"] = to_one[most]
         return ways[best][1]
 
-    def _examples(
-        self, student: dspy.Module, trainset: Sequence[dspy.Example], output: LabelOutput, *, seed: int
-    ) -> tuple[list[dspy.Example], Array]:
-        """The examples that are used, inputs that differ and that no demo shows, and how often all have each label."""
-        if self.method == "contextual":
-            if not trainset:
-                raise ValueError("trainset must hold an example, whose inputs are filled without content")
-            inputs = dict(trainset[0].inputs().items())
-            check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
-            free = [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
-            return free, np.zeros(len(output.labels))
-        shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
-        unshown = [example for i, example in enumerate(trainset) if i not in shown]
-        usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
-        if len(usable) < 2:
-            raise ValueError(
-                f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
-                f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
-            )
-        if self.method == "batch" and self.prior is None:
-            usable = _labelled(usable, output)
+    def _sampled(
+        self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int
+    ) -> list[dspy.Example]:
+        """The examples that are used; a warning says where they are few."""
         count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
+            more = " and a larger num_inputs" if self.num_inputs < wanted else ""
             logger.warning(
-                "only %d inputs to calibrate %d labels on: which labels they happen to have moves the result; pass %d "
-                "or more%s",
-                count,
-                len(output.labels),
-                wanted,
-                " and a larger num_inputs" if self.num_inputs < wanted else "",
+                f"only {count} inputs to calibrate {len(output.labels)} labels on: which labels they happen to have "
+                f"moves the result; pass {wanted} or more{more}"
             )
-        examples = random.Random(seed).sample(usable, count)
-        if self.method == "linear":
-            _check_labels(examples, output)
-        known = output.numbers(usable)
-        return examples, np.bincount(known[known >= 0], minlength=len(output.labels)).astype(np.float64)
+        return random.Random(seed).sample(usable, count)
 
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """What the replies to n inputs, given by number, said of labels: those that said anything.
-
-    A label was `unseen` where it was not among the likeliest tokens; `answered` has the number of the program's own
-    answer, -1 for none.
-    """
+    """What the replies to n inputs, given by number, said of labels: those that said anything."""
 
     labels: list[str]
     inputs: NDArray[np.int64]  # [n]
     log_probabilities: Array  # [n, L]
-    unseen: NDArray[np.bool_]  # [n, L]
-    answered: NDArray[np.int64]  # [n]
+    unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
+    answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
 
     def calibrated_to(self, shares: ArrayLike | None = None, *, method: str = "batch") -> Calibration:
         """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
@@ -299,10 +272,10 @@ class LabelReplies:
         tables = (self.log_probabilities, moved)
         counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
         if all(is_uneven(each, least=FAR_FROM_EVEN) for each in counts):
+            before, after = (_named(self.labels, each / each.sum()) for each in counts)
             logger.warning(
-                "answers are far from the same share of each label before calibration (%s) and after it (%s): if the "
-                "labels are not equally frequent, pass labelled examples, or their shares as prior",
-                *(_named(self.labels, each / each.sum()) for each in counts),
+                f"answers are far from the same share of each label before calibration ({before}) and after it "
+                f"({after}): if the labels are not equally frequent, pass labelled examples, or their shares as prior"
             )
 
 
@@ -409,38 +382,40 @@ def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
 
 
+def _content_free(trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
+    """Examples whose inputs, those of the trainset, have no content."""
+    if not trainset:
+        raise ValueError("trainset must hold an example, whose inputs are filled without content")
+    inputs = dict(trainset[0].inputs().items())
+    check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
+    return [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
+
+
+def _usable(student: dspy.Module, trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
+    """The examples with inputs that differ and that no demo shows."""
+    shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
+    unshown = [example for i, example in enumerate(trainset) if i not in shown]
+    usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
+    if len(usable) < 2:
+        raise ValueError(
+            f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
+            f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
+        )
+    return usable
+
+
 def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Example]:
     """Return those that have a label, or all where fewer than two have one; warn where some have none, unless none has
     any value there."""
-    known = output.numbers(examples)
-    values = [each.get(output.name) for each, number in zip(examples, known, strict=True) if number < 0]
-    labelled = [each for each, number in zip(examples, known, strict=True) if number >= 0]
+    has_label = output.numbers(examples) >= 0
+    labelled = [each for each, known in zip(examples, has_label, strict=True) if known]
+    values = [each.get(output.name) for each, known in zip(examples, has_label, strict=True) if not known]
     strange = next((value for value in values if value), None)
     if values and (labelled or strange is not None):
+        one = "" if strange is None else f" (one has {strange!r})"
+        effect = "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent"
         logger.warning(
-            "%d of %d examples have none of the labels %s at %r%s: %s",
-            len(values),
-            len(known),
-            list(output.labels),
-            output.name,
-            "" if strange is None else f" (one has {strange!r})",
-            "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent",
+            f"{len(values)} of {len(examples)} examples have none of the labels {list(output.labels)} at "
+            f"{output.name!r}{one}: {effect}"
         )
     return labelled if len(labelled) > 1 else examples
-
-
-def _check_labels(examples: Sequence[dspy.Example], output: LabelOutput) -> None:
-    """Raise a ValueError unless all examples have one of the labels, and not all the same."""
-    answers = output.numbers(examples)
-    texts, cure = list(output.labels), "or pass method='batch', which needs no labels"
-    if (answers < 0).any():
-        example = examples[int(answers.argmin())]
-        raise ValueError(
-            f"method='linear' needs examples whose {output.name!r} is one of {texts}; got "
-            f"{example.get(output.name)!r}: give all examples one, {cure}"
-        )
-    if len(set(answers)) == 1:
-        raise ValueError(
-            f"method='linear' needs examples with different labels; all {len(answers)} have {texts[answers[0]]!r}: "
-            f"pass some with another, {cure}"
-        )

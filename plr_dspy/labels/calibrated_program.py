@@ -112,16 +112,13 @@ class CalibratedProgram(dspy.Module):
     probabilities, as `dspy.experimental.Choice` and `Noul` have them do. A prediction has the calibrated probability of
     each label, by the label, at ``prediction.probabilities``; None where a reply says nothing of any label. It saves to
     JSON, also as a part of a larger program; `load_program` loads it. A call with another adapter, model, instructions
-    or demos than the calibration was found with is logged as a warning, once. It is never frozen, whatever is assigned
-    to its ``_compiled``: DSPy neither saves nor optimizes frozen parts of a program.
+    or demos than the calibration was found with is logged as a warning, once. It is never frozen, as DSPy does not save
+    frozen parts of a program.
 
-    Args:
-        program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is not changed.
+    Args, and attributes of the same names:
+        program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is copied.
         calibration: As `BatchCalibration` finds it; None tells the probabilities, and decides nothing.
         predictor: Name of the predictor with that output; None where only one has one.
-
-    Attributes:
-        program, calibration, predictor: The same; the program is a copy.
 
     Raises:
         ValueError: for a program without such an output, or a calibration of other labels.
@@ -130,11 +127,7 @@ class CalibratedProgram(dspy.Module):
     calibration: Calibration | None
 
     def __init__(
-        self,
-        program: dspy.Module,
-        calibration: Calibration | None = None,
-        *,
-        predictor: str | None = None,
+        self, program: dspy.Module, calibration: Calibration | None = None, *, predictor: str | None = None
     ) -> None:
         super().__init__()
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
@@ -143,9 +136,7 @@ class CalibratedProgram(dspy.Module):
                 "instance of one, or the attribute program of a calibrated one"
             )
         if not isinstance(calibration, (Calibration, type(None))):
-            raise TypeError(
-                f"calibration must be a Calibration, as BatchCalibration finds it, or None; got {calibration!r}"
-            )
+            raise TypeError(f"calibration must be a Calibration or None; got {calibration!r}")
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self._take(calibration, predictor)
@@ -267,7 +258,7 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         self._program = program
 
     def reset(self) -> None:
-        """Keep it: a call says that the demos are others."""
+        """Keep the calibration: a call says that the demos are others."""
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """Return what `load_state` takes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import dspy
 import numpy as np
-from dspy.adapters.types.decision import Choice, Noul, Score
+from dspy.adapters.types.decision import Noul, Score
 from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
 from pydantic import BaseModel
@@ -48,32 +48,27 @@ class LabelOutput:
     predictor: str
     name: str
     labels: Mapping[str, Any]
-    decision: type[Choice] | type[Noul] | None = None
+    decision: Any = None
     weights: tuple[float, ...] = ()
     held: bool = False
 
     def stated(self, evidence: Any) -> Array:
         """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
-        told = self._as_dict(evidence)
+        told = _as_dict(evidence)
         if "noul" in told:
-            return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
-        names = self.decision.criteria() if self.decision is not None else ()
-        return np.array([told["probabilities"][name] for name in names]) * self.weights
+            shares = [told["noul"], 1.0 - told["noul"]]
+        else:
+            shares = [told["probabilities"][name] for name in self.decision.criteria()]
+        return np.array(shares) * self.weights
 
     def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
         """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
-        told, weights = self._as_dict(evidence), np.array(self.weights)
+        told, weights = _as_dict(evidence), np.array(self.weights)
         stated = np.divide(probabilities, weights, out=np.zeros(len(weights)), where=weights > 0)
         shares = (stated / stated.sum()).tolist()
         if "noul" in told:
             return {**told, "noul": shares[0]}
-        names = self.decision.criteria() if self.decision is not None else ()
-        return {**told, "probabilities": dict(zip(names, shares, strict=True))}
-
-    @staticmethod
-    def _as_dict(evidence: Any) -> dict[str, Any]:
-        """Return evidence as a dict, its labels by their names."""
-        return evidence.model_dump(by_alias=True) if isinstance(evidence, BaseModel) else dict(evidence)
+        return {**told, "probabilities": dict(zip(self.decision.criteria(), shares, strict=True))}
 
     def answered(self, answer: Any) -> str | None:
         """Return the label that a program's answer holds, as demos call it; None where it holds none."""
@@ -81,13 +76,23 @@ class LabelOutput:
 
     def numbers(self, examples: Sequence[Any]) -> NDArray[np.int64]:
         """Return the numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
-        labels, values = list(self.labels), [example.get(self.name) for example in examples]
-        # Data may hold what demos call an enum's member.
-        texts = [label_text(self.labels, value) or value for value in values]
-        is_label = (isinstance(text, str) and text in labels for text in texts)
-        return np.array(
-            [labels.index(text) if ok else -1 for text, ok in zip(texts, is_label, strict=True)], np.int64
-        )
+        labels = list(self.labels)
+
+        def number(value: Any) -> int:
+            text = label_text(self.labels, value) or value  # Data may hold what demos call an enum's member.
+            return labels.index(text) if isinstance(text, str) and text in labels else -1
+
+        return np.array([number(example.get(self.name)) for example in examples], dtype=np.int64)
+
+    def counts(self, examples: Sequence[Any]) -> Array:
+        """Return how many of the examples have each label, ``[L]``."""
+        known = self.numbers(examples)
+        return np.bincount(known[known >= 0], minlength=len(self.labels)).astype(np.float64)
+
+
+def _as_dict(evidence: Any) -> dict[str, Any]:
+    """Return what a reply states as a dict, its labels by their names."""
+    return evidence.model_dump(by_alias=True) if isinstance(evidence, BaseModel) else dict(evidence)
 
 
 def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:
@@ -115,8 +120,8 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
     predictors = {name: each for name, each in named_predictors(program) if only in (None, name)}
     found = [output for name, predictor in predictors.items() for output in label_outputs(name, predictor)]
     if not found:
-        kinds = [f.annotation for each in predictors.values() for f in each.signature.output_fields.values()]
-        if any(isinstance(kind, type) and issubclass(kind, Score) for kind in kinds):
+        fields = [field for each in predictors.values() for field in each.signature.output_fields.values()]
+        if any(isinstance(each.annotation, type) and issubclass(each.annotation, Score) for each in fields):
             return (
                 "an output is a Score, whose value lies between its levels (make it a Choice of the levels, or let "
                 f"{REANCHOR} fit its cuts)"
@@ -182,17 +187,13 @@ def warn_of_labels(
     demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
     if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
         logger.warning(
-            "all %d demos have the label %r, so the model may answer it too often: give demos of several labels, as "
-            "PLFewShot chooses them",
-            len(demos),
-            texts[demos[0]],
+            f"all {len(demos)} demos have the label {texts[demos[0]]!r}, so the model may answer it too often: give "
+            "demos of several labels, as PLFewShot chooses them"
         )
     if by_accuracy and is_uneven(counts, least=FAR_FROM_EVEN):
         logger.warning(
-            "%.0f %% of the examples have the label %r: a program that always answers it has that accuracy, so "
-            "compare with it",
-            100.0 * counts[most] / counts.sum(),
-            texts[most],
+            f"{100 * counts[most] / counts.sum():.0f} % of the examples have the label {texts[most]!r}: a program "
+            "that always answers it has that accuracy, so compare with it"
         )
 
 

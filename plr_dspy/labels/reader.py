@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import dspy
@@ -19,11 +20,16 @@ from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.labels.tokens import Position, from_alternatives, label_position, positions_of
 from plr_dspy.lm.engines import Hopeless
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.statistics.calibration import Array
+
+Alternatives: TypeAlias = Mapping[str, float]
+"""Log-probability of each of the likeliest tokens, by their text; an empty text is the end of the answer."""
+
+BEFORE_LABEL = " \t\r\n\"'`*([{"
+"""What a token may hold before the label begins in it: JSON quotes it, models like to make it bold."""
 
 NUM_ALTERNATIVES = 20
 """How many likely tokens are asked for at each position: the most that OpenAI gives, and vLLM as it is set up."""
@@ -66,13 +72,12 @@ class LogprobRequests:
 
     def note_error(self, lm: Any, error: Exception) -> bool:
         """Note the error of a call that asked; return whether it is to be made again without asking."""
-        # An error that cannot parse repeats the reply, which may hold any word; and one of another LM, such as the
-        # one that reads replies for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
-        others = isinstance(error, AdapterParseError)
-        others |= not str(lm.model).endswith(getattr(error, "model", None) or "")
-        # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments.
+        # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments. An error that
+        # cannot parse repeats the reply, which may hold any word; one of another LM, such as the one that reads replies
+        # for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        if self.given or others or not refuses:
+        is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
+        if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
             return False
         self._stop(lm, "refuses requests for log-probabilities")
         return not self.purpose
@@ -96,43 +101,48 @@ def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str,
     return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
 
 
+class _NotedCalls(BaseCallback):  # type: ignore[misc]
+    """Notes the LM calls of a context, and what is written of them to histories."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, dict[str, Any]]] = []
+        self.history: list[dict[str, Any]] = []
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        self.calls.append((instance, inputs))
+
+
 @contextmanager
 def _light_memory() -> Iterator[None]:
     """Take log-probabilities out of what LM calls in this context leave in DSPy's histories and memory cache.
 
     One reply of 150 tokens takes 3 MB in each. Where there is no disk cache, replies stay in the memory cache.
     """
-    record, noted = SimpleNamespace(history=[]), _NotedCalls()
-    callers, callbacks = dspy.settings.caller_modules or [], dspy.settings.callbacks or []
+    noted, settings = _NotedCalls(), dspy.settings
+    callers, callbacks = settings.caller_modules or [], settings.callbacks or []
     try:
         # DSPy writes each entry to the histories of all that are calling.
-        with dspy.context(caller_modules=[record, *callers], callbacks=[*callbacks, noted]):
+        with dspy.context(caller_modules=[noted, *callers], callbacks=[*callbacks, noted]):
             yield
     finally:
-        for entry in record.history:
+        for entry in noted.history:
             entry.update(response=None, outputs=list(map(_without_tokens, entry["outputs"])))
-        cache = dspy.cache
-        if cache.enable_disk_cache and cache.enable_memory_cache:
-            with suppress(Exception):  # Another DSPy may have no such names: that costs memory and no more.
-                from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
-
-                for lm, inputs in noted.calls:
-                    call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
-                    for asynchronous in (False, True) if call.cache else ():
-                        key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
-                        if key in cache.disk_cache:
-                            with cache._lock:
-                                cache.memory_cache.pop(key, None)
+        with suppress(Exception):  # Another DSPy may have no such names: that costs memory and no more.
+            _forget_in_memory(noted.calls)
 
 
-class _NotedCalls(BaseCallback):  # type: ignore[misc]
-    """Notes the LM calls of a context."""
+def _forget_in_memory(calls: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+    """Take the replies to calls out of DSPy's memory cache, as far as they are in its disk cache."""
+    from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, dict[str, Any]]] = []
-
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        self.calls.append((instance, inputs))
+    cache = dspy.cache
+    for lm, inputs in calls if cache.enable_disk_cache and cache.enable_memory_cache else ():
+        call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
+        for asynchronous in (False, True) if call.cache else ():
+            key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
+            if key in cache.disk_cache:
+                with cache._lock:
+                    cache.memory_cache.pop(key, None)
 
 
 def _without_tokens(output: Any) -> Any:
@@ -163,11 +173,12 @@ Decision: TypeAlias = Callable[[Reading], Reading]
 class LabelReader:
     """Comes before an adapter's own type, and reads what its calls return; `labels_read` makes one.
 
-    `readings` has one for each call with the output, None where the reply says nothing of labels; `unread` is that of
-    the first reply that the adapter could not read, where nothing decides.
+    `readings` has one for each call with the output, None where the reply says nothing of labels; `undecided` what a
+    decision was made of; `unread` is that of the first reply that the adapter could not read, where nothing decides.
     """
 
     readings: list[Reading | None]
+    undecided: list[Reading]
     unread: Reading | None
     _output: LabelOutput
     _requests: LogprobRequests
@@ -255,6 +266,7 @@ class LabelReader:
             elif label is not None or (self._decision and said is not None):  # None may be an answer, too.
                 found = _reading_of(positions, output, label)
             if found is not None and self._decision is not None:
+                self.undecided.append(found)
                 found = self._decision(found)
                 stated = output.evidence(said, np.exp(found.log_probabilities)) if states else None
                 value[output.name] = stated or output.labels[str(found.label)]
@@ -304,6 +316,7 @@ def labels_read(
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
     vars(reader).update(
         readings=[],
+        undecided=[],
         unread=None,
         _output=output,
         _requests=requests,
@@ -365,3 +378,78 @@ def _normalised(label: str | None, masses: Array, least: float) -> Reading:
     known = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()), unseen)
+
+
+class Position(NamedTuple):
+    """One place of a reply: the token that was generated, and what might have been, the token itself included."""
+
+    token: str
+    alternatives: Alternatives
+
+
+def positions_of(logprobs: Any) -> list[Position]:
+    """Return the positions of a reply from what DSPy gives as "logprobs"."""
+    return [
+        Position(place.token, {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))})
+        for place in getattr(logprobs, "content", None) or ()
+    ]
+
+
+def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) -> Array:
+    """Return probabilities ``[L]`` of labels, by the likely tokens after each text; empty is where the label begins.
+
+    A token that only one label begins with counts for this label. One that several begin with is followed by the tokens
+    after it, where these are known, and shared evenly among them elsewhere. Case matters only where labels differ in
+    nothing else. The sum is at most 1, as other answers have the rest.
+    """
+    fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
+    before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
+    masses = np.zeros(len(labels))
+
+    def share(rests: Mapping[int, str], before: str, probability: float) -> None:
+        """Share out what the tokens after `before` say among labels, of which these rests are missing."""
+        alternatives, left = after[before], probability
+        for token, log_probability in alternatives.items():
+            text = fold(token if before else token.lstrip(before_label))
+            # It is the beginning of what is missing of a label, or that and the end of the word.
+            fitting = [
+                i
+                for i, rest in rests.items()
+                if rest
+                and (rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum()))
+            ]
+            if not (token and fitting):
+                continue
+            mass = probability * math.exp(min(0.0, log_probability))
+            left -= mass
+            if len(fitting) > 1 and before + token in after:
+                share({i: rests[i][len(text) :] for i in fitting}, before + token, mass)
+                continue
+            spelled = {fold(other) for other in alternatives if other != token}
+            sharing = [i for i in fitting if rests[i] not in spelled] or fitting
+            masses[sharing] += mass / len(sharing)
+        # A label that is complete ends with whatever does not make another one of it.
+        masses[[i for i, rest in rests.items() if not rest]] += max(0.0, left)
+
+    share({i: fold(label) for i, label in enumerate(labels)}, "", 1.0)
+    return masses
+
+
+def label_position(
+    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
+) -> int:
+    """Find where the label begins in a reply: behind the name of the field, if a label is there, or else anywhere.
+
+    The last occurrence of what the adapter read as `answered` is the answer, as what was thought aloud comes before.
+    Where it read none, that is the first occurrence of any label, or what follows the field's header, or the beginning.
+    """
+    tokens = [position.token for position in positions]
+    reply, ends = "".join(tokens), list(accumulate(map(len, tokens)))
+    wanted = sorted([answered] if answered is not None else labels, key=len, reverse=True)
+    label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"
+    for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
+        if found := list(re.finditer(before + label, reply, re.IGNORECASE)):
+            return bisect_right(ends, found[-1 if answered is not None else 0].start("label"))
+    # Something else stands in the place of a label: after the field's header, as in chat, or at the beginning.
+    header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
+    return min(bisect_right(ends, 0 if header is None else header.end()), len(tokens) - 1)

@@ -34,7 +34,6 @@ class LabelWork(MetricWork):
 
     Args:
         metric, examples: As in `MetricWork`. Without a metric, cells hold what replies say of labels, and no score.
-        output: The program's output whose labels are read.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
         purpose: What cannot do without log-probabilities, as in `LogprobRequests`.
         calibrating: Whether the likeliest label is the answer, also of replies that the adapter cannot read.
@@ -42,7 +41,7 @@ class LabelWork(MetricWork):
             does in use, by its `own` calibration if it has one, failed replies included. None for nothing.
 
     Attributes:
-        requests: Decides whether log-probabilities are asked for; switched off, this is `MetricWork`.
+        requests: Switched off, this is `MetricWork`.
         lacking: Why the last call that asked for log-probabilities brought none to learn from; empty where it did.
     """
 
@@ -79,15 +78,9 @@ class LabelWork(MetricWork):
             and not isinstance(predictor, RetrievingPredict)
             for name, predictor in named_predictors(program)
         )
-        decision, raw = self._own if is_original else self._likeliest, []
-
-        def decide(found: Reading) -> Reading:
-            raw.append(found)
-            return found if decision is None else decision(found)
-
-        decides = None if decision is None else decide
+        decision = self._own if is_original else self._likeliest
         try:
-            reading = labels_read(program, self.output, self.requests, decision=decides)
+            reading = labels_read(program, self.output, self.requests, decision=decision)
             with reading as reader, self._answering(example) as shown:
                 prediction = program(**shown.inputs())
         except WrongAnswer as wrong:
@@ -98,13 +91,12 @@ class LabelWork(MetricWork):
         cell = self._scored(shown, prediction)
         if not self.scores.size:
             return replace(cell, value=label, **self._told(reader.unread or reader.behind(prediction)))
-        several = len(reader.readings) > 1
-        if several:
+        if several := len(reader.readings) > 1:
             self._why = "the program calls its classifier several times for an answer"
         found = None if several or not reader.readings else reader.readings[0]  # Else it may be that of any.
         if is_original and (found or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
-            first = reader.unread or (raw[0] if raw else found)
+            first = reader.unread or next(iter(reader.undecided), found)
             return cell if several else replace(cell, **self._told(first))
         self.lacking = self._lacking(found, label, cell, example)
         return cell if self.lacking else replace(cell, **self._told(found))
@@ -113,11 +105,10 @@ class LabelWork(MetricWork):
         """What labels score ``[E, L]``, in a table that the influence on a metric over a set keeps up to date."""
         if self.influence is None or self._over_set is None:
             return self.scores
-        predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
         read, scores = self._over_set.outputs, self.scores.copy()
-        self.influence.follow(
-            scores, [[read(each, answer) for answer in predictions] for each in self._examples]
-        )
+        predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
+        outputs = [[read(each, answer) for answer in predictions] for each in self._examples]
+        self.influence.follow(scores, outputs)
         return scores
 
     def _lacking(self, found: Reading | None, label: str | None, cell: Cell, example: int) -> str:
@@ -153,12 +144,12 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     try:
         ask = metric_caller(metric)
         with dspy.context(callbacks=[calls], trace=[]):
-            for cell in np.ndindex(*scores.shape):
+            for example, label in np.ndindex(*scores.shape):
                 began = time.perf_counter()
-                prediction = dspy.Prediction({output.name: values[cell[1]]})
-                scores[cell] = as_score(ask(own_copy(examples[cell[0]]), prediction))
+                prediction = dspy.Prediction({output.name: values[label]})
+                scores[example, label] = as_score(ask(own_copy(examples[example]), prediction))
                 if isinstance(metric, SetMetric):
-                    metric.outputs(examples[cell[0]], prediction)  # which may need more than the label
+                    metric.outputs(examples[example], prediction)  # which may need more than the label
                 durations.append(time.perf_counter() - began)
                 if calls.stopped:  # The metric has caught the exception, and gone on.
                     break
@@ -168,9 +159,8 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
         raise
     except BaseException as error:
         if not calls.stopped:
-            return (
-                f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
-            )
+            name = type(error).__name__
+            return f"the metric raises {name} for a prediction that holds {output.name!r} alone"
     if calls.stopped:
         return "the metric calls a language model"
     if (scores == scores[:, :1]).all():

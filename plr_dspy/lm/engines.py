@@ -16,12 +16,7 @@ from dspy import lm15
 from dspy.clients._litellm import get_litellm
 from dspy.clients.engines.base import validate_request
 from dspy.clients.engines.litellm_errors import litellm_errors
-from dspy.utils.exceptions import (
-    LMAuthError,
-    LMBillingError,
-    LMConfigurationError,
-    LMUnsupportedModelError,
-)
+from dspy.utils.exceptions import LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError
 
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
 
@@ -134,13 +129,11 @@ class _CompletionSettings:
                 f"The reply of {self.api_base} holds no completion text; is it an OpenAI-compatible server?",
                 provider=self.provider,
             )
-        config, finish_reason = request.config, choice.get("finish_reason")
-        if config.max_tokens == 1 and config.logprobs is not None and finish_reason == "length":
-            finish_reason = "stop"  # No answer was cut short: who asks for one token reads its probabilities.
+        asked = request.config.logprobs is not None
         chat_choice = {
             "message": {"role": "assistant", "content": choice["text"]},
-            "finish_reason": finish_reason,
-            "logprobs": None if config.logprobs is None else _chat_logprobs(choice.get("logprobs") or {}),
+            "finish_reason": choice.get("finish_reason"),
+            "logprobs": _chat_logprobs(choice.get("logprobs") or {}) if asked else None,
         }
         kept = {name: body.get(name) for name in ("id", "model", "usage")}
         return lm15.response_from_openai_chat({**kept, "choices": [chat_choice]}, model=request.model)
@@ -210,8 +203,6 @@ def completion_lm(
     extra_body: dict[str, Any] | None = None,
     temperature: float | None = 0.0,
     max_tokens: int | None = 16,
-    cache: bool = True,
-    num_retries: int = 3,
     **lm_kwargs: Any,
 ) -> dspy.LM:
     """Build a `dspy.LM` that sends plain prompts to a llama.cpp, vLLM or other OpenAI-compatible server.
@@ -224,7 +215,7 @@ def completion_lm(
             as the provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
-        temperature, max_tokens, cache, num_retries, lm_kwargs: As of `dspy.LM`; an answer has 16 tokens at most.
+        temperature, max_tokens, lm_kwargs: As of `dspy.LM`; an answer has 16 tokens at most.
     """
     prefix, _, rest = model.partition("/")
     if prefix in PROVIDERS:
@@ -243,8 +234,6 @@ def completion_lm(
         async_engine=AsyncCompletionEngine(**settings),
         temperature=temperature,
         max_tokens=max_tokens,
-        cache=cache,
-        num_retries=num_retries,
         **lm_kwargs,
     )
 

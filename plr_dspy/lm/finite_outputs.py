@@ -31,7 +31,12 @@ def labels_of(annotation: Any) -> dict[str, Any] | None:
         values = list(annotation.__members__.values())
     else:
         return None
-    return {one_block(str(getattr(value, "value", value))): value for value in values}
+    return {name_of_label(value): value for value in values}
+
+
+def name_of_label(value: Any) -> str:
+    """Return what demos call a value: of an enum's member, the text of what it stands for."""
+    return one_block(str(value.value if isinstance(value, enum.Enum) else value))
 
 
 def decided(value: Any) -> Any:

@@ -16,8 +16,6 @@ Metric: TypeAlias = Callable[..., Any]
 LARGEST_SCORE = 1e30
 """In size: fourth powers of scores are computed."""
 
-ASYNC_CURE = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
-
 SHOWN = 150
 """Characters of a reply or an answer that messages show."""
 
@@ -31,18 +29,16 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
     if not callable(metric):
         raise TypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
     if inspect.isclass(metric):
-        raise TypeError(
-            f"metric must be called with an example and a prediction; {metric.__name__} is a class: "
-            "pass an instance of it"
-        )
+        raise TypeError(f"metric must be an instance; {metric.__name__} is a class: pass {metric.__name__}()")
     called = _called(metric)
     if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
-        raise TypeError(f"metric must not be async: {ASYNC_CURE}")
+        cure = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
+        raise TypeError(f"metric must not be async: {cure}")
     if called is None:
         cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
         raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
     for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
-        extra = (None,) * num_extra
+        extra = [None] * num_extra
         if takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
             return lambda example, prediction: metric(example, prediction, *extra)
     signature = inspect.signature(called)
@@ -90,11 +86,6 @@ def as_score(value: Any) -> float:
         MetricTypeError: for anything that is no number, such as None, a dict, or an array of several.
         ValueError: for NaN, infinities, and what is too large to be squared.
     """
-    if inspect.iscoroutine(value):
-        value.close()
-        raise MetricTypeError(
-            f"metric must return a number, and not a coroutine, as async functions do: {ASYNC_CURE}"
-        )
     number = value.get("score") if isinstance(value, dspy.Prediction) else value
     try:
         number = number.item() if isinstance(number, np.ndarray) else number

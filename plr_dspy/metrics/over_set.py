@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any, Literal
 
 import dspy
@@ -15,7 +14,7 @@ import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
 
-from plr_dspy.lm.finite_outputs import decided, one_block
+from plr_dspy.lm.finite_outputs import decided, name_of_label
 from plr_dspy.metrics.by_example import MetricTypeError, as_score, metric_caller, takes
 
 logger = logging.getLogger(__name__)
@@ -39,11 +38,13 @@ class SetMetric(ABC):
             Otherwise weights are numbers of copies.
         smooth: Whether it has derivatives by these weights.
         kind: The type of its outputs.
+        label: The label that it is about; None where it is about all facts.
     """
 
     bounds: tuple[float, float] = (0.0, 1.0)
     weighted = smooth = True
     kind: type | tuple[type, ...] = str
+    label: str | None = None
 
     @abstractmethod
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
@@ -77,7 +78,7 @@ class SetMetric(ABC):
         """
         counts = [Counter(map(self.fact, part)) for part in parts] if self.weighted else []
         facts = sum(counts, Counter[Any]())
-        watched = self.watched(facts)
+        watched = list(facts) if self.label is None else [self.label]
         if missing := [fact for fact in watched if not facts[fact]]:
             raise ValueError(
                 f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {list(facts)}"
@@ -86,21 +87,13 @@ class SetMetric(ABC):
             return
         few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
         if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
-            places = " and ".join(str(count[few]) for count in counts)
+            numbers = " and ".join(str(count[few]) for count in counts)
             needed = math.ceil(facts.total() * MIN_OF_EACH / max(least, facts[few] * MIN_SHARE))
             logger.warning(
-                "%s examples have %r, of those to search and those to compare by, so that %r is known to within large "
-                "errors only: with their share, %d examples would have %d in either part",
-                places,
-                few,
-                self,
-                needed,
-                MIN_OF_EACH,
+                f"{numbers} examples have {few!r}, of those to search and those to compare by, so that {self!r} is "
+                f"known to within large errors only: with their share, {needed} examples would have {MIN_OF_EACH} in "
+                "either part"
             )
-
-    def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
-        """The facts whose examples must not be few."""
-        return list(facts)
 
     def evaluate(self, program: dspy.Module, devset: Sequence[dspy.Example], **options: Any) -> float:
         """Score a program by the metric on examples, with `dspy.Evaluate`.
@@ -114,22 +107,17 @@ class SetMetric(ABC):
         facts = [self.fact(example) for example, _, _ in results]
         # What failed is an empty prediction there.
         outputs = [self.outputs(example, answer) if answer else None for example, answer, _ in results]
-        value = self.checked(facts, outputs, [1.0] * len(facts))
+        value = self.value(facts, outputs, [1.0] * len(facts))
         logger.info("%r: %.4g on %d examples", self, value, len(facts))
         return value
 
-    def checked(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        """The value, which must be a number."""
-        return as_score(self.value(facts, outputs, weights))
-
     def __repr__(self) -> str:
-        shown = {
-            name: value
+        shown = [
+            f"{name}={getattr(value, '__name__', repr(value))}"
             for name, value in vars(self).items()
             if value is not None and name[0] != "_" and name != "bounds"
-        }
-        given = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value in shown.items())
-        return f"{type(self).__name__}({', '.join(given)})"
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class DatasetMetric(SetMetric):
@@ -158,7 +146,7 @@ class DatasetMetric(SetMetric):
         self.function, self.bounds = function, bounds
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-        return self.checked([self.fact(example)], [self.outputs(example, prediction)], [1.0])
+        return self.value([self.fact(example)], [self.outputs(example, prediction)], [1.0])
 
     def alone(self, example: dspy.Example, prediction: Any) -> float:
         return 0.0  # The function may mean nothing of a single example.
@@ -167,19 +155,13 @@ class DatasetMetric(SetMetric):
         return example.copy(**_plain(dict(example.labels().items())))
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
-        return _plain(
-            dict(prediction.items()) if isinstance(prediction, dspy.Prediction) else {"answer": prediction}
-        )
+        is_prediction = isinstance(prediction, dspy.Prediction)
+        return _plain(dict(prediction.items()) if is_prediction else {"answer": prediction})
 
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
         predictions = [dspy.Prediction(**(outputs[row] or {})) for row in rows]
-        try:
-            return self.function([facts[row].copy() for row in rows], predictions)
-        except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(f"the function of {self!r} raised this, for {len(rows)} examples")
-            raise
+        return as_score(self.function([facts[row].copy() for row in rows], predictions))
 
 
 class LabelMetric(SetMetric):
@@ -196,7 +178,7 @@ class LabelMetric(SetMetric):
         return float(self.fact(example) == self._label(example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
-        return _text(example[self.name_in(example)])
+        return _label_name(example[_label_field(example, self.field)])
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return self._label(example, prediction)
@@ -210,24 +192,14 @@ class LabelMetric(SetMetric):
 
     def _label(self, example: dspy.Example, prediction: Any) -> str:
         """The label that a prediction answers."""
-        name = self.name_in(example)
-        if not isinstance(prediction, dspy.Prediction) or name not in prediction:
-            raise MetricTypeError(
-                f"{type(self).__name__} reads the label at {name!r}, as in the examples, and the program answers "
-                f"{prediction!r}: give both the same name, or pass field"
-            )
-        return _text(prediction[name])
+        return _answered_label(self, prediction, _label_field(example, self.field))
 
-    def name_in(self, example: dspy.Example, *, besides: str | None = None) -> str:
-        """The name of the field with the label."""
-        labels = list(dict(example.labels().items()))
-        names = [self.field] if self.field is not None else [n for n in labels if n != besides] or labels
-        if len(names) != 1 or names[0] not in example:
-            raise ValueError(
-                f"metric: one field beside the inputs must have the label, or the one that is named as field='...'; "
-                f"one example has {list(example.keys())}, of which {names} may have it"
-            )
-        return names[0]
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        return float(self._by_sklearn(facts, list(map(self.label_of, outputs)), sample_weight=weights))
+
+    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
+        """The value of answers to examples with these labels, by scikit-learn, which takes seconds to import."""
+        raise NotImplementedError
 
 
 class F1(LabelMetric):
@@ -255,26 +227,15 @@ class F1(LabelMetric):
             raise ValueError(
                 f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}"
             )
-        self.label, self.average = None if label is None else _text(label), average
+        self.label, self.average = None if label is None else _label_name(label), average
 
-    def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
-        return list(facts) if self.label is None else [self.label]
-
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
         from sklearn.metrics import f1_score
 
-        labels = sorted(set(facts)) if self.label is None else [self.label]
-        average = "macro" if self.label is not None else self.average
-        return float(
-            f1_score(
-                facts,
-                _read(outputs),
-                labels=labels,
-                average=average,
-                sample_weight=weights,
-                zero_division=0.0,
-            )
-        )
+        of, average = sorted(set(labels)), self.average
+        if self.label is not None:  # The mean over one label is its own.
+            of, average = [self.label], "macro"
+        return f1_score(labels, answers, labels=of, average=average, zero_division=0.0, **weighted)
 
 
 class MatthewsCorrelation(LabelMetric):
@@ -282,32 +243,22 @@ class MatthewsCorrelation(LabelMetric):
 
     bounds = (-1.0, 1.0)
 
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
         from sklearn.metrics import matthews_corrcoef
 
-        answers = _read(outputs)
-        if len({*facts, *answers}) < 2:  # where scikit-learn warns
+        if len({*labels, *answers}) < 2:  # where scikit-learn warns
             return 0.0
-        return float(matthews_corrcoef(facts, answers, sample_weight=weights))
+        return matthews_corrcoef(labels, answers, **weighted)
 
 
 class BalancedAccuracy(LabelMetric):
     """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
 
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
         from sklearn.metrics import recall_score
 
-        labels = sorted(set(facts))
-        return float(
-            recall_score(
-                facts,
-                _read(outputs),
-                labels=labels,
-                average="macro",
-                sample_weight=weights,
-                zero_division=0.0,
-            )
-        )
+        of = sorted(set(labels))
+        return recall_score(labels, answers, labels=of, average="macro", zero_division=0.0, **weighted)
 
 
 class RecallAtPrecision(LabelMetric):
@@ -323,6 +274,7 @@ class RecallAtPrecision(LabelMetric):
 
     smooth = False
     kind = list
+    label: str
 
     def __init__(
         self, label: Any, precision: float, *, confidence: str | None = None, field: str | None = None
@@ -330,18 +282,15 @@ class RecallAtPrecision(LabelMetric):
         super().__init__(field=field)
         if not 0.0 < precision <= 1.0:
             raise ValueError(f"precision must lie in (0, 1]; got {precision!r}")
-        self.label, self.precision, self.confidence = _text(label), precision, confidence
-
-    def watched(self, facts: Mapping[Any, int]) -> Sequence[Any]:
-        return [self.label]
+        self.label, self.precision, self.confidence = _label_name(label), precision, confidence
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         answer = prediction if isinstance(prediction, dspy.Prediction) else {}
         if self.confidence is not None:
             found = answer.get(self.confidence)
         else:
-            shares = answer.get("probabilities")
-            found = {_text(label): share for label, share in (shares or {}).items()}.get(self.label)
+            shares = answer.get("probabilities") or {}
+            found = next((shares[each] for each in shares if _label_name(each) == self.label), None)
         if found is None:
             raise MetricTypeError(
                 f"{self!r} needs the probability of its label: calibrate the program first (BatchCalibration(), "
@@ -395,12 +344,14 @@ class AverageScoreBy(SetMetric):
         self._ask = None if metric is None else metric_caller(metric)
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-        ask = self._ask or BalancedAccuracy(field=self._name(example))
-        return as_score(ask(example, prediction))
+        if self._ask is not None:
+            return as_score(self._ask(example, prediction))
+        name = _label_field(example, self.field, besides=self.group)
+        return float(_label_name(example[name]) == _answered_label(self, prediction, name))
 
     def fact(self, example: dspy.Example) -> str:
         if self.metric is None:
-            self._name(example)  # which raises where there is none
+            _label_field(example, self.field, besides=self.group)  # which raises where there is none
         if not isinstance(self.group, str):
             return str(self.group(example))
         if self.group not in example:
@@ -408,11 +359,6 @@ class AverageScoreBy(SetMetric):
                 f"metric: each example needs the field {self.group!r}, by which scores are grouped"
             )
         return str(example[self.group])
-
-    def _name(self, example: dspy.Example) -> str:
-        """The name of the field with the label."""
-        besides = self.group if isinstance(self.group, str) else None
-        return BalancedAccuracy(field=self.field).name_in(example, besides=besides)
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return self(example, prediction)
@@ -425,10 +371,31 @@ class AverageScoreBy(SetMetric):
         return float(means.min() if self.worst else means.mean())
 
 
-def _text(value: Any) -> str:
+def _label_field(example: dspy.Example, field: str | None, *, besides: Any = None) -> str:
+    """The name of the field that has the label: the one that is given, or the only one beside inputs and `besides`."""
+    labels = list(example.labels().keys())
+    names = [field] if field is not None else [name for name in labels if name != besides] or labels
+    if len(names) != 1 or names[0] not in example:
+        raise ValueError(
+            f"metric: one field beside the inputs must have the label, or the one that is named as field='...'; "
+            f"one example has {list(example.keys())}, of which {names} may have it"
+        )
+    return names[0]
+
+
+def _answered_label(metric: SetMetric, prediction: Any, name: str) -> str:
+    """What a prediction has in the field with the label."""
+    if not isinstance(prediction, dspy.Prediction) or name not in prediction:
+        raise MetricTypeError(
+            f"{type(metric).__name__} reads the label at {name!r}, as in the examples, and the program answers "
+            f"{prediction!r}: give both the same name, or pass field"
+        )
+    return _label_name(prediction[name])
+
+
+def _label_name(value: Any) -> str:
     """What a label is called, whatever holds it."""
-    value = decided(value)
-    return one_block(str(value.value if isinstance(value, Enum) else value))
+    return name_of_label(decided(value))
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -436,8 +403,3 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     plain: dict[str, Any] = orjson.loads(orjson.dumps(serialize_object(fields), default=str, option=options))
     return plain
-
-
-def _read(outputs: Sequence[Any]) -> list[str]:
-    """The labels that were answered."""
-    return [NO_LABEL if each is None else each for each in outputs]

@@ -473,6 +473,6 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
             answers.append(over_set.outputs(own_copy(example), answer))
     if calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
         return None
-    score = over_set.checked([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
+    score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
     name = f"a vote of the {number} nearest examples, without a language model, scores"
     return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)

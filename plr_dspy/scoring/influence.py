@@ -31,7 +31,7 @@ class OverSet(Protocol):
     kind: type | tuple[type, ...]
 
     def answers(self, facts: Sequence[Any]) -> Sequence[Any]: ...
-    def checked(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float: ...
+    def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float: ...
 
 
 class Influence:
@@ -53,7 +53,9 @@ class Influence:
     """
 
     def __init__(self, metric: OverSet, facts: Sequence[Any]) -> None:
-        self._metric, self._facts = metric, list(facts)
+        self._metric, self._facts, self.bounds = metric, list(facts), metric.bounds
+        # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
+        self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
         self._table: NDArray[np.float64] = np.empty((0, 0))
         self._of_labels: Sequence[Sequence[Any]] = []
@@ -69,30 +71,27 @@ class Influence:
         if not rows:
             return
         self._shifts = {}  # Should the metric raise, there is no reference.
-        pseudo: list[tuple[Any, Any]] = []
         answers = self._metric.answers(self._facts) or [outputs for _, outputs in rows]
-        if self._metric.weighted:
-            pseudo = [(fact, outputs) for fact in self._shares for outputs in answers]
+        pseudo = [(fact, outputs) for fact in self._shares for outputs in answers]
         counts = [1.0] * len(rows) + [PSEUDO / len(answers)] * len(pseudo)
-        self._rows, self._weights = self._merged(rows + pseudo, counts)
-        self._base = self._value_of(self._rows, self._weights)
+        self._rows, self._weights = reference = self._merged(rows + pseudo, counts)
+        self._base = self._value_of(*reference)
         self._influences.clear()
-        at = self._rows, self._weights
-        if self._shares.keys() <= {fact for fact, _ in rows} or not self._metric.weighted:
-            at = self._merged(rows, counts[: len(rows)])
-        self._value = self._value_of(*at)
+        if self._metric.weighted and self._shares.keys() <= {fact for fact, _ in rows}:
+            reference = self._merged(rows, counts[: len(rows)])
+        self._value = self._value_of(*reference)
         totals, sums = defaultdict[Any, float](float), defaultdict[Any, float](float)
-        for (fact, outputs), weight in zip(at[0], at[1].tolist(), strict=True):
+        for (fact, outputs), weight in zip(reference[0], reference[1].tolist(), strict=True):
             group = fact if self._metric.weighted else None
             totals[group] += weight
             sums[group] += weight * self._influence(fact, outputs)
         self._shifts = {group: sums[group] / total for group, total in totals.items()}
-        for place in np.ndindex(*self._table.shape):
-            self._table[place] = self.score(place[0], self.of_label(*place))
+        for example, label in np.ndindex(*self._table.shape):
+            self._table[example, label] = self.score(example, self._of_labels[example][label])
 
     def is_enough(self, answered: Sequence[tuple[int, Any]]) -> bool:
         """Whether so many answers make a reference: as many as there are examples, and some of each fact."""
-        counts = Counter(self._facts[example] for example, _ in answered) if self._metric.weighted else {}
+        counts = Counter(self._groups[example] for example, _ in answered)
         return len(answered) >= len(self._facts) and all(counts[fact] >= ENOUGH for fact in self._shares)
 
     def follow(self, table: NDArray[np.float64], of_labels: Sequence[Sequence[Any]]) -> None:
@@ -115,9 +114,8 @@ class Influence:
         """The score of outputs on an example; 0 as long as there is no reference."""
         if not self._shifts:
             return 0.0
-        fact = self._facts[example]
-        shift = self._shifts[fact if self._metric.weighted else None]
-        return self._value + self._influence(fact, outputs) - shift
+        influence = self._influence(self._facts[example], outputs)
+        return self._value + influence - self._shifts[self._groups[example]]
 
     def stratified(self, scores: Mapping[int, float]) -> dict[int, float]:
         """Scores of a program on some examples, weighted so that facts count in the shares that they have among all."""
@@ -130,29 +128,24 @@ class Influence:
 
     def strata(self, num_examples: int) -> list[list[int]]:
         """The first examples by their facts, where these have shares; without, all together."""
-        groups: dict[Any, list[int]] = {}
-        for example, fact in enumerate(self._facts[:num_examples]):
-            groups.setdefault(fact if self._metric.weighted else None, []).append(example)
-        return list(groups.values())
+        strata = defaultdict[Any, list[int]](list)
+        for example, group in enumerate(self._groups[:num_examples]):
+            strata[group].append(example)
+        return list(strata.values())
 
     def value(self, answered: Iterable[tuple[int, Any]]) -> float:
         """The metric itself, of these outputs."""
         rows = [(self._facts[example], outputs) for example, outputs in answered]
         return self._value_of(*self._merged(rows, [1.0] * len(rows)))
 
-    def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
-        """The metric of facts and outputs with weights."""
-        return self._metric.checked([fact for fact, _ in rows], [told for _, told in rows], weights.tolist())
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The least and the largest value of the metric."""
-        return self._metric.bounds
-
     def limited(self, value: float) -> float:
         """The value, or the nearest to it that the metric can have."""
         low, high = self.bounds
         return min(max(low, value), high)
+
+    def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
+        """The metric of facts and outputs with weights."""
+        return self._metric.value([fact for fact, _ in rows], [told for _, told in rows], weights.tolist())
 
     def _influence(self, fact: Any, outputs: Any) -> float:
         """What the weight of an answer changes at the reference, per unit."""
@@ -170,17 +163,16 @@ class Influence:
         """Rows that differ, and their weights: where the metric is weighted, in the shares of all facts."""
         if not self._metric.weighted:
             return list(rows), np.array(counts)
-        weights = defaultdict[tuple[Any, str], float](float)
-        firsts: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        weights, totals = defaultdict[Any, float](float), defaultdict[Any, float](float)
+        distinct: dict[Any, tuple[Any, Any]] = {}
         for (fact, outputs), count in zip(rows, counts, strict=True):
             key = self._key(fact, outputs)
+            distinct.setdefault(key, (fact, outputs))
             weights[key] += count
-            firsts.setdefault(key, (fact, outputs))
-        totals = defaultdict[Any, float](float)
-        for (fact, _), weight in weights.items():
-            totals[fact] += weight
-        found = [weight * self._shares[fact] / totals[fact] for (fact, _), weight in weights.items()]
-        return list(firsts.values()), np.array(found) / sum(found)
+        for key, (fact, _) in distinct.items():
+            totals[fact] += weights[key]
+        found = [weights[key] * self._shares[fact] / totals[fact] for key, (fact, _) in distinct.items()]
+        return list(distinct.values()), np.array(found) / sum(found)
 
     def _key(self, fact: Any, outputs: Any) -> tuple[Any, str]:
         """What identifies an answer."""

@@ -11,7 +11,7 @@ import pytest
 from dspy import lm15
 from fakes import LabelEngine, digest, interrupt, using
 
-from plr_dspy import CalibratedProgram, load_program
+from plr_dspy import F1, CalibratedProgram, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
 from plr_dspy.labels.reader import NoProbabilities
 
@@ -219,6 +219,8 @@ class TestEveryMethod:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):
                 quiet(kind).compile(program, trainset=trainset)
+        with table.serving(), pytest.raises(ValueError, match=r"metric must be one by example.*got F1\("):
+            kind(F1("label 0")).compile(table.program(), trainset=table.examples)
         assert table.engine.requests == 0
 
     def test_goes_on_where_it_was_killed(self, kind, tmp_path):

@@ -1,118 +1,168 @@
-"""Program calls that bring log-probabilities of labels along: what cells hold, and what they cost."""
-
-import math
+"""What a metric gives to each label, found without a call of a model; which log-probabilities are learned from."""
 
 import dspy
+import numpy as np
 import pytest
-from label_engines import Around
-from label_world import DEMOS, LABELS, Engine, Twice, exact, probabilities, student
-from label_world import EXAMPLES as ALL
+from dspy.utils import BaseCallback
+from dspy.utils.dummies import DummyLM
+from label_engines import LABELS, Around, exact
+from label_world import DEMOS, Engine, go
 
-from plr_dspy.labels.outputs import label_output
-from plr_dspy.labels.work import LabelWork, label_scores
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
-from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.labels import work as module
+from plr_dspy.labels.outputs import LabelOutput
+from plr_dspy.labels.work import label_scores
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.scorer import CellScorer
 
-EXAMPLES = ALL[:12]
-NAMES = [f"example {i}" for i in range(len(EXAMPLES))]
-ORDERINGS = [((0, 1, 2, 3, 4),), ((4, 3, 2, 1, 0),)]
-
-
-def work_of(program, metric=exact):
-    output = label_output(program)
-    return LabelWork(metric, EXAMPLES, output=output, scores=label_scores(exact, EXAMPLES, output))
+OUTPUT = LabelOutput("self", "label", {label: label for label in LABELS})
+EXAMPLES = [
+    dspy.Example(text=f"text {i}", label=LABELS[i % 2], weights=[1]).with_inputs("text") for i in range(4)
+]
+TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
 
 
-def paid(engine, *, program=None, work=None, ledger=None, adapter=None, orderings=ORDERINGS, **options):
-    """All cells of some orderings."""
-    program = program or student()
-    work = work or work_of(program)
-    ledger = ledger or Ledger()
-    ledger.number_examples(NAMES)
-    adapter = adapter or dspy.ChatAdapter(use_json_adapter_fallback=False)
-    with dspy.context(lm=dspy.LM("fake/x", engine=engine, cache=False), adapter=adapter):
-        evaluator = ProgramEvaluator(
-            ProgramSlots(program),
-            work,
-            names=NAMES,
-            ledger=ledger,
-            **{"num_threads": 4, **options},
-        )
-        scorer = CellScorer(evaluator)
-        scorer.table(orderings, range(len(EXAMPLES)))
-        return [scorer.cell(ordering, i) for ordering in orderings for i in range(len(EXAMPLES))]
+class TestLabelScores:
+    @pytest.mark.parametrize(
+        "metric",
+        [exact, lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label)],
+    )
+    def test_every_way_to_the_label(self, metric):
+        np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)
+
+    def test_examples_are_not_written_to(self):
+        def metric(example, prediction):
+            example.label = "changed" if example.label == prediction.label else "other"
+            return example.label == "changed"
+
+        np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)
+        assert {example.label for example in EXAMPLES} == set(LABELS)
 
 
-class TestCells:
-    def test_hold_what_the_call_told(self):
-        cells = paid(Engine())
-        for ordering, row in zip(ORDERINGS, [cells[:12], cells[12:]], strict=True):
-            for example, cell in zip(EXAMPLES, row, strict=True):
-                p = probabilities([DEMOS[j].text for j in ordering[0]], example.text)
-                assert cell.label_logprobs == pytest.approx([math.log(x) for x in p], abs=1e-4)
-                assert cell.label_logprobs == tuple(round(value, 4) for value in cell.label_logprobs)
-                assert cell.score == (LABELS[p[1] > p[0]] == example.label)
+def judge(lm=None):
+    predict = dspy.Predict("text, label -> verdict: bool")
+    predict.lm = lm
+    return lambda example, prediction: predict(text=example.text, label=prediction.label).verdict
 
-    def test_cost_no_further_call_and_change_no_score(self):
-        with_them, without = Engine(), Engine()
-        cells = paid(with_them)
-        plain = paid(without, work=MetricWork(exact, EXAMPLES))
-        assert len(with_them.asked) == len(without.asked) == len(cells) == 24
-        assert [cell.score for cell in cells] == [cell.score for cell in plain]
-        assert all(with_them.asked)
-        assert not any(without.asked)
 
-    def test_the_label_is_what_the_program_answered_and_not_what_the_metric_asks_or_makes_of_it(self):
-        engine, judge = Engine(), student()
+def catching(example, prediction):
+    try:
+        return judge(dspy.settings.lm)(example, prediction)
+    except:  # noqa: E722
+        return 0.0
+
+
+class TestMetricsThatCallAModel:
+    @pytest.mark.parametrize("metric", [judge(), catching, lambda e, p: bool(dspy.settings.lm(p.label))])
+    def test_are_stopped_before_they_do(self, metric):
+        heard = []
+
+        class Listening(BaseCallback):
+            def on_lm_start(self, call_id, instance, inputs):
+                heard.append("start")
+
+        lm, callbacks = DummyLM([{"verdict": "yes"}] * 100), [Listening()]
+        lm.callbacks = list(callbacks)
+        with dspy.context(lm=lm, callbacks=callbacks, trace=[]):
+            assert label_scores(metric, EXAMPLES, OUTPUT) == "the metric calls a language model"
+            assert lm.history == dspy.settings.trace == heard == []
+            assert dspy.settings.callbacks == callbacks
+
+    @pytest.mark.parametrize("times", [range(100), [0, 9, *[9] * 100]], ids=["always", "at first"])
+    def test_unseen_ones_by_the_time_they_take(self, monkeypatch, times):
+        """One that loads something first is not taken for them."""
+        now, calls = iter(times), []
+        monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
 
         def metric(example, prediction):
-            right = judge(text=example.text) is not None and exact(example, prediction)
-            prediction.label = "changed"
-            return right
+            calls.append(prediction.label)
+            return example.label == prediction.label
 
-        cells = paid(engine, work=work_of(student(), metric))
-        assert all(cell.label_logprobs for cell in cells)
-        assert engine.asked.count(True) == engine.asked.count(False) == len(cells)
+        found = label_scores(metric, EXAMPLES, OUTPUT)
+        if len(calls) == 2:
+            assert found == "the metric takes too long to be asked for every label"
+        else:
+            np.testing.assert_array_equal(found, TABLE)
+        assert len(calls) == (2 if times == range(100) else 8)
 
 
-class TestCellsWithout:
-    def none(self, **options):
-        assert [cell.label_logprobs for cell in paid(Engine(), **options)] == [None] * 24
+def raising(error):
+    def metric(example, prediction):
+        raise error
 
-    def test_where_it_is_switched_off(self):
-        work, engine = work_of(student()), Engine()
-        work.requests.wanted = False
-        assert [cell.label_logprobs for cell in paid(engine, work=work)] == [None] * 24
-        assert not any(engine.asked)
-        assert work.reason == ""
+    return metric
 
+
+class TestMetricsThatFail:
     @pytest.mark.parametrize(
-        "answer",
+        ("metric", "name"),
         [
-            lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]),
-            lambda label: label,
-            lambda label: dspy.Prediction(verdict=label),
+            (lambda e, p: exact(e, p) and p.reasoning, "AttributeError"),
+            (raising(SystemExit()), "SystemExit"),
+            (lambda e, p: float("nan"), "ValueError"),
+            (lambda e, p: p.label, "MetricTypeError"),
+            (None, "TypeError"),
         ],
-        ids=["another label", "no prediction", "another field"],
     )
-    def test_where_the_program_answers_something_else(self, answer):
-        program = Around(lambda classify, text: answer(classify(text=text).label))
-        program.predict.demos = list(DEMOS)
-        self.none(program=program, work=work_of(program, lambda example, prediction: True))
+    def test_are_refused(self, metric, name):
+        reason = label_scores(metric, EXAMPLES, OUTPUT)
+        assert reason == f"the metric raises {name} for a prediction that holds 'label' alone"
 
-    def test_where_the_metric_says_something_else_than_it_said(self):
-        self.none(work=work_of(student(), lambda example, prediction: 0.5))
+    def test_an_interrupt_passes(self):
+        with pytest.raises(KeyboardInterrupt):
+            label_scores(raising(KeyboardInterrupt()), EXAMPLES, OUTPUT)
 
-    def test_where_several_calls_could_have_been_the_answer(self):
-        self.none(program=Twice())
+    @pytest.mark.parametrize("examples", [EXAMPLES, []])
+    def test_all_labels_alike(self, examples):
+        reason = label_scores(lambda e, p: e.text == "text 1", examples, OUTPUT)
+        assert reason == "the metric gives every label the same score"
 
 
-class TestLedger:
-    @pytest.mark.parametrize("values", ["[]", "1", "[null]", '["-1"]', "[true]", "[1e999]", "{}"])
-    def test_what_cannot_be_read_is_told(self, tmp_path, values):
-        path = tmp_path / "cells.jsonl"
-        path.write_text(f'{{"cell":["x",0],"score":1.0,"label_logprobs":{values}}}\n')
-        with pytest.raises(ValueError, match="line 1 of"):
-            Ledger(path)
+def lenient(example, prediction, trace=None):
+    return example.label == getattr(prediction, "label", "negative")
+
+
+def fickle():
+    """A metric that gives something else the second time."""
+    seen = set()
+
+    def metric(example, prediction):
+        again = (example.text, prediction.label) in seen
+        seen.add((example.text, prediction.label))
+        return 0.5 if again else exact(example, prediction)
+
+    return metric
+
+
+@pytest.mark.parametrize(
+    ("answer", "metric", "reason"),
+    [
+        (lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]), lenient, "answers something else"),
+        (lambda label: label, lenient, "answers something else"),
+        (lambda label: dspy.Prediction(verdict=label), lenient, "answers something else"),
+        (lambda label: dspy.Prediction(label=label), fickle(), "scores the same answer differently"),
+    ],
+    ids=["another label", "no prediction", "another field", "another score"],
+)
+def test_others_are_left_alone_and_the_report_says_why(answer, metric, reason):
+    program = Around(lambda classify, text: answer(classify(text=text).label))
+    program.predict.demos = list(DEMOS)
+    _, report = go(Engine(), program=program, metric=metric)
+    assert report.signal.used == "score"
+    assert reason in report.signal.reason
+
+
+def test_the_label_is_what_the_program_answered_and_not_what_the_metric_makes_of_it():
+    def metric(example, prediction):
+        right = exact(example, prediction)
+        prediction.label = "changed"
+        return right
+
+    _, report = go(Engine(), metric=metric)
+    assert report.signal.used == "logprobs"
+
+
+@pytest.mark.parametrize("values", ["[]", "1", "[null]", '["-1"]', "[true]", "[1e999]", "{}"])
+def test_a_ledger_with_others_cannot_be_read(tmp_path, values):
+    path = tmp_path / "cells.jsonl"
+    path.write_text(f'{{"cell":["x",0],"score":1.0,"label_logprobs":{values}}}\n')
+    with pytest.raises(ValueError, match="line 1 of"):
+        Ledger(path)

@@ -8,13 +8,7 @@ import dspy
 import pytest
 from label_engines import Classifier, leaning
 
-from plr_dspy import (
-    BatchCalibration,
-    CalibratedProgram,
-    Calibration,
-    PlainTextAdapter,
-    load_program,
-)
+from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PlainTextAdapter, load_program
 from plr_dspy.labels.calibrated_program import warn_once
 
 LABELS = ("negative", "positive")
@@ -127,18 +121,6 @@ class TestFiles:
         calibrated(STUDENTS[kind]()).save(tmp_path / "program.json")
         with pytest.raises(KeyError, match=r"load it with plr_dspy\.load_program\(student, path\)"):
             STUDENTS[kind]().load(tmp_path / "program.json")
-
-    def test_those_of_earlier_versions(self, tmp_path):
-        """Whose calibration did not say what it is of."""
-        path = tmp_path / "program.json"
-        CalibratedProgram(student(), FOUND).save(path)
-        state = json.loads(path.read_text())
-        for name in ("adapter", "model", "prompt", "shares"):
-            del state["calibration"]["found"][name]
-        path.write_text(json.dumps(state))
-        loaded = load_program(dspy.Predict(student().signature), path)
-        assert loaded.calibration == FOUND
-        assert loaded.program.demos == student().dump_state()["demos"]
 
     @pytest.mark.parametrize(
         ("saved", "into", "match"),

@@ -8,7 +8,7 @@ import pytest
 from dspy.utils import exceptions
 from servers import Server, completion, llama_count, running
 
-from plr_dspy import AsyncCompletionEngine, CompletionEngine, PlainTextAdapter, completion_lm
+from plr_dspy import CompletionEngine, PlainTextAdapter, completion_lm
 
 DEMOS = [
     {"review": "a gripping , clever and moving film .", "sentiment": "positive"},
@@ -206,13 +206,6 @@ class TestSettings:
         assert [request.key for request in stub.requests] == ["not-needed", "late", "explicit"]
         shown = CompletionEngine(stub.api_base, api_key="explicit")
         assert "explicit" not in repr(shown) + json.dumps(shown.dump_state())
-
-    @pytest.mark.parametrize("engine", [CompletionEngine, AsyncCompletionEngine])
-    def test_the_state_of_an_engine_makes_an_equal_one(self, engine):
-        settings = {"model": "m", "timeout": 3, "provider": "hosted_vllm", "extra_body": {"a": 1}}
-        state = engine("http://x/v1", **settings).dump_state()
-        assert settings.items() <= state.items()
-        assert engine.load_state(json.loads(json.dumps(state))).dump_state() == state
 
     @pytest.mark.parametrize(
         ("argument", "value"),

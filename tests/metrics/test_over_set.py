@@ -29,14 +29,11 @@ def example(label, **more):
     return dspy.Example(text="t", label=label, **more).with_inputs("text", *more)
 
 
-def answered(metric, right, answers):
+def value(metric, examples, predictions):
     """The value of a metric, by what it reads of examples and predictions."""
-    examples = [example(label) for label in right]
-    told = [
-        metric.outputs(each, dspy.Prediction(label=label))
-        for each, label in zip(examples, answers, strict=True)
-    ]
-    return metric.checked([metric.fact(each) for each in examples], told, [1.0] * len(told))
+    examples = list(examples)
+    told = [metric.outputs(*pair) for pair in zip(examples, predictions, strict=True)]
+    return metric.value([metric.fact(each) for each in examples], told, [1.0] * len(told))
 
 
 BY_SKLEARN = {
@@ -68,9 +65,8 @@ class TestLabels:
     def test_values_are_those_of_scikit_learn(self, metric, both):
         right, answers = zip(*both, strict=True)
         assume("a" in right)
-        assert answered(metric, right, answers) == pytest.approx(
-            BY_SKLEARN[metric](right, answers, [1.0] * len(both))
-        )
+        found = value(metric, map(example, right), [dspy.Prediction(label=label) for label in answers])
+        assert found == pytest.approx(BY_SKLEARN[metric](right, answers, [1.0] * len(both)))
 
     @settings(deadline=None, max_examples=25)
     @given(both=BOTH, moved=st.integers(0, 39), to=st.sampled_from(LABELS))
@@ -112,12 +108,9 @@ class TestLabels:
 def test_average_score_by_group(groups, worst):
     metric = AverageScoreBy("group", lambda example, prediction: prediction.points, worst=worst)
     examples = [dspy.Example(text="t", group=name).with_inputs("text") for name, _ in groups]
-    told = [
-        metric.outputs(each, dspy.Prediction(points=s)) for each, (_, s) in zip(examples, groups, strict=True)
-    ]
     means = [np.mean([s for name, s in groups if name == group]) for group in {name for name, _ in groups}]
-    value = metric.checked([metric.fact(each) for each in examples], told, [1.0] * len(told))
-    assert value == pytest.approx(min(means) if worst else np.mean(means))
+    found = value(metric, examples, [dspy.Prediction(points=score) for _, score in groups])
+    assert found == pytest.approx(min(means) if worst else np.mean(means))
 
 
 class TestRecallAtPrecision:
@@ -127,9 +120,9 @@ class TestRecallAtPrecision:
         right = ["a", "a", "b", "a", "a", "b"]
         predictions = [dspy.Prediction(label="a", probabilities={"a": p, "b": 1 - p}) for p in shares]
         told = [metric.outputs(example(label), p) for label, p in zip(right, predictions, strict=True)]
-        assert metric.checked(right, told, [1.0] * 6) == 1.0, "4 of the 5 likeliest are right"
-        assert RecallAtPrecision("a", 0.9).checked(right, told, [1.0] * 6) == 0.5
-        assert metric.checked(["b"] * 6, told, [1.0] * 6) == 0.0
+        assert metric.value(right, told, [1.0] * 6) == 1.0, "4 of the 5 likeliest are right"
+        assert RecallAtPrecision("a", 0.9).value(right, told, [1.0] * 6) == 0.5
+        assert metric.value(["b"] * 6, told, [1.0] * 6) == 0.0
 
     def test_says_where_probabilities_come_from(self):
         with pytest.raises(TypeError, match="calibrate the program first"):
@@ -210,8 +203,8 @@ def test_evaluate_scores_a_program():
     devset = [
         dspy.Example(text=t, label=label).with_inputs("text") for t, label in zip(texts, "abba", strict=True)
     ]
-    value = F1("a").evaluate(Echo(), devset, num_threads=2, display_progress=False, max_errors=10)
-    assert value == pytest.approx(sklearn_metrics.f1_score([1, 0, 0, 1], [1, 1, 0, 0]))
+    found = F1("a").evaluate(Echo(), devset, num_threads=2, display_progress=False, max_errors=10)
+    assert found == pytest.approx(sklearn_metrics.f1_score([1, 0, 0, 1], [1, 1, 0, 0]))
 
 
 def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
@@ -242,15 +235,7 @@ def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
 
 def test_the_field_of_the_group_is_no_label():
     metric = AverageScoreBy("group")
-    assert (
-        metric(
-            example(
-                "a",
-            ).copy(group="x"),
-            dspy.Prediction(label="a"),
-        )
-        == 1.0
-    )
+    assert metric(example("a").copy(group="x"), dspy.Prediction(label="a")) == 1.0
 
 
 def test_labels_are_compared_by_what_demos_call_them():
