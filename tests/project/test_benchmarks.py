@@ -20,6 +20,7 @@ from landscapes import RecordedLandscape
 
 from paper.model import ServedModel
 
+
 @pytest.fixture(autouse=True)
 def _log_lines_stay_as_they_were():
     """Benchmarks quieten the package for the whole process, which here has other tests to run."""

@@ -18,8 +18,11 @@ import yaml
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"local", "examples", "plots", "ray", "docs", "dev"}
 LOADED_AT_RUN_TIME = {
+    "plr_dspy/__init__.pyi",
+    "plr_dspy/baselines/__init__.pyi",
     "plr_dspy/data/reviews_test.jsonl",
     "plr_dspy/data/reviews_train.jsonl",
+    "plr_dspy/local/__init__.pyi",
     "plr_dspy/local/llama_child.py",
     "plr_dspy/py.typed",
 }
