@@ -19,8 +19,9 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -154,21 +155,27 @@ def rounds(_: int) -> None:
         print(row(num_demos, f"{num_cells:,}", *(f"{each:.1f}" for each in times)), flush=True)
 
 
-def cells_of(num_cells: int) -> tuple[float, float]:
-    """Milliseconds and megabytes of so many cells, 10 orders a round on 1,000 examples."""
-    examples, student = questions("question", 1_000), Answering(sleeps=False)
-    orders = shuffled_orders(8, num_cells // len(examples), seed=0)
+@contextmanager
+def scoring(student: dspy.Module, examples: list[dspy.Example], num_threads: int) -> Iterator[CellScorer]:
+    """Score a program's orders as a compile does, with a ledger on disk."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "cells.jsonl")
         ledger.number_examples(list(map(digest, examples)))
-        common = {"names": [str(i) for i in range(len(examples))], "num_threads": 8, "ledger": ledger}
-        work = MetricWork(metric, examples)
-        scorer = CellScorer(ProgramEvaluator(student, ProgramSlots(student), work, **common))
+        common = {"names": [str(i) for i in range(len(examples))], "num_threads": num_threads}
+        work, slots = MetricWork(metric, examples), ProgramSlots(student)
+        yield CellScorer(ProgramEvaluator(student, slots, work, ledger=ledger, **common))
+        ledger.close()
+
+
+def cells_of(num_cells: int) -> tuple[float, float]:
+    """Milliseconds and megabytes of so many cells, 10 orders a round on 1,000 examples."""
+    examples = questions("question", 1_000)
+    orders = shuffled_orders(8, num_cells // len(examples), seed=0)
+    with scoring(Answering(sleeps=False), examples, num_threads=8) as scorer:
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         for first in range(0, len(orders), 10):
             scorer.table(orders[first : first + 10], range(len(examples)))
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        ledger.close()
     return 1_000 * seconds, (after - before) * 1_024 / 1e6
 
 
@@ -184,24 +191,16 @@ def threads(_: int, num_threads: int = 16) -> None:
     logging.getLogger("dspy.evaluate").setLevel(logging.WARNING)
     student, devset = Answering(sleeps=True), questions("question", 100)
     slots, factory = ProgramSlots(student), ProgramFactory(student)
-    common = {"metric": metric, "num_threads": num_threads}
+    evaluate = dspy.Evaluate(devset=devset, metric=metric, num_threads=num_threads, display_progress=False)
     print(head("latency / threads, s", "plr_dspy", "Evaluate", "Evaluate / plr_dspy", "plr_dspy / latency"))
     for number in range(3):
         orders = shuffled_orders(8, 15, seed=number)
         programs = [factory.build(slots.demos(order)) for order in orders]
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
-        with tempfile.TemporaryDirectory() as folder:
-            ledger = Ledger(Path(folder) / "cells.jsonl")
-            names, work = [str(i) for i in range(len(devset))], MetricWork(metric, devset)
-            evaluator = ProgramEvaluator(
-                student, slots, work, names=names, ledger=ledger, num_threads=num_threads
-            )
-            scorer = CellScorer(evaluator)
+        with scoring(student, devset, num_threads) as scorer:
             start = time.perf_counter()
             scorer.table(orders, range(len(devset)))
             ours = time.perf_counter() - start
-            ledger.close()
-        evaluate = dspy.Evaluate(devset=devset, display_progress=False, **common)
         start = time.perf_counter()
         for program in programs:
             evaluate(program)
