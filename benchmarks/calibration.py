@@ -123,7 +123,7 @@ def print_unbiased() -> None:
                 table, right = leaning_world(num_labels, 1 / num_labels, 0.0, size, seed)
                 held, calibrated = table[size:], table[size:] + batch_offsets(table[:size])
                 before, after = (each.argmax(axis=1) == right[size:] for each in (held, calibrated))
-                lost.append(before.mean() - after.mean())
+                lost.append((before * 1.0 - after).mean())
             costs.append(f"{100 * np.mean(lost):.1f}")
         print(row(num_labels, *costs))
 

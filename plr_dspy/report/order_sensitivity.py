@@ -12,6 +12,7 @@ SIGNIFICANT = 0.05
 WORTHWHILE = 0.01
 """From this gain on, a search is said to be worth its calls."""
 
+
 @dataclass(frozen=True)
 class OrderSensitivity:
     """How much the order of a program's demos matters; `print` says it in words.
