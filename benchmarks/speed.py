@@ -3,7 +3,7 @@
 python benchmarks/speed.py                     # all but prefixes: 4 minutes
 python benchmarks/speed.py --parts prefixes    # the local model: prompts that share their demos one after another
 
-rounds     milliseconds of an ask and a tell, of the paper's search by update, and of the default one by what it knows
+rounds     milliseconds of an ask and a tell, of the paper's search by update, and of the default one
 cells      seconds and memory for each scored example; each size runs in a process of its own
 threads    seconds against a loop of `dspy.Evaluate`: a call takes 50 ms, or 1 s for one in 20
 pools      milliseconds to find 8 demos for an input among so many, by the words that they share
@@ -19,6 +19,7 @@ import resource
 import statistics
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -48,7 +49,6 @@ from plr_dspy.retrieval.predict import make_pool
 from plr_dspy.retrieval.rule import Rule
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
 
@@ -85,17 +85,13 @@ def shuffled_orders(num_demos: int, count: int, seed: int) -> list[Ordering]:
     return [(tuple(rng.sample(range(num_demos), num_demos)),) for _ in range(count)]
 
 
-def milliseconds(function: Callable[[], object], rounds: int) -> float:
-    """The median time of a function, after one call to warm up."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        function()
-        times.append(1_000 * (time.perf_counter() - start))
-    return statistics.median(times[1:])
+def milliseconds(function: Callable[[], object]) -> float:
+    """The median time of a function in 20 rounds, after one call to warm up."""
+    function()
+    return 1_000 * statistics.median(timeit.repeat(function, number=1, repeat=20))
 
 
-def paper_round(rule: object, num_demos: int, rounds: int) -> float:
+def paper_round(rule: object, num_demos: int) -> float:
     """Time of an ask and a tell of the paper's search."""
     search = CrossEntropySearch(OrderingSpace.of_sizes(num_demos), update=rule, seed=0)
 
@@ -103,32 +99,14 @@ def paper_round(rule: object, num_demos: int, rounds: int) -> float:
         orderings = search.ask()
         search.tell(orderings, {ordering: {0: i / 100} for i, ordering in enumerate(orderings)})
 
-    return milliseconds(one_round, rounds)
+    return milliseconds(one_round)
 
 
-def default_round(num_demos: int, num_cells: int, rounds: int, *, signal: str) -> float:
-    """Time of an ask and a tell of the default search that knows so many scores, 8 to 40 an ordering.
-
-    The signal is "scores", "log-probabilities" of two labels, or "calibrated" answers.
-    """
+def default_round(num_demos: int, num_cells: int) -> float:
+    """Time of an ask and a tell of the default search that knows so many scores, 8 to 40 an ordering."""
     rng = np.random.default_rng(0)
-    right = np.arange(160) % 2
-    leanings, own = rng.normal(size=2**16), rng.normal(size=160)
-
-    def told(ordering: Ordering, example: int) -> tuple[float, float]:
-        z = 0.5 * (own[example] + 2 * right[example] - 1 + leanings[hash(ordering) % 2**16])
-        return -float(np.logaddexp(0.0, 2 * z)), -float(np.logaddexp(0.0, -2 * z))
-
-    calibrating = signal == "calibrated"
-    shares = np.full(2, 0.5) if calibrating else None
-    responses = LabelResponses(np.eye(2)[right], told, shares=shares, calibrating=calibrating)
-    search = ThompsonSearch(
-        OrderingSpace.of_sizes(num_demos),
-        num_examples=160,
-        classes=[[i % 2 for i in range(num_demos)]],
-        example_classes=[i % 2 for i in range(160)],
-        responses=None if signal == "scores" else responses,
-    )
+    classes = {"classes": [[i % 2 for i in range(num_demos)]], "example_classes": [i % 2 for i in range(160)]}
+    search = ThompsonSearch(OrderingSpace.of_sizes(num_demos), num_examples=160, **classes)
     known: dict[Ordering, dict[int, float]] = {}
 
     def tell(orderings: list[Ordering]) -> None:
@@ -140,19 +118,17 @@ def default_round(num_demos: int, num_cells: int, rounds: int, *, signal: str) -
 
     tell(search.draw(num_cells // 24))
     tell(list(known))
-    return milliseconds(lambda: tell(search.ask()), rounds)
+    return milliseconds(lambda: tell(search.ask()))
 
 
 def rounds(_: int) -> None:
     print(head("demos", "ema, ms", "mle, ms", "mixture, ms"))
     for num_demos in (8, 32, 256):
-        times = [paper_round(rule, num_demos, 20) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
+        times = [paper_round(rule, num_demos) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
         print(row(num_demos, *(f"{each:.1f}" for each in times)), flush=True)
-    signals = ("scores", "log-probabilities", "calibrated")
-    print("\n" + head("demos", "cells", *(f"{signal}, ms" for signal in signals)))
+    print("\n" + head("demos", "cells", "default search, ms"))
     for num_demos, num_cells in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
-        times = [default_round(num_demos, num_cells, 20, signal=signal) for signal in signals]
-        print(row(num_demos, f"{num_cells:,}", *(f"{each:.1f}" for each in times)), flush=True)
+        print(row(num_demos, f"{num_cells:,}", f"{default_round(num_demos, num_cells):.1f}"), flush=True)
 
 
 @contextmanager

@@ -169,18 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", type=_new_file, help="the report (JSON)")
     add("--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)")
     add("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
-    add(
-        "--signal",
-        choices=SIGNALS,
-        default="auto",
-        help="what the search learns from a call: the metric's score alone, or the log-probabilities of labels as well "
-        "(default: auto, these where they come with the calls)",
-    )
-    add(
-        "--calibrate",
-        action="store_true",
-        help="score orders by calibrated answers, and save a calibrated program (see docs/calibration.md)",
-    )
+    learns = "learn from scores alone, or from log-probabilities of labels as well (default: auto, where they come)"
+    add("--signal", choices=SIGNALS, default="auto", help=learns)
+    add("--calibrate", action="store_true", help="score calibrated answers, and save a calibrated program")
     add(
         "--select",
         nargs="?",
@@ -196,11 +187,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-cost", type=float, help="US dollars that calls may cost, by litellm's prices")
     add("--seed", type=int, default=0, help="default: 0")
     add("--log-dir", type=Path, help="folder that keeps every finished call")
-    add(
-        "--accept-changes",
-        action="store_true",
-        help="go on from --log-dir although code or arguments changed: its scores hold all the same",
-    )
+    accepted = "go on from --log-dir though code or arguments changed: its scores hold all the same"
+    add("--accept-changes", action="store_true", help=accepted)
     add("--estimate", action="store_true", help="say what it would cost, and stop")
 
     add = _add_command(commands, "calibrate", "take away how far a classifier leans to some labels")

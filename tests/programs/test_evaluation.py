@@ -8,7 +8,7 @@ import pytest
 from dspy.utils.exceptions import AdapterParseError
 from fakes import LabelEngine, lm_of
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram, Calibration, evaluate_programs
+from plr_dspy import F1, CalibratedProgram, Calibration, evaluate_programs
 
 LABELS = ["no", "yes"]
 
@@ -130,19 +130,3 @@ def test_a_failed_call_is_no_wrong_answer():
 def test_bad_arguments_are_refused(programs, devset, error, words):
     with pytest.raises(error, match=words):
         evaluated(programs, right, devset)
-
-
-def test_what_batch_calibration_says_can_be_checked():
-    """Its accuracy "as it is" on inputs is that of the student on them."""
-
-    class Sign(dspy.Signature):
-        text: str = dspy.InputField()
-        label: Literal["no", "yes"] = dspy.OutputField()
-
-    engine = LabelEngine(LABELS, lambda demos, text: [0.2, 0.8] if int(text) % 3 else [0.7, 0.3])
-    devset = [dspy.Example(text=str(n), label=LABELS[n % 2]).with_inputs("text") for n in range(30)]
-    optimizer = BatchCalibration(display_progress=False)
-    with dspy.context(lm=lm_of(engine)):
-        optimizer.compile(dspy.Predict(Sign), trainset=devset)
-        found = evaluated({"student": dspy.Predict(Sign)}, right, devset)
-    assert found.programs["student"].score == pytest.approx(optimizer.accuracies["as it is"])

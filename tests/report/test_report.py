@@ -16,7 +16,6 @@ from fakes import digest, exact_match, fake_lm, questions
 
 from plr_dspy import PlackettLuce, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import StaticOrder
-from plr_dspy.cli import commands as cli
 from plr_dspy.report.data import BestOfNumber, CalibrationEffect, Evidence, Signal
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -394,13 +393,6 @@ class TestFigure:
         )
         assert places.get_lines()[0].get_xdata().tolist() == list(range(5 - len(slot.ordering), 5))
 
-    @pytest.mark.parametrize("interval", [(0.2, 1.0), (-0.4, 1.7)])
-    def test_intervals_end_within_the_frame(self, report, interval):
-        compared = report.comparison.model_copy(update={"expected_chosen": (0.7, *interval)})
-        scores = report.model_copy(update={"comparison": compared}).plot().axes[0]
-        low, high = scores.get_ylim()
-        assert low < interval[0] < interval[1] < high
-
 
 def opened(path):
     """Kinds of elements of a page, and its text; what users wrote must not become elements, nor lead elsewhere."""
@@ -466,13 +458,6 @@ class TestPage:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines() == ["pictures need matplotlib: pip install 'plr-dspy[plots]'"] * 2
         assert not (tmp_path / "never.html").exists()
-
-    def test_the_command_writes_it_or_prints_all(self, report, tmp_path, capsys):
-        report.save(tmp_path / "report.json")
-        assert cli.main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
-        assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-        assert cli.main(["report", str(tmp_path)]) == 0
-        assert capsys.readouterr().out == f"{report.details()}\n"
 
 
 @pytest.mark.parametrize("stopped", ["interrupted", "ended by ValueError", "budget, nothing compared"])
