@@ -164,11 +164,11 @@ def _claims(report: Report) -> list[str]:
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_cost(report)}"
     calibrated = effect is not None and effect.applied
     ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
-    name = "best so far" if ended else f"returned program{', calibrated' * calibrated}"
+    name = "best so far" if ended else "returned program, calibrated" if calibrated else "returned program"
     lines = [
         f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {report.stopped}",
-        _program("your program", report, 0),
-        *([] if stays else [_program(name, report, 1)]),
+        _program("your program", report, returned=False),
+        *([] if stays else [_program(name, report, returned=True)]),
         *_verdict(report),
     ]
     if effect is not None and calibrated:
@@ -190,20 +190,20 @@ def _claims(report: Report) -> list[str]:
     return lines
 
 
-def _program(name: str, report: Report, which: int) -> str:
-    """Say what your program (0) or the returned one (1) scores, what it shows, and which replies failed."""
-    c, state, parts = report.comparison, (report.original, report.returned)[which], []
+def _program(name: str, report: Report, *, returned: bool) -> str:
+    """Say what your program or the returned one scores, what it shows, and which replies failed."""
+    c, state, parts = report.comparison, report.returned if returned else report.original, []
     if c is not None:
-        both, where = scores_of_both(report, c)
-        value, low, high = (score(each, c) for each in both[which])
-        parts.append(f"score {value}{f' [{low}, {high}]' * (where == EXPECTED)} {where}")
+        (original, chosen), where = scores_of_both(report, c)
+        value, low, high = (score(each, c) for each in (chosen if returned else original))
+        interval = f" [{low}, {high}]" if where == EXPECTED else ""
+        parts.append(f"score {value}{interval} {where}")
     tokens = "" if state.demo_tokens is None else f" ({state.demo_tokens:,} tokens)"
-    parts.append(f"{state.num_demos} demo{'s' * (state.num_demos != 1)}{tokens}")
+    parts.append(f"{state.num_demos} demo{'' if state.num_demos == 1 else 's'}{tokens}")
     if state.num_calls:
-        calibrated = which and report.calibration is not None and report.calibration.applied
-        parts.append(
-            f"{state.num_failed} of {state.num_calls} replies failed{' before calibration' * bool(calibrated)}"
-        )
+        calibrated = returned and report.calibration is not None and report.calibration.applied
+        failed = f"{state.num_failed} of {state.num_calls} replies failed"
+        parts.append(f"{failed} before calibration" if calibrated else failed)
     return f"{name}: {', '.join(parts)}"
 
 
