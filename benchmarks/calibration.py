@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 from command import head, options, row
 from dspy.experimental import Choice
 from dspy.teleprompt.reanchor import calibrate as reanchor
@@ -29,15 +30,10 @@ from plr_dspy.statistics.calibration import (
 )
 
 
-def expected_calibration_error(logs: np.ndarray, right: np.ndarray) -> float:
-    """Mean distance between how probable answers are and how often they are right, over 10 bins of equal width.
-
-    Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
-    """
-    rows, answers = np.arange(len(logs)), logs.argmax(axis=1)
-    confidence, correct = np.exp(logs[rows, answers]), right[rows, answers]
-    bins = np.minimum((10 * confidence).astype(int), 9)
-    return float(np.abs(np.bincount(bins, confidence - correct)).sum()) / len(logs)
+def recorded_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities ``[orders, examples, L]`` of a file that `record.py` made, and the right labels."""
+    data = np.load(path)
+    return log_softmax(data["logprobs"].astype(np.float64), axis=2), data["gold"]
 
 
 def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
@@ -47,7 +43,6 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
     offsets = np.stack([batch_offsets(rows[pool]) for rows in table])
     told = np.stack([calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)])
     raw, moved = table.argmax(axis=2) == gold, told.argmax(axis=2) == gold
-    right = np.eye(table.shape[2], dtype=bool)[gold[held]]
     # The distance of mean probabilities from the same for all.
     uneven = -logsumexp(table[:, pool], axis=1).sum(axis=1)
     means = {
@@ -60,9 +55,6 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
         "sd": raw[:, held].mean(axis=1).std(),
         "sd calibrated": moved[:, held].mean(axis=1).std(),
     }
-    for name, rows in (("", table[:, held]), (" calibrated", told[:, held])):
-        means[f"Brier{name}"] = ((np.exp(rows) - right) ** 2).sum(axis=2).mean()
-        means[f"ECE{name}"] = np.mean([expected_calibration_error(row, right) for row in rows])
     return {name: float(value) for name, value in means.items()}
 
 
@@ -78,14 +70,6 @@ def leaning_world(
     truth = log_softmax(1.5 * rng.normal(size=(num_inputs + 500, num_labels)) + np.log(shares), axis=1)
     right = np.array([rng.choice(num_labels, p=row) for row in np.exp(truth)])
     return log_softmax(truth + lean * (np.arange(num_labels) == num_labels - 1), axis=1), right
-
-
-def lost_without_need(num_labels: int, num_inputs: int, seed: int) -> float:
-    """Accuracy that batch calibration costs a model whose probabilities are right and lean to no label."""
-    table, right = leaning_world(num_labels, 1 / num_labels, 0.0, num_inputs, seed)
-    held, told = table[num_inputs:], table[num_inputs:] + batch_offsets(table[:num_inputs])
-    before, after = (each.argmax(axis=1) == right[num_inputs:] for each in (held, told))
-    return float((before * 1.0 - after).mean())
 
 
 def reanchored(table: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -109,11 +93,11 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
     """Accuracy on held-out inputs of a world, by what was fitted to its first inputs."""
     table, right = leaning_world(num_labels, share, lean, num_inputs, seed)
     known, answers, held = table[:num_inputs], right[:num_inputs], table[num_inputs:]
-    counts = np.bincount(answers, minlength=num_labels) + 1.0
+    counts = np.bincount(answers, minlength=num_labels).astype(float)
     scales, offsets = fit_linear(known, answers, seed=seed) or (np.ones(num_labels), np.zeros(num_labels))
     right_is, rows = np.eye(num_labels)[answers], np.arange(num_inputs)
     ways = [(right_is[rows, known.argmax(axis=1)].mean(), np.zeros(num_labels))]
-    for shares in likely_shares(counts - 1.0):
+    for shares in likely_shares(counts):
         ways.append(
             (right_is[rows, cross_validated(known, shares)].mean(), batch_offsets(known, prior=shares))
         )
@@ -121,7 +105,6 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
         "as it is": held,
         "labels decide": held + max(ways, key=lambda way: way[0])[1],
         "batch": held + batch_offsets(known),
-        "batch, shares of the examples": held + batch_offsets(known, prior=counts / counts.sum()),
         "linear": held * scales + offsets,
         "ReAnchor": held + reanchored(known, answers),
     }
@@ -129,12 +112,20 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
 
 
 def print_unbiased() -> None:
-    """Print what calibration costs a model that leans to no label."""
+    """Print the accuracy that batch calibration costs a model whose probabilities are right and lean to no label."""
     sizes = (10, 20, 40, 64)
     print(head("labels", *(f"{size} inputs" for size in sizes)))
     for num_labels in (2, 4, 10):
-        lost = [np.mean([lost_without_need(num_labels, size, seed) for seed in range(200)]) for size in sizes]
-        print(row(num_labels, *(f"{100 * each:.1f}" for each in lost)))
+        costs = []
+        for size in sizes:
+            lost = []
+            for seed in range(200):
+                table, right = leaning_world(num_labels, 1 / num_labels, 0.0, size, seed)
+                held, calibrated = table[size:], table[size:] + batch_offsets(table[:size])
+                before, after = (each.argmax(axis=1) == right[size:] for each in (held, calibrated))
+                lost.append((before * 1.0 - after).mean())
+            costs.append(f"{100 * np.mean(lost):.1f}")
+        print(row(num_labels, *costs))
 
 
 def print_reanchor() -> None:
@@ -142,11 +133,22 @@ def print_reanchor() -> None:
     for number, world in enumerate(product((2, 4), (None, 0.85), (0.0, 2.0), (20, 64))):
         num_labels, share, lean, num_inputs = world
         draws = [compared(num_labels, share or 1 / num_labels, lean, num_inputs, seed) for seed in range(200)]
+        means = pd.DataFrame(draws).mean()
         if not number:
-            print(head("labels", "shares", "lean", "examples", *draws[0]))
-        means = [f"{np.mean([each[name] for each in draws]):.3f}"[1:] for name in draws[0]]
+            print(head("labels", "shares", "lean", "examples", *means.index))
         shares = "even" if share is None else f"{share:.0%} one"
-        print(row(num_labels, shares, f"{lean:g}", num_inputs, *means), flush=True)
+        told = (f"{mean:.3f}".lstrip("0") for mean in means)
+        print(row(num_labels, shares, f"{lean:g}", num_inputs, *told), flush=True)
+
+
+def print_recorded(paths: list[Path], num_splits: int) -> None:
+    """Print what calibration gives on recorded answers."""
+    for number, path in enumerate(paths):
+        table, gold = recorded_answers(path)
+        means = pd.DataFrame([split(table, gold, seed) for seed in range(num_splits)]).mean()
+        if not number:
+            print(head("recorded answers", *means.index))
+        print(row(path.stem, *(f"{mean:.3f}" for mean in means)))
 
 
 def main() -> None:
@@ -155,13 +157,7 @@ def main() -> None:
         print_unbiased()
     if args.reanchor:
         print_reanchor()
-    for number, path in enumerate(args.recorded):
-        data = np.load(path)
-        table = log_softmax(data["logprobs"].astype(np.float64), axis=2)
-        splits = [split(table, data["gold"], seed) for seed in range(args.splits)]
-        if not number:
-            print(head("recorded answers", *splits[0]))
-        print(row(path.stem, *(f"{np.mean([each[name] for each in splits]):.3f}" for name in splits[0])))
+    print_recorded(args.recorded, args.splits)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options that their defaults describe, and means with intervals."""
+"""What the benchmarks share: options that their defaults describe, processes, and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,16 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 DOCS, RECORDED = Path(__file__).resolve().parents[1] / "docs", Path(__file__).parent / "recorded"
 
-Item = TypeVar("Item")
-Mapper = Callable[[Callable[[Any], Item], Iterable[Any]], Iterable[Item]]
+Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def options(
-    text: str,
-    *,
-    among: dict[str, Sequence[str]] | None = None,
-    argv: Sequence[str] | None = None,
-    **defaults: Any,
+    text: str, *, among: dict[str, Sequence[str]] | None = None, **defaults: Any
 ) -> argparse.Namespace:
     """Read options by their defaults from the command line; the text of the help says what they mean.
 
@@ -38,28 +33,45 @@ def options(
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
-        several = isinstance(default, list)
-        kind = default[0] if several else default
-        given = [] if several and isinstance(kind, type) else None if isinstance(kind, type) else default
         flag, choices = f"--{name.replace('_', '-')}", (among or {}).get(name)
         if default is False:
             parser.add_argument(flag, action="store_true")
+        elif isinstance(default, type):
+            parser.add_argument(flag, type=default)
+        elif isinstance(default, list) and isinstance(default[0], type):
+            parser.add_argument(flag, type=default[0], nargs="*", default=[])
         else:
-            kind = kind if isinstance(kind, type) else Path if isinstance(kind, Path) else type(kind)
-            more = {"nargs": "+" if several and given else "*" if several else None}
-            shown = None if given is None or given == [] else f"default: {given}"
-            parser.add_argument(flag, type=kind, default=given, choices=choices, help=shown, **more)
-    return parser.parse_args(argv)
+            several = isinstance(default, list)
+            kind = type(default[0] if several else default)
+            kind = Path if issubclass(kind, Path) else kind
+            given = {"nargs": "+" if several else None, "default": default, "help": f"default: {default}"}
+            parser.add_argument(flag, type=kind, choices=choices, **given)
+    return parser.parse_args()
 
 
 @contextmanager
-def processes(jobs: int) -> Iterator[Mapper[Any]]:
+def processes(jobs: int) -> Iterator[Mapper]:
     """Yield a `map` over so many processes; one is this one."""
     if jobs == 1:
         yield map
         return
     with ProcessPoolExecutor(jobs) as executor:
         yield executor.map
+
+
+@contextmanager
+def served(args: argparse.Namespace, task: Any, *, cache: bool = False) -> Iterator[None]:
+    """Answer DSPy's calls by the model that the options name, with prompts in plain text for a task of the paper."""
+    import dspy
+
+    from paper.model import ServedModel
+
+    model = ServedModel(args.model, tuple(args.api_base), cache=cache)
+    with (
+        model.open(format="plain") as make_lm,
+        dspy.context(lm=make_lm(task.max_tokens("plain")), adapter=task.adapter("plain")),
+    ):
+        yield
 
 
 def row(*cells: object) -> str:
@@ -70,6 +82,13 @@ def row(*cells: object) -> str:
 def head(*names: str) -> str:
     """The first two lines of a Markdown table."""
     return f"{row(*names)}\n|{'---|' * len(names)}"
+
+
+def percent(values: Sequence[float] | np.ndarray) -> str:
+    """The share of what is true, without what is not known; nothing where nothing is known."""
+    known = np.asarray(values, dtype=float)
+    known = known[~np.isnan(known)]
+    return f"{100 * known.mean():.0f} %" if len(known) else ""
 
 
 def with_interval(values: Sequence[float] | np.ndarray, digits: int = 3) -> str:

@@ -1,10 +1,10 @@
 """How much code a compile runs: functions and files of ours, those that run for every call, and how deep a call lies.
 
 python benchmarks/footprint.py            # a compile of 300 calls, one thread, a language model that answers at once
-python benchmarks/footprint.py --list     # and their names
+python benchmarks/footprint.py --list     # and the names of those that run for every call
 
-A function counts by its name and file, without those in it that have no name (lambdas, generator expressions).
-It runs for every call if it runs between any two answers of the model that follow on each other.
+Functions without a name (lambdas, generator expressions) do not count. A function runs for every call if it runs
+between any two answers of the model that follow on each other.
 """
 
 from __future__ import annotations
@@ -26,53 +26,45 @@ from plr_dspy import PLReorder
 PACKAGE = str(Path(plr_dspy.__file__).parent)
 
 
-def name_of(code: CodeType) -> tuple[str, str] | None:
-    """The file and the name of a function of ours; None of any other."""
-    if not code.co_filename.startswith(PACKAGE) or code.co_name.startswith("<"):
-        return None
-    name: str = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
-    return code.co_filename.removeprefix(f"{PACKAGE}/"), name.replace(".<locals>", "")
+def is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<")
 
 
 class Watched(ReplayEngine):
-    """Notes which functions of ours run between two answers, and the frames of ours at each of them."""
+    """Notes which functions of ours run between two answers, and how many lie on the stack at each of them."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.caller = threading.get_ident()
-        self.ran: list[set[tuple[str, str]]] = [set()]
-        self.frames: list[list[str]] = []
+        self.ran: list[set[CodeType]] = [set()]
+        self.depths: list[int] = []
 
     def complete(self, request: Any) -> Any:
         threads = {threading.get_ident(): sys._getframe(), self.caller: sys._current_frames()[self.caller]}
-        self.frames.append([text for frame in threads.values() for text in frames_of(frame)][::-1])
+        self.depths.append(sum(map(depth, threads.values())))
         self.ran.append(set())
         return super().complete(request)
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
         """Take note of a function that begins: what `sys.setprofile` calls."""
-        if event == "call" and (name := name_of(frame.f_code)):
-            self.ran[-1].add(name)
+        if event == "call" and is_ours(frame.f_code):
+            self.ran[-1].add(frame.f_code)
 
 
-def frames_of(frame: FrameType | None) -> list[str]:
-    """The functions of ours on a stack, the innermost first, as far as `compile`."""
-    found: list[str] = []
-    while frame is not None:
-        if name := name_of(frame.f_code):
-            if name[1].endswith(".compile"):
-                break
-            found.append(f"{name[0]}:{frame.f_lineno} {name[1]}")
+def depth(frame: FrameType | None) -> int:
+    """How many functions of ours are on a stack, as far as `compile`."""
+    found = 0
+    while frame is not None and not (is_ours(frame.f_code) and frame.f_code.co_name == "compile"):
+        found += is_ours(frame.f_code)
         frame = frame.f_back
     return found
 
 
 def main() -> None:
-    args = options(__doc__ or "", calls=300, signal="auto", list=False)
+    args = options(__doc__ or "", calls=300, list=False)
     landscape, labels = SyntheticLandscape("mixed", 8, 1, num_examples=100), ("negative", "positive")
     engine = Watched(landscape, labels)
-    common = {"max_metric_calls": args.calls, "num_threads": 1, "display_progress": False}
-    optimizer = PLReorder(metric, signal=args.signal, **common)
+    optimizer = PLReorder(metric, max_metric_calls=args.calls, num_threads=1, display_progress=False)
     program, trainset = replayed_program(landscape, labels), replayed_examples(landscape, labels)
     with dspy.context(lm=dspy.LM("openai/replay", engine=engine, cache=False), adapter=dspy.ChatAdapter()):
         threading.setprofile(engine.note)
@@ -80,14 +72,13 @@ def main() -> None:
         optimizer.compile(program, trainset=trainset)
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    always, deepest = set.intersection(*engine.ran[1:-1]), max(engine.frames, key=len)
+    always = set.intersection(*engine.ran[1:-1])
     for text, functions in ("that ran", set.union(*engine.ran)), ("that ran for every call", always):
-        print(f"functions {text}: {len(functions)} in {len({file for file, _ in functions})} files")
-    print(f"frames of ours between compile and the program: {len(deepest)}")
+        print(f"functions {text}: {len(functions)} in {len({code.co_filename for code in functions})} files")
+    print(f"frames of ours between compile and the program: {max(engine.depths)}")
     print(f"calls of the model: {engine.calls}")
     if args.list:
-        print("\nFor every call:", *sorted(f"{file}: {name}" for file, name in always), sep="\n  ")
-        print("\nFrom compile to the program:", *deepest, sep="\n  ")
+        print(*sorted(f"  {Path(code.co_filename).name}: {code.co_name}" for code in always), sep="\n")
 
 
 if __name__ == "__main__":

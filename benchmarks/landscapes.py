@@ -56,6 +56,11 @@ class Landscape(ABC):
         """What each label scores on each example, ``[num_examples, L]``."""
         return np.eye(self.num_labels)[self.right_labels]
 
+    def told(self, order: Order, example: int) -> np.ndarray:
+        """The log-probabilities ``[L]`` of one call."""
+        told: np.ndarray = self.log_probabilities(order)[example]
+        return told
+
     def answers(self, order: Order) -> np.ndarray:
         """Whether each example is answered right: bool ``[num_examples]``."""
         right: np.ndarray = self.log_probabilities(order).argmax(axis=1) == self.right_labels
@@ -268,7 +273,7 @@ class ArrangementWorld(TwoLabels):
     leaning for or against the example's class, plus what the example makes of this very arrangement. Quality is the
     worth of the demos shown, each of which counts most near the end, and grows with their number; the leaning is the
     model's own, and that of the classes shown, of which the last count most. Over random arrangements their standard
-    deviations are about those of `SyntheticLandscape`; `noise`, in logits, is that of what an example makes of one.
+    deviations are about those of `SyntheticLandscape`.
 
     By the kind, "classes" decide most, as in recorded answers, or "items": which demos are shown, whatever their class.
     Where it is "nothing", no arrangement is better than another, and where it is "harm", each is worse than none.
@@ -276,9 +281,7 @@ class ArrangementWorld(TwoLabels):
 
     num_held_out, max_shown = 2_000, 8
 
-    def __init__(
-        self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100, *, noise: float = 0.6
-    ) -> None:
+    def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100) -> None:
         rng = np.random.default_rng([num_demos, seed])
         self.classes = (rng.permutation(num_demos) % 2).tolist()
         self.num_demos, self.num_examples = num_demos, num_examples
@@ -286,7 +289,7 @@ class ArrangementWorld(TwoLabels):
         self._worth = rng.normal(size=num_demos)
         self._bias = rng.normal()
         self._easiness = rng.normal(0.2, 0.9, size=self.num_examples)
-        self._strengths, self.seed, self._noise = STRENGTHS[kind], seed, noise
+        self._strengths, self.seed = STRENGTHS[kind], seed
 
     def odds(self, order: Order) -> np.ndarray:
         items = list(order)
@@ -298,8 +301,7 @@ class ArrangementWorld(TwoLabels):
         quality -= harm * bool(items)
         sides = 2.0 * self.right_labels - 1.0
         rng = np.random.default_rng([self.seed, zlib.crc32(repr(items).encode())])
-        noise = self._noise * rng.normal(size=len(sides))
-        odds: np.ndarray = self._easiness + quality + leaning * sides + noise
+        odds: np.ndarray = self._easiness + quality + leaning * sides + 0.6 * rng.normal(size=len(sides))
         return odds
 
 
@@ -339,20 +341,14 @@ class Renamed(Landscape):
     def log_probabilities(self, order: Order) -> np.ndarray:
         return self._landscape.log_probabilities(tuple(self._original[i] for i in order))
 
-    def answers(self, order: Order) -> np.ndarray:
-        return self._landscape.answers(tuple(self._original[i] for i in order))
-
 
 WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     **{kind: partial(SyntheticLandscape, kind) for kind in (*KINDS, "triples")},
-    "own and common effects": partial(OwnEffectsLandscape, common=0.3, own=0.8),
     "own effects": OwnEffectsLandscape,
     "coins": CoinLandscape,
-    "leaning": LeaningLandscape,
     **{f"noise {size}": partial(NoisyLogitsLandscape, noise=size) for size in (1, 3, 5)},
     "own noise 3": partial(NoisyLogitsLandscape, noise=1.0, own=3.0),
     "lone original": GoodOriginalLandscape,
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
-    "nothing, noise 3": partial(ArrangementWorld, "nothing", noise=3.0),
 }
 """Synthetic landscapes by name, which take a number of demos, a seed and a number of examples."""

@@ -7,23 +7,21 @@ python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8
 Each seed draws `--pool` labelled and `--test` held-out examples of each task, the same for all sides. The side
 "original" shows `--demos` of the labelled ones, as `LabeledFewShot` draws them; "no demos" shows none. The others:
 
-PLReorder         the original in another order; "scores" learns from scores alone, "calibrate" has calibrate=True, and
-                  "PLReorder paper" is the paper's search, of hours
+PLReorder         the original in another order; "scores" learns from scores alone, "calibrate" has calibrate=True
 TopKOrder, LocalE, GlobalE, "PDO few-shot", "PDO unlabelled", DEmO     the original in the order of these methods
 calibrated        BatchCalibration of the original; 64 calls without a number
 TopK calibrated   the best of 10 random orders by calibrated answers
 random search     BootstrapFewShotWithRandomSearch with `--candidates` programs, at most half of the demos bootstrapped;
                   "half of it" has the number that takes about half of the calls, "half of it, PLReorder" its demos in
                   a better order
-TPE               optuna's tree-structured Parzen estimator over "demo at place i", a minibatch each trial
 PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
                   calibrated" have demos="auto", where rules that find demos for each input compete
 nearest last      `--demos` demos found for each input, the nearest last; "nearest first"; "vote": their most frequent
                   label, without a language model
 
 A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
-that is one of the sides, and else its own default: that of their papers for LocalE, GlobalE, "PDO few-shot", DEmO and
-the paper's search. Tables have the difference of each side to each of `--against` (the first side): the mean with
+that is one of the sides, and else its own default: that of their papers for LocalE, GlobalE, "PDO few-shot" and DEmO.
+Tables have the difference of each side to each of `--against` (the first side): the mean with
 its interval over draws, and the interval over all held-out examples. With --cache calls that several sides make are
 made once, and the seconds say nothing. What is done is kept in `--out` by everything that decides it, so that the same
 command goes on where it was stopped, and takes up nothing of another model, other examples or another version.
@@ -73,9 +71,6 @@ from quickstart import BUNDLED, Data, load_data, mean
 ORIGINAL, EMPTY, SEARCH, HALF = "original", "no demos", "random search", "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
-MINIBATCH = 25
-"""Examples of a trial of the tree-structured Parzen estimator."""
-
 ORDERS = 10
 """Of "TopK calibrated": each on a tenth of the calls."""
 
@@ -128,7 +123,8 @@ class Draw:
         program, taken = SIDES[how](self, calls)
         seconds = time.perf_counter() - began
         demos = [dict(demo) for predictor in program.predictors()[:1] for demo in predictor.demos]
-        return Result(demos, taken, seconds, self.scores(program, self.test, folder))
+        scored = {"metric": self.metric, "num_threads": self.args.threads, "folder": folder}
+        return Result(demos, taken, seconds, HeldOut(program, examples=self.test, **scored).scores())
 
     def program(self, side: str) -> dspy.Module:
         """The program without demos, with labelled ones, or with those of a side."""
@@ -137,13 +133,6 @@ class Draw:
             return dspy.LabeledFewShot(k=self.args.demos).compile(student, trainset=self.labelled)
         student.demos = [dspy.Example(**demo) for demo in self.result(side).demos] if side != EMPTY else []
         return student
-
-    def scores(
-        self, program: dspy.Module, examples: list[dspy.Example], folder: Path | None = None
-    ) -> list[float]:
-        """Of a program, by example."""
-        common = {"metric": self.metric, "num_threads": self.args.threads, "folder": folder}
-        return HeldOut(program, examples=examples, **common).scores()
 
     def folder(self, side: str) -> Path:
         """The folder of a side, where `decided_by.json` says what its result is of."""
@@ -194,12 +183,11 @@ class Calls(BaseCallback):  # type: ignore[misc]
             self.count += 1
 
 
-def batch_calibrated(draw: Draw, calls: int | None, *, rule: Rule | None = None) -> Made:
-    """A program with its answers calibrated, or as it is where labels decide so; a rule finds its demos."""
+def batch_calibrated(draw: Draw, calls: int | None) -> Made:
+    """The original with its answers calibrated, or as it is where labels decide so."""
     optimizer, counted = BatchCalibration(num_inputs=calls, **draw.common), Calls()
-    student = draw.program(ORIGINAL) if rule is None else found(draw, None, rule=rule)[0]
     with dspy.context(callbacks=[counted]):
-        program = optimizer.compile(student, trainset=draw.labelled)
+        program = optimizer.compile(draw.program(ORIGINAL), trainset=draw.labelled)
     return program, counted.count
 
 
@@ -263,36 +251,12 @@ def searched(draw: Draw, _: int | None, *, half: bool) -> Made:
     return program, counted.count
 
 
-def estimated(draw: Draw, calls: int | None) -> Made:
-    """The best trial of an estimator over the number of demos and the demo at each place, from halves as above."""
-    import optuna
-
-    rng, middle = random.Random(draw.seed), len(draw.labelled) // 2
-    pool, scoring = draw.labelled[:middle], draw.labelled[middle:]
-    batch = min(MINIBATCH, len(scoring))
-
-    def objective(trial: optuna.Trial) -> float:
-        shown, program = trial.suggest_int("number", 2, draw.args.demos), draw.program(EMPTY)
-        places = [trial.suggest_categorical(f"demo {place}", range(middle)) for place in range(shown)]
-        program.demos = [pool[item] for item in places]
-        trial.set_user_attr("demos", program.demos)
-        return mean(draw.scores(program, rng.sample(scoring, batch)))
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=draw.seed))
-    study.optimize(objective, n_trials=(trials := (calls or 1_000) // batch))
-    program = draw.program(EMPTY)
-    program.demos = study.best_trial.user_attrs["demos"]
-    return program, trials * batch
-
-
 SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     ORIGINAL: lambda draw, _: (draw.program(ORIGINAL), 0),
     EMPTY: lambda draw, _: (draw.program(EMPTY), 0),
     "PLReorder": partial(optimized, kind=PLReorder),
     "scores": partial(optimized, kind=PLReorder, signal="score"),
     "calibrate": partial(optimized, kind=PLReorder, calibrate=True),
-    "PLReorder paper": partial(optimized, kind=PLReorder, auto="paper"),
     "TopKOrder": partial(optimized, kind=TopKOrder),
     "LocalE": partial(optimized, kind=LocalE),
     "GlobalE": partial(optimized, kind=GlobalE),
@@ -300,27 +264,22 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PDO unlabelled": partial(optimized, kind=PDO, setting="unlabelled"),
     "DEmO": partial(optimized, kind=DEmO),
     "calibrated": batch_calibrated,
-    "nearest last, calibrated": partial(batch_calibrated, rule=Rule()),
     "TopK calibrated": top_k_calibrated,
     SEARCH: partial(searched, half=False),
     HALF: partial(searched, half=True),
     f"{HALF}, PLReorder": partial(optimized, kind=PLReorder, base=HALF),
-    "TPE": estimated,
     "PLFewShot": partial(optimized, kind=PLFewShot, base=EMPTY),
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
     "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
-    "PLFewShot retrieved calibrated": partial(
-        optimized, kind=PLFewShot, base=EMPTY, demos="retrieved", calibrate=True
-    ),
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "vote": partial(found, rule=None),
 }
 OWN_CALLS: dict[str, int | None] = {
     **dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote"), 0),
-    **dict.fromkeys([*PUBLISHED, "PLReorder paper"]),
-    **dict.fromkeys(("calibrated", "nearest last, calibrated"), 64),
+    **dict.fromkeys(PUBLISHED),
+    "calibrated": 64,
 }
 """Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""
 

@@ -10,21 +10,22 @@ import numpy as np
 from landscapes import Landscape, Order
 from typing_extensions import Self
 
-from plr_dspy import CrossEntropySearch, MixtureEM, OrderingSpace
+from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan, make_plan
-from plr_dspy.plackett_luce.updates import UpdateRule
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import Cell, CellKey
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.scorer import CellScorer, Payer
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
+
+MODES = ["light", "logprobs", "calibrated", "paper", "top-k"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,10 @@ class Pool:
 
     def held_out(self, order: Order, offsets: Sequence[float] = ()) -> float:
         """Mean score on the held-out examples; with offsets of labels, of the answers that these calibrate."""
-        size = self.num_known
         if not offsets:
-            return float(self.landscape.answers(order)[size:].mean())
-        scores = self.landscape.label_scores
+            return float(self.landscape.answers(order)[self.num_known :].mean())
         answers = (self.landscape.log_probabilities(order) + np.array(offsets)).argmax(axis=1)
-        return float(scores[np.arange(len(scores)), answers][size:].mean())
+        return float((answers == self.landscape.right_labels)[self.num_known :].mean())
 
     def plan(self, auto: str, budget: int | None = None, **overrides: Any) -> Plan:
         searched = {} if self.landscape.max_shown is None else {"searched": "demos"}
@@ -101,66 +100,55 @@ class LandscapePayer:
             self.ledger.add((name, example), Cell(float(right), label_logprobs=tuple(logprobs.tolist())), {})
 
 
-def outcome(
-    pool: Pool, plan: Plan, search: Search, *, payer: Payer | None = None, shifted: bool = False
-) -> Outcome:
-    """All that a search finds; `shifted` as in `StagedScores`, for searches that learn from log-probabilities."""
-    scorer = CellScorer(payer or LandscapePayer(pool.landscape, plan.max_metric_calls))
-    shape = {"plan": plan, "num_train": pool.num_train, "original": pool.space.identity, "shifted": shifted}
-    return Compilation(search, scorer, **shape).run()
+def compiled(pool: Pool, mode: str, budget: int | None, seed: int) -> Outcome | None:
+    """What a compile in a mode of `MODES` finds; None where the budget is too small.
+
+    Without a budget, "top-k" and the paper's search make as many calls as in the paper.
+    """
+    plan = _plan(pool, mode, budget)
+    if plan is None:
+        return None
+    payer = LandscapePayer(pool.landscape, plan.max_metric_calls)
+    search: Search
+    common = {"num_samples": plan.num_samples, "seed": seed}
+    if mode == "top-k":
+        search = RandomSearch(pool.space, num_orderings=plan.num_samples, **common)
+    elif mode == "paper":
+        search = CrossEntropySearch(pool.space, update="mle", elite_fraction=plan.elite_fraction, **common)
+    else:
+        search = _thompson_search(pool, plan, payer, mode, **common)
+    shape = {"num_train": pool.num_train, "original": pool.space.identity}
+    shifted = mode in ("logprobs", "calibrated")
+    return Compilation(search, CellScorer(payer), plan=plan, shifted=shifted, **shape).run()
 
 
-def planned_outcome(
-    pool: Pool,
-    plan: Plan,
-    update: str | UpdateRule,
-    seed: int,
-    signal: str = "score",
-    *,
-    calibrating: bool = False,
-) -> Outcome:
-    """What `PLReorder` finds by scores, by log-probabilities as well, or for calibrated answers."""
-    landscape = pool.landscape
-    shape = {"update": update, "num_samples": plan.num_samples, "elite_fraction": plan.elite_fraction}
-    if not plan.racing:
-        return outcome(pool, plan, CrossEntropySearch(pool.space, seed=seed, **shape))
-    payer = LandscapePayer(landscape, plan.max_metric_calls)
-    scores = landscape.label_scores[: pool.num_known]
-    shares = shares_to_try(scores)
-    responses = LabelResponses(scores, payer.log_probabilities, shares=shares, calibrating=calibrating)
-    classes, example_classes = landscape.classes, landscape.example_classes
-    search = ThompsonSearch(
-        pool.space,
-        num_examples=plan.num_train_examples,
-        num_initial=plan.num_initial,
-        classes=classes and [classes],
-        example_classes=example_classes and example_classes[: pool.num_known],
-        responses=responses if signal == "logprobs" else None,
-        seed=seed,
-        **shape,
-    )
-    return outcome(pool, plan, search, payer=payer, shifted=signal == "logprobs")
+def _plan(pool: Pool, mode: str, budget: int | None) -> Plan | None:
+    if mode == "top-k":
+        return _top_k_plan(pool, budget)
+    if mode == "paper":
+        return pool.plan("paper") if budget is None else _paper_plan(pool, budget)
+    return pool.plan("light", budget, signal="score" if mode == "light" else "logprobs")
 
 
-def paper_within(pool: Pool, budget: int, seed: int) -> Outcome | None:
-    """PLR Algorithm 1 with the largest B and K for which at least two rounds fit a budget; as many as do."""
+def _paper_plan(pool: Pool, budget: int) -> Plan | None:
+    """PLR Algorithm 1 with the largest B and K for which at least two rounds fit a budget."""
     for size in range(15, 1, -1):
         try:
             plan = pool.plan("paper", budget, num_samples=size, num_final_draws=max(1, round(size * 2 / 3)))
         except ValueError:
             continue
         if size == 2 or plan.final_calls + 2 * size * pool.num_train <= budget:
-            return planned_outcome(pool, plan, "mle", seed)
+            return plan
     return None
 
 
-def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
-    """All that a random search finds; without a budget, with the paper's 225 orders and 10 finalists."""
+def _top_k_plan(pool: Pool, budget: int | None) -> Plan:
+    """A random search; without a budget, with the paper's 225 orders and 10 finalists."""
     num_orders, num_best = 225, 10
     if budget is not None:
         num_best = min(10, max(1, budget // 5 // pool.num_selection - 1))
         num_orders = max(1, (budget - (num_best + 1) * pool.num_selection) // pool.num_train)
-    plan = replace(
+    return replace(
         pool.plan("paper"),
         num_iterations=1,
         num_samples=min(num_orders, pool.space.num_distinct),
@@ -168,8 +156,33 @@ def top_k_outcome(pool: Pool, seed: int, budget: int | None = None) -> Outcome:
         num_best_seen=num_best,
         with_mode=False,
     )
-    search = RandomSearch(pool.space, num_orderings=plan.num_samples, num_samples=plan.num_samples, seed=seed)
-    return outcome(pool, plan, search)
+
+
+def _thompson_search(
+    pool: Pool, plan: Plan, payer: LandscapePayer, mode: str, **common: Any
+) -> ThompsonSearch:
+    landscape, responses = pool.landscape, None
+    if mode != "light":
+        scores = landscape.label_scores[: pool.num_known]
+        calibrating = {"shares": shares_to_try(scores), "calibrating": mode == "calibrated"}
+        responses = LabelResponses(scores, payer.log_probabilities, **calibrating)
+    classes, example_classes = landscape.classes, landscape.example_classes
+    return ThompsonSearch(
+        pool.space,
+        update="mle",
+        elite_fraction=plan.elite_fraction,
+        num_examples=plan.num_train_examples,
+        num_initial=plan.num_initial,
+        classes=classes and [classes],
+        example_classes=example_classes and example_classes[: pool.num_known],
+        responses=responses,
+        **common,
+    )
+
+
+def claimed(found: Outcome) -> bool:
+    """Whether the chosen order is called better than the original."""
+    return found.comparison is not None and found.comparison.probability >= MIN_WIN_PROBABILITY
 
 
 def random_search(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
@@ -206,32 +219,3 @@ def _drawn(pool: Pool, number: int, seed: int) -> list[Order]:
     """The program without demos, and distinct random arrangements."""
     drawn = pool.space.draw(2 * number, np.random.default_rng(seed))
     return [order for (order,) in dict.fromkeys([pool.space.identity, *drawn])][:number]
-
-
-def compiled(pool: Pool, mode: str, budget: int | None, seed: int) -> Outcome | None:
-    """What a compile in a mode of `MODES` finds; None where the budget is too small.
-
-    Without a budget, "top-k" and the paper's searches make as many calls as in the paper.
-    """
-    if mode == "top-k":
-        return top_k_outcome(pool, seed, budget)
-    if mode == "paper" and budget is not None:
-        return paper_within(pool, budget, seed)
-    if mode in PAPER:
-        return planned_outcome(pool, pool.plan("paper"), PAPER[mode], seed)
-    signal = "score" if mode == "light" else "logprobs"
-    plan = pool.plan("light", budget, signal=signal)
-    return planned_outcome(pool, plan, "mle", seed, signal, calibrating=mode == "calibrated")
-
-
-def claimed(found: Outcome) -> bool:
-    """Whether the chosen order is called better than the original."""
-    return found.comparison is not None and found.comparison.probability >= MIN_WIN_PROBABILITY
-
-
-PAPER: dict[str, str | UpdateRule] = {
-    "paper": "mle",
-    "paper 1": MixtureEM(num_components=1),
-    "paper 4": MixtureEM(num_components=4),
-}
-MODES = ["light", "logprobs", "calibrated", *PAPER, "top-k"]

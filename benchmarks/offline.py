@@ -10,8 +10,9 @@ A method has the program calls after its name; without a number as many as its p
 
 light          PLReorder by scores; "logprobs" by log-probabilities of labels as well, "calibrated" with calibrate=True
 score-dspy     light the whole way through DSPy, whose language model answers from the landscape; also "logprobs-dspy"
-paper          PLR Algorithm 1, with calls as many samples and draws as fit; "paper 1", "paper 4": mixtures of so many
-top-k          random search; halving: successive halving of random orders; "random search": of arrangements
+paper          PLR Algorithm 1, with calls as many samples and draws as fit
+top-k          random search
+halving        successive halving of random orders, or of arrangements
 
 The worlds are those of `landscapes.WORLDS`. In "classes", "items", "nothing" and "harm" demos may be left out, and
 `--demos` is the size of the pool. `--pools` are the examples of both splits; 1,000 others are held out (2,000 where
@@ -28,23 +29,21 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
-from command import head, options, processes, row, with_interval
+from command import head, options, percent, processes, row, with_interval
 from landscapes import KINDS, WORLDS, Landscape, RecordedLandscape, Renamed
-from methods import MODES, Pool, claimed, compiled, halving, random_search
+from methods import MODES, Pool, claimed, compiled, halving
 from replay import compiled_through_dspy
 from scipy.stats import kendalltau
 
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
-
-HELD_OUT, ORIGINAL, BEST, CHANGED, CLAIMED, TAU, CALLS, SECONDS = range(8)
-NAN = float("nan")
-LOOPS = {"halving": halving, "random search": random_search}
 
 
 def pool_of(seed: int, world: str | Path, num_demos: int, num_pool: int, best_of: int) -> tuple[Pool, float]:
@@ -55,7 +54,7 @@ def pool_of(seed: int, world: str | Path, num_demos: int, num_pool: int, best_of
         num_pool, best_of = landscape.num_examples // 2, best_of or 1
         best = landscape.best(range(num_pool, landscape.num_examples))
     else:
-        make, best = WORLDS[world], NAN
+        make, best = WORLDS[world], math.nan
         held_out = getattr(make, "func", make).num_held_out
         landscape = make(num_demos, seed, num_pool + held_out)
     if best_of:
@@ -65,55 +64,59 @@ def pool_of(seed: int, world: str | Path, num_demos: int, num_pool: int, best_of
     return Pool.of(landscape, num_pool), best
 
 
-def numbers(
+def measured(
     seed: int, *, world: str | Path, num_demos: int, num_pool: int, best_of: int, method: str
-) -> list[float]:
+) -> dict[str, float]:
     """What a method comes to in one world."""
     torch.set_num_threads(1)
     pool, best = pool_of(seed, world, num_demos, num_pool, best_of)
     original, began = pool.space.identity[0], time.perf_counter()
     name, _, calls_given = method.partition("@")
     budget = int(calls_given) if calls_given else None
-    offsets, changed, sure, tau, calls = (), None, NAN, NAN, 0.0
-    if name in LOOPS:
-        chosen, calls = LOOPS[name](pool, budget, seed)
+    chosen, offsets, found = original, (), {"calls": 0.0}
+    if name == "halving":
+        chosen, found["calls"] = halving(pool, budget, seed)
     elif name.endswith("-dspy"):
-        signal = name.removesuffix("-dspy")
         common = {"num_known": pool.num_known, "budget": budget, "seed": seed}
-        chosen, report = compiled_through_dspy(pool.landscape, signal=signal, **common)
-        sure, calls = report.comparison.probability >= MIN_WIN_PROBABILITY, report.program_calls["total"]
-    elif (found := compiled(pool, name, budget, seed)) is None:
-        chosen = original
-    else:
-        chosen, offsets, calls = found.ordering[0], found.offsets, found.program_calls["total"]
-        changed, sure = bool(found.chosen), claimed(found)
-        if found.distributions and not np.isnan(best):
+        chosen, report = compiled_through_dspy(pool.landscape, signal=name.removesuffix("-dspy"), **common)
+        found["calls"] = report.program_calls["total"]
+        found["better"] = report.comparison.probability >= MIN_WIN_PROBABILITY
+    elif (outcome := compiled(pool, name, budget, seed)) is not None:
+        chosen, offsets = outcome.ordering[0], outcome.offsets
+        found |= {"calls": outcome.program_calls["total"], "better": claimed(outcome)}
+        found["changed"] = bool(outcome.chosen)
+        if outcome.distributions and not math.isnan(best):
             orders = [order for (order,) in pool.space.enumerate()]
-            accuracies = [pool.held_out(order) for order in orders]
-            logits = found.distributions[0].log_prob(torch.tensor(orders)).tolist()
-            tau = kendalltau(logits, accuracies).statistic
-    seconds, changed = time.perf_counter() - began, chosen != original if changed is None else changed
-    return [pool.held_out(chosen, offsets), pool.held_out(original), best, changed, sure, tau, calls, seconds]
+            logits = outcome.distributions[0].log_prob(torch.tensor(orders)).tolist()
+            found["tau"] = kendalltau(logits, [pool.held_out(order) for order in orders]).statistic
+    found["s"] = time.perf_counter() - began
+    truth = {"held-out": pool.held_out(chosen, offsets), "original": pool.held_out(original), "best": best}
+    every = {"better": math.nan, "tau": math.nan, "changed": chosen != original} | found | truth
+    return {name: float(value) for name, value in every.items()}
 
 
-def cells(rows: np.ndarray, references: list[np.ndarray], *, tasks: int = 1) -> list[str]:
-    """The columns of a table, of numbers ``[compiles, 8]``; intervals of several tasks are over means by split."""
-    held_out, original, best, changed, sure, tau, calls, seconds = rows.T
-    gains = held_out - original
-
-    def interval(values: np.ndarray) -> str:
-        return with_interval(values.reshape(tasks, -1).mean(axis=0))
-
-    less = ("" if rows is each else interval(held_out - each[:, HELD_OUT]) for each in references)
+def cells(rows: pd.DataFrame, references: list[pd.DataFrame], *, tasks: int = 1) -> list[str]:
+    """The columns of a table, of what compiles found; intervals of several tasks are over means by split."""
+    gains, tau = rows["held-out"] - rows["original"], rows["tau"].dropna()
     worse = gains < -0.01
-    tau = tau[~np.isnan(tau)]
+
+    def interval(values: pd.Series) -> str:
+        return with_interval(values.to_numpy().reshape(tasks, -1).mean(axis=0))
+
     return [
-        *(str(len(rows)), f"{held_out.mean():.3f}", "" if np.isnan(best).any() else f"{best.mean():.3f}"),
-        *(*less, interval(gains)),
-        *(f"{100 * changed.mean():.0f} %", "" if np.isnan(sure).any() else f"{100 * sure.mean():.0f} %"),
-        *(f"{100 * worse.mean():.0f} %", f"{-gains[worse].mean() if worse.any() else 0:.3f}"),
-        f"{100 * worse[sure > 0].mean():.0f} %" if (sure > 0).any() else "",
-        *(with_interval(tau, digits=2) if len(tau) else "", f"{calls.mean():,.0f}", f"{seconds.mean():.1f}"),
+        str(len(rows)),
+        f"{rows['held-out'].mean():.3f}",
+        "" if rows["best"].isna().any() else f"{rows['best'].mean():.3f}",
+        *("" if rows is each else interval(rows["held-out"] - each["held-out"]) for each in references),
+        interval(gains),
+        percent(rows["changed"]),
+        percent(rows["better"]),
+        percent(worse),
+        f"{-gains[worse].mean() if worse.any() else 0:.3f}",
+        percent(worse[rows["better"] == 1]),
+        with_interval(tau.to_numpy(), digits=2) if len(tau) else "",
+        f"{rows['calls'].mean():,.0f}",
+        f"{rows['s'].mean():.1f}",
     ]
 
 
@@ -133,41 +136,39 @@ def main() -> None:
         first_seed=20_000,
         jobs=1,
     )
-    known = [*MODES, *LOOPS, "score-dspy", "logprobs-dspy"]
+    known = [*MODES, "halving", "score-dspy", "logprobs-dspy"]
     if unknown := [each for each in args.methods if each.partition("@")[0] not in known]:
         raise SystemExit(f"--methods must be of {known}, with @ and a number of calls; got {unknown}")
     against = args.against or args.methods[:1]
     methods = list(dict.fromkeys([*against, *args.methods]))
     seeds = range(args.first_seed, args.first_seed + args.compiles)
-    columns = [
-        "compiles",
-        "held-out",
-        "best",
-        *(f"less {each}" for each in against),
-        "less original",
-        "changed",
-    ]
-    columns += ["better, p >= .9", "worse", "lost then", "worse of better", "tau", "calls", "s"]
-    print(head("world", "demos", "examples", "method", *columns))
+    print(
+        head(
+            *("world", "demos", "examples", "method", "compiles", "held-out", "best"),
+            *(f"less {each}" for each in against),
+            *("less original", "changed", "better, p >= .9", "worse", "lost then", "worse of better"),
+            *("tau", "calls", "s"),
+        )
+    )
     shapes = [(0, 0)] if args.recorded else list(itertools.product(args.demos, args.pools))
     worlds = args.recorded or args.worlds
     with processes(args.jobs) as run:
         for num_demos, num_pool in shapes:
-            shown, found = [num_demos or "", num_pool or ""], {}
+            shape = {"num_demos": num_demos, "num_pool": num_pool, "best_of": args.best_of}
+            found: dict[str, list[pd.DataFrame]] = {method: [] for method in methods}
+            shown = [num_demos or "", num_pool or ""]
             for world in worlds:
-                shape = {"num_demos": num_demos, "num_pool": num_pool, "best_of": args.best_of}
                 for method in methods:
-                    work = partial(numbers, world=world, method=method, **shape)
-                    found[world, method] = np.array(list(run(work, seeds)), dtype=float)
+                    work = partial(measured, world=world, method=method, **shape)
+                    found[method].append(pd.DataFrame(run(work, seeds)))
                 for method in methods:
-                    told = cells(found[world, method], [found[world, each] for each in against])
-                    name = world.stem if isinstance(world, Path) else world
-                    print(row(name, *shown, method, *told), flush=True)
-            together = {name: np.concatenate([found[world, name] for world in worlds]) for name in methods}
-            references, tasks = [together[each] for each in against], len(args.recorded) or 1
-            for method in methods if len(worlds) > 1 else ():
-                told = cells(together[method], references, tasks=tasks)
-                print(row("all", *shown, method, *told), flush=True)
+                    told = cells(found[method][-1], [found[each][-1] for each in against])
+                    print(row(getattr(world, "stem", world), *shown, method, *told), flush=True)
+            if len(worlds) > 1:
+                together = {method: pd.concat(found[method], ignore_index=True) for method in methods}
+                references, tasks = [together[each] for each in against], len(args.recorded) or 1
+                for method in methods:
+                    print(row("all", *shown, method, *cells(together[method], references, tasks=tasks)))
 
 
 if __name__ == "__main__":

@@ -5,22 +5,25 @@ python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, which is l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
+from calibration import recorded_answers
 from command import DOCS, RECORDED, options, read_table
-from scipy.special import log_softmax
+from matplotlib.figure import Figure
+from scipy.stats import binned_statistic
 
 from plr_dspy.statistics.calibration import batch_offsets, calibrated
 
+GREY, GREEN, ORANGE, BLUE, RED, PURPLE = "#888888", "#2ca02c", "#ff7f0e", "#1f77b4", "#d62728", "#9467bd"
 STYLES = {
-    "`LabeledFewShot`": ("random demos", "#888888", "o"),
-    "`LabeledFewShot`, then `BatchCalibration`": ("the same, calibrated", "#2ca02c", "s"),
-    "random search": ("DSPy's random search over demos", "#ff7f0e", "^"),
-    "`PLFewShot` with 300 calls": ("PLFewShot", "#1f77b4", "D"),
-    "`PLFewShot`": ("", "#1f77b4", "D"),
-    "`PLFewShot(calibrate=True)`": ("PLFewShot(calibrate=True)", "#d62728", "P"),
+    "`LabeledFewShot`": ("random demos", GREY, "o"),
+    "`LabeledFewShot`, then `BatchCalibration`": ("the same, calibrated", GREEN, "s"),
+    "random search": ("DSPy's random search over demos", ORANGE, "^"),
+    "`PLFewShot` with 300 calls": ("PLFewShot", BLUE, "D"),
+    "`PLFewShot`": (None, BLUE, "D"),
+    "`PLFewShot(calibrate=True)`": ("PLFewShot(calibrate=True)", RED, "P"),
 }
 """Rows of the table of docs/fewshot.md: label, colour and marker."""
 
@@ -30,97 +33,68 @@ PLACES = {0: 0, 64: 1, 300: 2, 1_067: 3}
 """Of numbers of calls on the axis, the nearest of which counts."""
 
 INK = "#808080"
-BINS = np.linspace(0.0, 1.0, 11)
+TEXT = dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+) | {"axes.facecolor": "none", "legend.framealpha": 0.0, "legend.fontsize": 8, "lines.markersize": 7}
 
 
-def reliability() -> tuple[np.ndarray, np.ndarray]:
-    """How often answers are right by how sure they are, ``[2, bins]``, as they are and calibrated, and the confidence.
-
-    Of all recorded answers under all orders: calibrated on one half of the examples of each, and drawn of the other.
-    """
-    confidence: list[list[np.ndarray]] = [[], []]
-    right: list[list[np.ndarray]] = [[], []]
-    for path in sorted(RECORDED.glob("*.npz")):
-        data = np.load(path)
-        table = log_softmax(data["logprobs"].astype(np.float64), axis=2)
-        shuffled = np.random.default_rng(0).permutation(len(data["gold"]))
-        pool, held = np.array_split(shuffled, 2)
-        moved = np.stack([calibrated(rows, batch_offsets(rows[pool])) for rows in table])
-        for number, told in enumerate((table[:, held], moved[:, held])):
-            confidence[number].append(np.exp(told.max(axis=2)).ravel())
-            right[number].append((told.argmax(axis=2) == data["gold"][held]).ravel())
-    shares = np.full((2, 2, len(BINS) - 1), np.nan)
-    for number in range(2):
-        sure, hits = np.concatenate(confidence[number]), np.concatenate(right[number])
-        bins = np.clip(np.digitize(sure, BINS) - 1, 0, len(BINS) - 2)
-        for each in range(len(BINS) - 1):
-            if (bins == each).sum() >= 100:
-                shares[:, number, each] = hits[bins == each].mean(), sure[bins == each].mean()
-    return shares[0], shares[1]
-
-
-def draw_task(axis: Any, task: str, rows: Any, nearest: dict[str, str]) -> None:
+def draw_task(axis: Any, task: str, rows: Any, nearest: Any) -> None:
     """Draw the accuracy of each method on a task by its calls."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for name, (_, colour, marker) in STYLES.items():
-        row = rows.loc[name]
-        calls = int(row["calls"].replace(",", ""))
-        place = PLACES[min(PLACES, key=lambda known: abs(known - calls))]
-        axis.plot(place, float(row[task]), marker, color=colour, markersize=7)
-        points.setdefault(colour, []).append((place, float(row[task])))
-    axis.plot(*zip(*points["#1f77b4"], strict=True), color="#1f77b4")
+    accuracies = rows[task].astype(float)
+    calls = rows["calls"].str.replace(",", "").astype(int)
+    places = {name: PLACES[min(PLACES, key=lambda known: abs(known - calls[name]))] for name in STYLES}
+    for name, (label, colour, marker) in STYLES.items():
+        axis.plot(places[name], accuracies[name], marker, color=colour, label=label)
+    of_fewshot = ["`PLFewShot` with 300 calls", "`PLFewShot`"]
+    axis.plot([places[name] for name in of_fewshot], accuracies[of_fewshot], color=BLUE)
     if task in nearest:
-        axis.plot(0, float(nearest[task]), "D", color="#9467bd", fillstyle="none", markersize=7)
-    axis.set_title(task, color=INK)
-    axis.set_xticks(list(PLACES.values()), ["0", "64", "300", "1,067"])
-    lowest = min(accuracy for of in points.values() for _, accuracy in of)
-    axis.set(
-        xlim=(-0.4, 3.4), ylim=(lowest - 0.04, lowest + 0.46), xlabel="program calls"
-    )  # the same scale in all
+        label = "8 nearest demos, another draw"
+        axis.plot(0, float(nearest[task]), "D", color=PURPLE, fillstyle="none", label=label)
+    axis.set_xticks(list(PLACES.values()), [f"{calls:,}" for calls in PLACES])
+    lowest = accuracies[list(STYLES)].min()
+    same_scale = (lowest - 0.04, lowest + 0.46)
+    axis.set(title=task, xlim=(-0.4, 3.4), ylim=same_scale, xlabel="program calls")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    from matplotlib.figure import Figure
+def draw_reliability(axis: Any) -> None:
+    """Draw how often recorded answers are right by how sure they are, as they are and calibrated.
 
-    args = options(__doc__ or "", argv=arguments, out=DOCS / "accuracy_by_calls.png")
+    Of all orders: calibrated on one half of the examples of each, and drawn of the other.
+    """
+    probabilities: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
+    right: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
+    for path in sorted(RECORDED.glob("*.npz")):
+        table, gold = recorded_answers(path)
+        pool, held = np.array_split(np.random.default_rng(0).permutation(len(gold)), 2)
+        moved = np.stack([calibrated(rows, batch_offsets(rows[pool])) for rows in table])
+        for name, told in (("as it is", table[:, held]), ("calibrated", moved[:, held])):
+            probabilities[name].append(np.exp(told.max(axis=2)).ravel())
+            right[name].append((told.argmax(axis=2) == gold[held]).ravel())
+    axis.plot([0, 1], [0, 1], ":", color=INK)
+    for name, colour in (("as it is", GREY), ("calibrated", GREEN)):
+        sure, hits = np.concatenate(probabilities[name]), np.concatenate(right[name])
+        means, _, bins = binned_statistic(sure, [sure, hits], bins=10, range=(0.0, 1.0))
+        enough = np.bincount(bins, minlength=11)[1:11] >= 100
+        axis.plot(*means[:, enough], "o-", color=colour, markersize=5, label=name)
+    axis.set(title="is a sure answer right?", xlim=(0.2, 1), ylim=(0.2, 1))
+    axis.set(xlabel="probability of the answer", ylabel="share of right answers")
+    axis.legend(loc="upper left")
+
+
+def main() -> None:
+    args = options(__doc__ or "", out=DOCS / "accuracy_by_calls.png")
     rows = read_table((DOCS / "fewshot.md").read_text("utf-8"), "| MR | SST-5")
-    found = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News")
-    nearest = found.loc[NEAREST].to_dict()
-    figure = Figure(figsize=(12.5, 3.6), layout="constrained")
-    *axes, last = figure.subplots(1, len(TASKS) + 1, width_ratios=[1] * len(TASKS) + [1.15])
-    for axis, task in zip(axes, TASKS, strict=True):
-        draw_task(axis, task, rows, nearest)
-    axes[0].set_ylabel("accuracy on held-out examples")
-    right, sure = reliability()
-    last.plot([0, 1], [0, 1], ":", color=INK)
-    for number, (label, colour) in enumerate((("as it is", "#888888"), ("calibrated", "#2ca02c"))):
-        last.plot(sure[number], right[number], "o-", color=colour, markersize=5, label=label)
-    last.set(
-        title="is a sure answer right?", xlabel="probability of the answer", xlim=(0.2, 1), ylim=(0.2, 1)
-    )
-    last.set_ylabel("share of right answers")
-    last.title.set_color(INK)
-    last.legend(fontsize=8, labelcolor=INK, framealpha=0.0, loc="upper left")
-    for axis in (*axes, last):
-        axis.tick_params(colors=INK)
-        axis.patch.set_alpha(0.0)
-        axis.xaxis.label.set_color(INK)
-        axis.yaxis.label.set_color(INK)
-        for spine in axis.spines.values():
-            spine.set_color(INK)
-    drawn = [axes[0].plot([], [], m, color=c, label=label)[0] for label, c, m in STYLES.values() if label]
-    other = axes[0].plot(
-        [], [], "D", color="#9467bd", fillstyle="none", label="8 nearest demos, another draw"
-    )
-    figure.legend(
-        handles=[*drawn, *other],
-        fontsize=8,
-        loc="outside lower center",
-        ncols=6,
-        labelcolor=INK,
-        framealpha=0.0,
-    )
-    figure.savefig(args.out, dpi=110, transparent=True)
+    nearest = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News").loc[NEAREST]
+    with matplotlib.rc_context(TEXT):
+        figure = Figure(figsize=(12.5, 3.6), layout="constrained")
+        *axes, last = figure.subplots(1, len(TASKS) + 1, width_ratios=[1] * len(TASKS) + [1.15])
+        for axis, task in zip(axes, TASKS, strict=True):
+            draw_task(axis, task, rows, nearest)
+        axes[0].set_ylabel("accuracy on held-out examples")
+        draw_reliability(last)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=6)
+        figure.savefig(args.out, dpi=110, transparent=True)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+from collections import Counter
 
 import dspy
 import numpy as np
-from command import head, options, row
+from command import head, options, row, served
 
 from paper.held_out import HeldOut
-from paper.model import LOCAL, ServedModel
+from paper.model import LOCAL
 from paper.tasks import TASKS
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.data import load_reviews
@@ -33,17 +34,14 @@ def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> d
     rows = [*load_reviews("train"), *load_reviews("test")]
     shuffled, shares = rng.sample(rows, len(rows)), {"positive": positive, "negative": 1.0 - positive}
     trainset: list[dspy.Example] = []
-    held_out: list[dspy.Example] = []
+    others: list[dspy.Example] = []
     for label, share in shares.items():
-        of_label = [review for review in shuffled if review.sentiment == label]
-        trainset += of_label[: round(share * args.rows)]
-        held_out += of_label[round(share * args.rows) :]
-    held_out = rng.sample(held_out, args.test)
-    weights = np.array([shares[each.sentiment] for each in held_out])
-    for label in shares:
-        chosen = np.array([each.sentiment == label for each in held_out])
-        weights[chosen] /= chosen.sum()
+        of_label, number = [each for each in shuffled if each.sentiment == label], round(share * args.rows)
+        trainset, others = trainset + of_label[:number], others + of_label[number:]
+    held_out = rng.sample(others, args.test)
     rng.shuffle(trainset)
+    counts = Counter(each.sentiment for each in held_out)
+    weights = np.array([shares[each.sentiment] / counts[each.sentiment] for each in held_out])
     student: dspy.Module = dspy.Predict(TASK.signature)
     common = {"calibrate": True, "max_metric_calls": args.calls, "seed": seed, "num_threads": args.threads}
     optimizer = PLFewShot(TASK.metric(), max_demos=8, **common)
@@ -76,11 +74,7 @@ def main() -> None:
         threads=2,
     )
     found: dict[str, list[tuple[float, ...]]] = {}
-    served_model = ServedModel(args.model, tuple(args.api_base), cache=args.cache)
-    with (
-        served_model.open(format="plain") as make_lm,
-        dspy.context(lm=make_lm(TASK.max_tokens("plain")), adapter=TASK.adapter("plain")),
-    ):
+    with served(args, TASK, cache=args.cache):
         for seed, positive in itertools.product(args.seeds, args.shares):
             for name, numbers in promised_and_kept(positive, seed, args).items():
                 found.setdefault(name, []).append(numbers)

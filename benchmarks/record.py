@@ -6,8 +6,7 @@ python benchmarks/record.py --task agnews --data-dir DATA --model hosted_vllm/NA
 
 The model is the local one, or any behind an OpenAI-compatible server that gives log-probabilities (vLLM, llama.cpp,
 `transformers serve`). The file has no texts. `offline.py --recorded`, `calibration.py --recorded` and `make evidence`
-read it: every search asks for orders that nobody knows before, so that all are recorded. With `--orders` it holds so
-many random ones, which `calibration.py` alone can use. Calls are cached by DSPy: what was stopped goes on.
+read it: a search may ask for any order, so that all are recorded. Calls are cached by DSPy: what was stopped goes on.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from pathlib import Path
 
 import dspy
 import numpy as np
-from command import options
+from command import options, served
 
-from paper.model import LOCAL, ServedModel
+from paper.model import LOCAL
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
 from plr_dspy.local.server import find_weights
@@ -37,7 +36,6 @@ def main() -> None:
         data_dir=Path,
         demos=5,
         examples=100,
-        orders=0,
         seed=0,
         model=LOCAL,
         api_base=[str],
@@ -48,13 +46,9 @@ def main() -> None:
     demos = rng.sample(data.train, args.demos)
     examples = rng.sample(data.test, min(args.examples, len(data.test)))
     orders = list(itertools.permutations(range(args.demos)))
-    orders = rng.sample(orders, args.orders) if args.orders else orders
     student = dspy.Predict(data.task.signature)
     output, table = calibrated_output(student), np.empty((len(orders), len(examples), len(data.task.labels)))
-    with (
-        ServedModel(args.model, tuple(args.api_base), cache=True).open(format="plain") as make_lm,
-        dspy.context(lm=make_lm(data.task.max_tokens("plain")), adapter=data.task.adapter("plain")),
-    ):
+    with served(args, data.task, cache=True):
         for number, order in enumerate(orders):
             student.demos = [demos[i] for i in order]
             replies = read_replies(student, examples, output, num_threads=args.threads)

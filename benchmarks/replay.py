@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import dspy
@@ -14,8 +15,8 @@ from landscapes import Landscape
 
 from plr_dspy import PLReorder, Report
 
-NAMES = re.compile(r"^(demo|example) (\d+)$", re.MULTILINE)
-"""The texts of demos and examples in a prompt: their numbers in the landscape stand for them."""
+NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
+"""How the texts of demos and of the example begin, which comes last: their numbers in the landscape stand for them."""
 
 
 class ReplayEngine:
@@ -32,11 +33,9 @@ class ReplayEngine:
 
     def complete(self, request: Any) -> Any:
         """Answer a request."""
-        names = [name for message in request.messages for name in NAMES.findall(message.text or "")]
-        *demos, (kind, example) = names
-        assert kind == "example" and all(kind == "demo" for kind, _ in demos), names
-        order = tuple(int(number) for _, number in demos)
-        values = self._landscape.log_probabilities(order)[int(example)]
+        texts = [message.text or "" for message in request.messages]
+        *order, example = [int(number) for text in texts for number in NAMES.findall(text)]
+        values = self._landscape.told(tuple(order), example)
         likeliest = np.argsort(-values, kind="stable")
         head, label, tail = "[[ ## label ## ]]\n", self._labels[likeliest[0]], "\n\n[[ ## completed ## ]]"
         choice: dict[str, Any] = {"message": {"role": "assistant", "content": head + label + tail}}
@@ -75,6 +74,21 @@ def replayed_examples(landscape: Landscape, labels: Sequence[str]) -> list[dspy.
     ]
 
 
+def shown_order(program: dspy.Module) -> tuple[int, ...]:
+    """The demos that a program of one predictor shows, by their numbers in the landscape."""
+    (predictor,) = program.predictors()
+    return tuple(int(demo["text"].removeprefix("demo ")) for demo in predictor.demos)
+
+
+@contextmanager
+def replaying(landscape: Landscape, labels: Sequence[str]) -> Iterator[ReplayEngine]:
+    """Answer the calls of DSPy's programs from a landscape."""
+    engine = ReplayEngine(landscape, labels)
+    lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
+        yield engine
+
+
 def compiled_through_dspy(
     landscape: Landscape, *, num_known: int, signal: str, budget: int, seed: int
 ) -> tuple[tuple[int, ...], Report]:
@@ -84,15 +98,13 @@ def compiled_through_dspy(
         The order that the compiled program shows, and the report, whose calls are those that the model answered.
     """
     labels = [f"label {i}" for i in range(landscape.num_labels)]
-    engine = ReplayEngine(landscape, labels)
-    lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
     options = {"max_metric_calls": budget, "num_threads": 1, "seed": seed, "display_progress": False}
     optimizer = PLReorder(metric, signal=signal, **options)
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
+    with replaying(landscape, labels) as engine:
         trainset = replayed_examples(landscape, labels)[:num_known]
-        compiled = optimizer.compile(replayed_program(landscape, labels), trainset=trainset)
+        program = optimizer.compile(replayed_program(landscape, labels), trainset=trainset)
     report = optimizer.report
     assert report is not None and report.signal is not None and report.signal.used == signal
     assert engine.calls == report.program_calls["total"] <= budget
     assert engine.told == (engine.calls if signal == "logprobs" else 0)
-    return tuple(int(demo["text"].removeprefix("demo ")) for demo in compiled.demos), report
+    return shown_order(program), report

@@ -3,7 +3,7 @@
 python benchmarks/speed.py                     # all but prefixes: 4 minutes
 python benchmarks/speed.py --parts prefixes    # the local model: prompts that share their demos one after another
 
-rounds     milliseconds of an ask and a tell, of the paper's search by update, and of the default one by what it knows
+rounds     milliseconds of an ask and a tell, of the paper's search by update, and of the default one
 cells      seconds and memory for each scored example; each size runs in a process of its own
 threads    seconds against a loop of `dspy.Evaluate`: a call takes 50 ms, or 1 s for one in 20
 pools      milliseconds to find 8 demos for an input among so many, by the words that they share
@@ -19,8 +19,10 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+import timeit
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -45,7 +47,6 @@ from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.scoring.ledger import Ledger
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
 
@@ -82,17 +83,13 @@ def shuffled_orders(num_demos: int, count: int, seed: int) -> list[Ordering]:
     return [(tuple(rng.sample(range(num_demos), num_demos)),) for _ in range(count)]
 
 
-def milliseconds(function: Callable[[], object], rounds: int) -> float:
-    """The median time of a function, after one call to warm up."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        function()
-        times.append(1_000 * (time.perf_counter() - start))
-    return statistics.median(times[1:])
+def milliseconds(function: Callable[[], object]) -> float:
+    """The median time of a function in 20 rounds, after one call to warm up."""
+    function()
+    return 1_000 * statistics.median(timeit.repeat(function, number=1, repeat=20))
 
 
-def paper_round(rule: object, num_demos: int, rounds: int) -> float:
+def paper_round(rule: object, num_demos: int) -> float:
     """Time of an ask and a tell of the paper's search."""
     search = CrossEntropySearch(OrderingSpace.of_sizes(num_demos), update=rule, seed=0)
 
@@ -100,32 +97,14 @@ def paper_round(rule: object, num_demos: int, rounds: int) -> float:
         orderings = search.ask()
         search.tell(orderings, {ordering: {0: i / 100} for i, ordering in enumerate(orderings)})
 
-    return milliseconds(one_round, rounds)
+    return milliseconds(one_round)
 
 
-def default_round(num_demos: int, num_cells: int, rounds: int, *, signal: str) -> float:
-    """Time of an ask and a tell of the default search that knows so many scores, 8 to 40 an ordering.
-
-    The signal is "scores", "log-probabilities" of two labels, or "calibrated" answers.
-    """
+def default_round(num_demos: int, num_cells: int) -> float:
+    """Time of an ask and a tell of the default search that knows so many scores, 8 to 40 an ordering."""
     rng = np.random.default_rng(0)
-    right = np.arange(160) % 2
-    leanings, own = rng.normal(size=2**16), rng.normal(size=160)
-
-    def told(ordering: Ordering, example: int) -> tuple[float, float]:
-        z = 0.5 * (own[example] + 2 * right[example] - 1 + leanings[hash(ordering) % 2**16])
-        return -float(np.logaddexp(0.0, 2 * z)), -float(np.logaddexp(0.0, -2 * z))
-
-    calibrating = signal == "calibrated"
-    shares = np.full(2, 0.5) if calibrating else None
-    responses = LabelResponses(np.eye(2)[right], told, shares=shares, calibrating=calibrating)
-    search = ThompsonSearch(
-        OrderingSpace.of_sizes(num_demos),
-        num_examples=160,
-        classes=[[i % 2 for i in range(num_demos)]],
-        example_classes=[i % 2 for i in range(160)],
-        responses=None if signal == "scores" else responses,
-    )
+    classes = {"classes": [[i % 2 for i in range(num_demos)]], "example_classes": [i % 2 for i in range(160)]}
+    search = ThompsonSearch(OrderingSpace.of_sizes(num_demos), num_examples=160, **classes)
     known: dict[Ordering, dict[int, float]] = {}
 
     def tell(orderings: list[Ordering]) -> None:
@@ -137,36 +116,40 @@ def default_round(num_demos: int, num_cells: int, rounds: int, *, signal: str) -
 
     tell(search.draw(num_cells // 24))
     tell(list(known))
-    return milliseconds(lambda: tell(search.ask()), rounds)
+    return milliseconds(lambda: tell(search.ask()))
 
 
 def rounds(_: int) -> None:
     print(head("demos", "ema, ms", "mle, ms", "mixture, ms"))
     for num_demos in (8, 32, 256):
-        times = [paper_round(rule, num_demos, 20) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
+        times = [paper_round(rule, num_demos) for rule in (RankEMA(), MaximumLikelihood(), MixtureEM())]
         print(row(num_demos, *(f"{each:.1f}" for each in times)), flush=True)
-    signals = ("scores", "log-probabilities", "calibrated")
-    print("\n" + head("demos", "cells", *(f"{signal}, ms" for signal in signals)))
+    print("\n" + head("demos", "cells", "default search, ms"))
     for num_demos, num_cells in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
-        times = [default_round(num_demos, num_cells, 20, signal=signal) for signal in signals]
-        print(row(num_demos, f"{num_cells:,}", *(f"{each:.1f}" for each in times)), flush=True)
+        print(row(num_demos, f"{num_cells:,}", f"{default_round(num_demos, num_cells):.1f}"), flush=True)
+
+
+@contextmanager
+def scoring(student: dspy.Module, examples: list[dspy.Example], num_threads: int) -> Iterator[CellScorer]:
+    """Score a program's orders as a compile does, with a ledger on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "cells.jsonl")
+        ledger.number_examples(list(map(digest, examples)))
+        common = {"names": [str(i) for i in range(len(examples))], "num_threads": num_threads}
+        work, slots = MetricWork(metric, examples), ProgramSlots(student)
+        yield CellScorer(ProgramEvaluator(slots, work, ledger=ledger, **common))
+        ledger.close()
 
 
 def cells_of(num_cells: int) -> tuple[float, float]:
     """Milliseconds and megabytes of so many cells, 10 orders a round on 1,000 examples."""
-    examples, student = questions("question", 1_000), Answering(sleeps=False)
+    examples = questions("question", 1_000)
     orders = shuffled_orders(8, num_cells // len(examples), seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(Path(folder) / "cells.jsonl")
-        ledger.number_examples(list(map(digest, examples)))
-        common = {"names": [str(i) for i in range(len(examples))], "num_threads": 8, "ledger": ledger}
-        work = MetricWork(metric, examples)
-        scorer = CellScorer(ProgramEvaluator(ProgramSlots(student), work, **common))
+    with scoring(Answering(sleeps=False), examples, num_threads=8) as scorer:
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         for first in range(0, len(orders), 10):
             scorer.table(orders[first : first + 10], range(len(examples)))
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        ledger.close()
     return 1_000 * seconds, (after - before) * 1_024 / 1e6
 
 
@@ -182,22 +165,16 @@ def threads(_: int, num_threads: int = 16) -> None:
     logging.getLogger("dspy.evaluate").setLevel(logging.WARNING)
     student, devset = Answering(sleeps=True), questions("question", 100)
     slots, factory = ProgramSlots(student), ProgramFactory(student)
-    common = {"metric": metric, "num_threads": num_threads}
+    evaluate = dspy.Evaluate(devset=devset, metric=metric, num_threads=num_threads, display_progress=False)
     print(head("latency / threads, s", "plr_dspy", "Evaluate", "Evaluate / plr_dspy", "plr_dspy / latency"))
     for number in range(3):
         orders = shuffled_orders(8, 15, seed=number)
         programs = [factory.build(slots.demos(order)) for order in orders]
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
-        with tempfile.TemporaryDirectory() as folder:
-            ledger = Ledger(Path(folder) / "cells.jsonl")
-            names, work = [str(i) for i in range(len(devset))], MetricWork(metric, devset)
-            evaluator = ProgramEvaluator(slots, work, names=names, ledger=ledger, num_threads=num_threads)
-            scorer = CellScorer(evaluator)
+        with scoring(student, devset, num_threads) as scorer:
             start = time.perf_counter()
             scorer.table(orders, range(len(devset)))
             ours = time.perf_counter() - start
-            ledger.close()
-        evaluate = dspy.Evaluate(devset=devset, display_progress=False, **common)
         start = time.perf_counter()
         for program in programs:
             evaluate(program)

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import Any
 
 import dspy
 import numpy as np
+import pandas as pd
 import torch
-from command import head, options, processes, row, with_interval
+from command import head, options, percent, processes, row, with_interval
 from landscapes import ArrangementWorld, Landscape, SyntheticLandscape
-from replay import ReplayEngine, metric, replayed_examples, replayed_program
+from replay import metric, replayed_examples, replayed_program, replaying, shown_order
 from sklearn.metrics import f1_score
 
 from plr_dspy import F1, PLFewShot, PLReorder
@@ -30,6 +30,7 @@ from plr_dspy.report.text import MIN_WIN_PROBABILITY
 
 LABELS = ("label 0", "label 1")
 WAYS = {"score": {"signal": "score"}, "logprobs": {}, "calibrated": {"calibrate": True}}
+FOUND = ("original", "accuracy", "F1", "promised", "claimed", "worse", "inside")
 
 
 def world(name: str, seed: int, pool: int, share: float) -> Landscape:
@@ -46,47 +47,35 @@ def world(name: str, seed: int, pool: int, share: float) -> Landscape:
     return made
 
 
-def compiled(task: tuple[str, int, int, float, int, str]) -> dict[str, Any]:
-    """The held-out F1 of what each metric chooses in one world, and what the report of F1 says."""
+def held_out(program: dspy.Module, made: Landscape, pool: int) -> float:
+    """The F1 of a program on the examples of a landscape after the first ones."""
+    calibration = getattr(program, "calibration", None)
+    offsets = np.zeros(2) if calibration is None else np.array(calibration.offsets)
+    answers = (made.log_probabilities(shown_order(program)) + offsets).argmax(axis=1)
+    return float(f1_score(made.right_labels[pool:], answers[pool:], zero_division=0.0))
+
+
+def compiled(task: tuple[str, int, int, float, int, str]) -> dict[str, float]:
+    """The held-out F1 of what each metric chooses in one world, and what the report of F1 says: see `FOUND`."""
     name, seed, pool, share, calls, way = task
     torch.set_num_threads(1)
     made = world(name, seed, pool, share)
-    lm = dspy.LM("openai/replay", engine=ReplayEngine(made, LABELS), cache=False, num_retries=0)
-    right = made.right_labels[pool:]
-
-    def held_out(program: dspy.Module) -> float:
-        moved = getattr(getattr(program, "calibration", None), "offsets", (0.0, 0.0))
-        demos = dict(program.named_predictors())[
-            "self" if isinstance(program, dspy.Predict) else "program"
-        ].demos
-        order = tuple(int(demo["text"].removeprefix("demo ")) for demo in demos)
-        answers = (made.log_probabilities(order)[pool:] + np.array(moved)).argmax(axis=1)
-        return float(f1_score(right, answers, zero_division=0.0))
-
-    found: dict[str, Any] = {}
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
+    common = {"max_metric_calls": calls, "num_threads": 1, "seed": seed, "display_progress": False}
+    with replaying(made, LABELS):
         student, examples = replayed_program(made, LABELS), replayed_examples(made, LABELS)[:pool]
-        common = {
-            "max_metric_calls": calls,
-            "num_threads": 1,
-            "seed": seed,
-            "display_progress": False,
-            **WAYS[way],
-        }
-        if name != "mixed":
-            common |= {"candidates": list(student.demos)}
-            student.demos = []
-        found["original"] = held_out(student)
+        kind = PLReorder if name == "mixed" else PLFewShot
+        if kind is PLFewShot:
+            common["candidates"], student.demos = list(student.demos), []
+        found = {"original": held_out(student, made, pool)}
         for by, objective in (("accuracy", metric), ("F1", F1("label 1"))):
-            optimizer = (PLReorder if name == "mixed" else PLFewShot)(objective, **common)
-            found[by] = held_out(optimizer.compile(student, trainset=examples))
-        said = optimizer.report and optimizer.report.comparison
-        if said is not None:
-            low, high = said.expected_chosen[1:]
-            found["claimed"] = float(said.probability >= MIN_WIN_PROBABILITY)
-            found["worse"] = float(found["claimed"] and found["F1"] < found["original"] - 0.01)
-            found["inside"] = float(low <= found["F1"] <= high)
-            found["promised"] = said.expected_gain
+            optimizer = kind(objective, **common, **WAYS[way])
+            found[by] = held_out(optimizer.compile(student, trainset=examples), made, pool)
+    comparison = optimizer.report.comparison
+    if comparison is not None:
+        low, high = comparison.expected_chosen[1:]
+        claimed = comparison.probability >= MIN_WIN_PROBABILITY
+        found |= {"claimed": claimed, "worse": claimed and found["F1"] < found["original"] - 0.01}
+        found |= {"inside": low <= found["F1"] <= high, "promised": comparison.expected_gain}
     return found
 
 
@@ -104,26 +93,19 @@ def main() -> None:
     )
     logging.disable(logging.WARNING)
     columns = ("original", "accuracy", "F1", "F1 less accuracy", "F1 less original", "promised")
-    print(
-        head("world, share, examples, calls, way", *columns, "better", "worse then", "in the interval"),
-        flush=True,
-    )
+    shape = "world, share, examples, calls, way"
+    print(head(shape, *columns, "better", "worse then", "in the interval"), flush=True)
     with processes(args.jobs) as mapped:
         for name, share, pool, calls, way in itertools.product(
             args.worlds, args.shares, args.pools, args.calls, args.ways
         ):
-            found = list(mapped(compiled, [(name, seed, pool, share, calls, way) for seed in args.seeds]))
-            table = {
-                key: np.array([each.get(key, np.nan) for each in found]) for key in found[0] | {"promised": 0}
-            }
-            means = [f"{table[key].mean():.3f}" for key in ("original", "accuracy", "F1")]
-            gains = [with_interval(table["F1"] - table[key]) for key in ("accuracy", "original")]
-            said = [
-                f"{100 * np.nanmean(table[key]):.0f} %" if key in table else ""
-                for key in ("claimed", "worse", "inside")
-            ]
+            tasks = [(name, seed, pool, share, calls, way) for seed in args.seeds]
+            found = pd.DataFrame(mapped(compiled, tasks), columns=FOUND, dtype=float)
+            means = [f"{found[key].mean():.3f}" for key in ("original", "accuracy", "F1")]
+            gains = [with_interval(found["F1"] - found[key]) for key in ("accuracy", "original")]
+            said = [percent(found[key]) for key in ("claimed", "worse", "inside")]
             what = f"{name}, {share:g}, {pool}, {calls}, {way}"
-            print(row(what, *means, *gains, f"{np.nanmean(table['promised']):+.3f}", *said), flush=True)
+            print(row(what, *means, *gains, f"{found['promised'].mean():+.3f}", *said), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,16 +61,19 @@ class Evaluation:
 
     def __str__(self) -> str:
         width, lines = max(map(len, self.programs)), [f"{self.num_examples} examples"]
-        for name, of in self.programs.items():
-            said = ["{:.3f} [{:.3f}, {:.3f}]".format(of.score, *of.interval)]
-            if of.difference is not None and of.difference_interval is not None:
-                said.append(
-                    "{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(of.difference, *of.difference_interval)
-                )
-            said += [f"{of.num_unread} replies could not be read"] * (of.num_unread > 0)
-            said += ["recall " + ", ".join(f"{k} {v:.2f}" for k, v in of.recalls.items())] * bool(of.recalls)
-            said += [] if of.confidence is None else [f"mean confidence {of.confidence:.2f}"]
-            lines.append(f"  {name:{width}}  {'; '.join(said)}")
+        for name, found in self.programs.items():
+            parts = ["{:.3f} [{:.3f}, {:.3f}]".format(found.score, *found.interval)]
+            if found.difference is not None and found.difference_interval is not None:
+                difference = (found.difference, *found.difference_interval)
+                parts.append("{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(*difference))
+            if found.num_unread:
+                parts.append(f"{found.num_unread} replies could not be read")
+            if found.recalls:
+                recalls = (f"{label} {recall:.2f}" for label, recall in found.recalls.items())
+                parts.append(f"recall {', '.join(recalls)}")
+            if found.confidence is not None:
+                parts.append(f"mean confidence {found.confidence:.2f}")
+            lines.append(f"  {name:{width}}  {'; '.join(parts)}")
         return "\n".join(lines)
 
 
@@ -111,13 +113,13 @@ def evaluate_programs(
     if isinstance(metric, SetMetric):
         metric.check(devset)
     limits = {"num_threads": num_threads, "max_errors": max_errors}
-    found: dict[str, ProgramScore] = {}
-    first: Answers | None = None
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
-        for name, program in programs.items():
-            answers = Answers(program, metric, devset, on_cell=bar.update, **limits)
-            found[name] = answers.score(first)
-            first = first or answers
+        answers = {
+            name: _Answers(program, metric, devset, on_cell=bar.update, **limits)
+            for name, program in programs.items()
+        }
+    first, *_ = answers.values()
+    found = {name: each.score(None if each is first else first) for name, each in answers.items()}
     return Evaluation(found, len(devset))
 
 
@@ -127,12 +129,11 @@ def program_answers(
     """What a program answers to examples, which need no labels; None stands for a reply that could not be read."""
     check_given(program, name="program", devset=examples)
     with progress_bar(len(examples), display=True, title="predict") as bar:
-        return Answers(
-            program, lambda example, answer: 0.0, examples, num_threads=num_threads, on_cell=bar.update
-        ).predictions
+        limits = {"num_threads": num_threads, "on_cell": bar.update}
+        return _Answers(program, lambda example, answer: 0.0, examples, **limits).predictions
 
 
-class Answers(MetricWork):
+class _Answers(MetricWork):
     """The answers of a program to examples, None for those that could not be read, and the metric's cells of them."""
 
     def __init__(
@@ -157,7 +158,7 @@ class Answers(MetricWork):
         self.predictions[example] = prediction
         return cell
 
-    def rows(self, *others: Answers) -> list[list[float]]:
+    def rows(self, *others: _Answers) -> list[list[float]]:
         """What the answers score, of this program and of others: of a metric over a set, near the answers of all."""
         every = (self, *others)
         if self.influence is None:
@@ -174,7 +175,7 @@ class Answers(MetricWork):
             return float(np.mean(self.rows()[0]))
         return self.influence.value(enumerate(cell.value for cell in self.cells))
 
-    def score(self, first: Answers | None) -> ProgramScore:
+    def score(self, first: _Answers | None) -> ProgramScore:
         """What they come to, beside those of the first program."""
         (scores,), value = self.rows(), self.value()
         low, high = (
@@ -200,17 +201,18 @@ class Answers(MetricWork):
 
     def _by_label(self, output: LabelOutput) -> tuple[dict[str, float], float | None]:
         """The recall of each label that examples have, and the mean probability of the label that was answered."""
-        answered = [output.answered(prediction) for prediction in self.predictions]
-        hits = defaultdict[str, list[bool]](list)
-        for number, answer in zip(output.numbers(self._examples), answered, strict=True):
-            if number >= 0:
-                hits[list(output.labels)[number]].append(answer == list(output.labels)[number])
-        confidences = [
-            prediction.probabilities[output.labels[answer]]
-            for prediction, answer in zip(self.predictions, answered, strict=True)
-            if answer is not None
-            and isinstance(self._program, CalibratedProgram)
-            and prediction.probabilities
-        ]
-        recalls = {label: float(np.mean(of)) for label, of in hits.items()}
+        right = output.numbers(self._examples)
+        answers = [output.answered(prediction) for prediction in self.predictions]
+        recalls = {
+            label: float(np.mean([answers[example] == label for example in np.flatnonzero(right == number)]))
+            for number, label in enumerate(output.labels)
+            if number in right
+        }
+        confidences = []
+        if isinstance(self._program, CalibratedProgram):
+            confidences = [
+                prediction.probabilities[output.labels[answer]]
+                for prediction, answer in zip(self.predictions, answers, strict=True)
+                if answer is not None and prediction.probabilities
+            ]
         return recalls, float(np.mean(confidences)) if confidences else None

@@ -34,14 +34,11 @@ ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTe
 LINES = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
-def compile_program(args: argparse.Namespace) -> int:
+def _compile(args: argparse.Namespace) -> None:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
-    metric, program, trainset = (
-        _named_metric(args.metric),
-        _loaded_program(args),
-        read_examples(args.train, args.inputs),
-    )
-    valset = None if args.val is None else read_examples(args.val, args.inputs)
+    metric, program = _named_metric(args.metric), _named_program(args.program, args.demos)
+    trainset = _read_examples(args.train, args.inputs)
+    valset = None if args.val is None else _read_examples(args.val, args.inputs)
     program = program.program if isinstance(program, CalibratedProgram) else program
     if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
@@ -53,7 +50,7 @@ def compile_program(args: argparse.Namespace) -> int:
     with _language_model(args):
         if args.estimate:
             print(optimizer.estimate(program, trainset=trainset, valset=valset))
-            return 0
+            return
         try:
             optimizer.compile(program, trainset=trainset, valset=valset).save(args.out)
         finally:
@@ -61,35 +58,34 @@ def compile_program(args: argparse.Namespace) -> int:
                 if args.report is not None:
                     optimizer.report.save(args.report)
                 print(optimizer.report.details())
-    return 0
 
 
-def calibrate_program(args: argparse.Namespace) -> int:
+def _calibrate(args: argparse.Namespace) -> None:
     """Calibrate a program, save it, and print what was compared."""
     metric = None if args.metric is None else _named_metric(args.metric)
     optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
     with _language_model(args):
-        program = optimizer.compile(_loaded_program(args), trainset=read_examples(args.train, args.inputs))
+        program = optimizer.compile(
+            _named_program(args.program, args.demos), trainset=_read_examples(args.train, args.inputs)
+        )
     program.save(args.out)
     for name, accuracy in optimizer.accuracies.items():
         print(f"{name}: {accuracy:.3f}")
     print("answers stay as they are" if program.calibration is None else f"calibrated: {program.calibration}")
-    return 0
 
 
-def evaluate_saved(args: argparse.Namespace) -> int:
+def _evaluate(args: argparse.Namespace) -> None:
     """Print what a program scores, and saved ones beside it."""
-    programs = {args.program: _loaded_program(args)}
-    programs |= {str(path): load_program(named_program(args.program), path) for path in args.programs}
+    programs = {args.program: _named_program(args.program, args.demos)}
+    programs |= {str(path): _named_program(args.program, path) for path in args.programs}
     with _language_model(args):
-        metric, devset = _named_metric(args.metric), read_examples(args.data, args.inputs)
+        metric, devset = _named_metric(args.metric), _read_examples(args.data, args.inputs)
         print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
-    return 0
 
 
-def predict_rows(args: argparse.Namespace) -> int:
+def _predict(args: argparse.Namespace) -> None:
     """Write the rows of a file with their predictions, null for a reply that cannot be read."""
-    program, rows = _loaded_program(args), read_examples(args.data, args.inputs)
+    program, rows = _named_program(args.program, args.demos), _read_examples(args.data, args.inputs)
     with _language_model(args):
         answers = program_answers(program, rows, num_threads=args.threads)
     told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
@@ -97,7 +93,6 @@ def predict_rows(args: argparse.Namespace) -> int:
     write_atomically(args.out, b"".join(orjson.dumps(line, default=str, option=LINES) for line in lines))
     if unread := sum(answer is None for answer in answers):
         print(f"{unread} of {len(rows)} replies could not be read: their prediction is null", file=sys.stderr)
-    return 0
 
 
 def _named_metric(reference: str) -> Any:
@@ -105,13 +100,7 @@ def _named_metric(reference: str) -> Any:
     name, _, label = reference.partition(":")
     if (name := name.lower()) in OVER_SETS:
         return getattr(over_set, OVER_SETS[name])(*filter(None, [label]))
-    return named_object(reference, "metric")
-
-
-def _loaded_program(args: argparse.Namespace) -> dspy.Module:
-    """The program that is named, as --demos holds it."""
-    program = named_program(args.program)
-    return program if args.demos is None else load_program(program, args.demos)
+    return _named_object(reference, "metric")
 
 
 @contextlib.contextmanager
@@ -133,7 +122,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def named_object(reference: str, what: str) -> Any:
+def _named_object(reference: str, what: str) -> Any:
     """The object that "FILE.py:NAME" or "MODULE:NAME" stands for; a file may import its neighbours, and runs once."""
     place, _, name = reference.rpartition(":")
     folder, module_name = Path.cwd(), place
@@ -154,19 +143,19 @@ def named_object(reference: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def named_program(reference: str) -> dspy.Module:
-    """The module that a reference names, or that what it names makes."""
-    named, wanted = named_object(reference, "program"), "program: expected a DSPy module, or what makes one"
+def _named_program(reference: str, saved: Path | None) -> dspy.Module:
+    """The module that a reference names, or that what it names makes, as a file holds it where one is given."""
+    named, wanted = _named_object(reference, "program"), "program: expected a DSPy module, or what makes one"
     try:
         program = named() if callable(named) and not isinstance(named, dspy.Module) else named
     except Exception as error:
         raise TypeError(f"{wanted}; {reference} raised {type(error).__name__}: {error}") from error
     if not isinstance(program, dspy.Module):
         raise TypeError(f"{wanted}; {reference} gave {program!r}")
-    return program
+    return program if saved is None else load_program(program, saved)
 
 
-def read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
+def _read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
     """The examples of a file of JSON lines; JSON may hold others that `str.splitlines` takes for line ends."""
     examples = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
@@ -183,3 +172,6 @@ def read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
             )
         examples.append(dspy.Example(fields).with_inputs(*inputs))
     return examples
+
+
+COMMANDS = {"compile": _compile, "calibrate": _calibrate, "evaluate": _evaluate, "predict": _predict}

@@ -12,16 +12,6 @@ SIGNIFICANT = 0.05
 WORTHWHILE = 0.01
 """From this gain on, a search is said to be worth its calls."""
 
-ADVICE = {
-    "nothing": "no search, which has nothing to find here.",
-    "unknown": "no search yet.",
-    "may pay": "a search ({}), which may pay.",
-    "worth": "a search ({}), which is worth its calls.",
-}
-"""What is recommended by what a search would come to."""
-
-PROMISING = ("worth", "may pay")
-
 
 @dataclass(frozen=True)
 class OrderSensitivity:
@@ -81,16 +71,16 @@ class OrderSensitivity:
                 "model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
             )
         search = "PLReorder" if self.turned is None else "PLFewShot with demos='retrieved'"
-        said, advice, moved = f"{said}\n{self._finding()}", self._advice(search), self.calibrated
-        if moved is not None:
-            own, after = (
-                f"the program's own {moved.scores[0]:.3f}",
-                moved._advice(f"{search} with calibrate=True"),
+        said, advice, calibrated = f"{said}\n{self._finding()}", self._advice(search), self.calibrated
+        if calibrated is not None:
+            own, after = calibrated.scores[0], calibrated._advice(f"{search} with calibrate=True")
+            said += (
+                f"\nCalibrated, they {calibrated._range()}, the program's own {own:.3f}, by the same calls. "
+                f"{calibrated._finding()}"
             )
-            said += f"\nCalibrated, they {moved._range()}, {own}, by the same calls. {moved._finding()}"
-            if moved.scores[0] > sum(self.scores) / len(self.scores):
+            if own > sum(self.scores) / len(self.scores):
                 advice = f"calibrate first (BatchCalibration), which takes 64 calls and no search; after that {after}"
-            elif self._outlook not in PROMISING and moved._outlook in PROMISING:
+            elif calibrated._is_promising and not self._is_promising:
                 advice = after
         return f"{said}\nRecommended: {advice}"
 
@@ -100,14 +90,9 @@ class OrderSensitivity:
         return f"score {min(self.scores):.3f} to {max(self.scores):.3f}"
 
     @property
-    def _outlook(self) -> str:
-        """What a search would come to, in a word: it is worth its calls, may pay, finds nothing, or nobody knows."""
-        unchanged = not self.noise and not self.deviation
-        if unchanged or self.gain_interval[1] < WORTHWHILE:
-            return "nothing"
-        if not self.matters or self.expected_gain < WORTHWHILE:
-            return "unknown"
-        return "worth" if self.gain_interval[0] > 0 else "may pay"
+    def _is_promising(self) -> bool:
+        """Whether a search should find an order that is worth while."""
+        return self.matters and self.expected_gain >= WORTHWHILE
 
     def _finding(self) -> str:
         """Say whether the order matters, and what the best one should gain."""
@@ -134,9 +119,12 @@ class OrderSensitivity:
         Its error is that of the program's own score, from too few examples, and about twice that of the mean of
         orders, from too few of them.
         """
-        advice = ADVICE[self._outlook].format(search)
-        if self._outlook in ("nothing", "worth"):
-            return advice
+        unchanged = not self.noise and not self.deviation
+        if unchanged or self.gain_interval[1] < WORTHWHILE:
+            return "no search, which has nothing to find here."
+        if self._is_promising and self.gain_interval[0] > 0:
+            return f"a search ({search}), which is worth its calls."
+        advice = f"a search ({search}), which may pay." if self._is_promising else "no search yet."
         count, more = len(self.scores), 4 * self.num_examples
         what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
         few_orders = count < self.num_distinct and self.noise < 2 * self.deviation / math.sqrt(count - 1)

@@ -90,7 +90,7 @@ def details(report: Report) -> str:
 def result(report: Report) -> str:
     """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
     c, stays = report.comparison, f"the {original_name(report)} stays"
-    calls = f"{report.program_calls['total']:,} calls{_comma(report.cost)}"
+    calls = f"{report.program_calls['total']:,} calls{_cost(report)}"
     if c is None:
         what = stays if original_stays(report) else "the order is not compared with the original one"
         return f"{what} ({report.stopped}), {calls}"
@@ -151,33 +151,32 @@ def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
     return f"{value:{'+' * sign}.{decimals}f}"
 
 
-def _comma(cost: float | None) -> str:
-    """Write a cost after a comma; nothing where it is not known."""
-    return "" if cost is None else f", {dollars(cost)}"
+def _cost(report: Report) -> str:
+    return "" if report.cost is None else f", {dollars(report.cost)}"
 
 
 def _claims(report: Report) -> list[str]:
     """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
     stays, effect = original_stays(report), report.calibration
-    lost = sum(error.count for error in report.errors if error.outcome != "gave no demo")
-    notes = {"of them before this part": report.program_calls.get("resumed", 0), "failed": lost}
+    failed = sum(error.count for error in report.errors if error.outcome != "gave no demo")
+    notes = {"of them before this part": report.program_calls.get("resumed", 0), "failed": failed}
     noted = ", ".join(f"{count:,} {what}" for what, count in notes.items() if count)
-    calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_comma(report.cost)}"
+    calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_cost(report)}"
     calibrated = effect is not None and effect.applied
     ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
-    name = "best so far" if ended else f"returned program{', calibrated' * calibrated}"
+    name = "best so far" if ended else "returned program, calibrated" if calibrated else "returned program"
     lines = [
         f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {report.stopped}",
-        _program("your program", report, 0),
-        *([] if stays else [_program(name, report, 1)]),
+        _program("your program", report, returned=False),
+        *([] if stays else [_program(name, report, returned=True)]),
         *_verdict(report),
     ]
     if effect is not None and calibrated:
         assumed = f"labels are as frequent as {_shares(report)}" if effect.shares else "no shares of labels"
         lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
     elif effect is not None and not report.settings.get("calibrate"):
-        failed = report.original.num_failed / max(1, report.original.num_calls)
-        alone = (1 - failed) * effect.original_calibrated
+        unread = report.original.num_failed / max(1, report.original.num_calls)
+        alone = (1 - unread) * effect.original_calibrated
         if alone > effect.original and alone >= effect.chosen:
             lines.append(
                 "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
@@ -191,20 +190,20 @@ def _claims(report: Report) -> list[str]:
     return lines
 
 
-def _program(name: str, report: Report, which: int) -> str:
-    """Say what your program (0) or the returned one (1) scores, what it shows, and which replies failed."""
-    c, state, parts = report.comparison, (report.original, report.returned)[which], []
+def _program(name: str, report: Report, *, returned: bool) -> str:
+    """Say what your program or the returned one scores, what it shows, and which replies failed."""
+    c, state, parts = report.comparison, report.returned if returned else report.original, []
     if c is not None:
-        both, where = scores_of_both(report, c)
-        value, low, high = (score(each, c) for each in both[which])
-        parts.append(f"score {value}{f' [{low}, {high}]' * (where == EXPECTED)} {where}")
+        (original, chosen), where = scores_of_both(report, c)
+        value, low, high = (score(each, c) for each in (chosen if returned else original))
+        interval = f" [{low}, {high}]" if where == EXPECTED else ""
+        parts.append(f"score {value}{interval} {where}")
     tokens = "" if state.demo_tokens is None else f" ({state.demo_tokens:,} tokens)"
-    parts.append(f"{state.num_demos} demo{'s' * (state.num_demos != 1)}{tokens}")
+    parts.append(f"{state.num_demos} demo{'' if state.num_demos == 1 else 's'}{tokens}")
     if state.num_calls:
-        calibrated = which and report.calibration is not None and report.calibration.applied
-        parts.append(
-            f"{state.num_failed} of {state.num_calls} replies failed{' before calibration' * bool(calibrated)}"
-        )
+        calibrated = returned and report.calibration is not None and report.calibration.applied
+        failed = f"{state.num_failed} of {state.num_calls} replies failed"
+        parts.append(f"{failed} before calibration" if calibrated else failed)
     return f"{name}: {', '.join(parts)}"
 
 
@@ -334,42 +333,45 @@ def _numbers_of_demos(report: Report) -> list[str]:
     chosen = report.chosen_of_number
     if chosen is None or chosen.interval is None:
         return []
-    kinds = "worse beyond chance", "better beyond chance", "may be as good"
-    found: dict[str, list[str]] = {kind: [] for kind in kinds}
-    for best in report.best_by_number:
-        if best is chosen or best.interval is None:
+    found: dict[str, list[str]] = {
+        "worse beyond chance": [],
+        "better beyond chance": [],
+        "may be as good": [],
+    }
+    for other in report.best_by_number:
+        if other is chosen or other.interval is None:
             continue
-        gap = best.score - chosen.score
+        gap = other.score - chosen.score
         # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
-        ends = (best.interval[gap < 0] - best.score, chosen.interval[gap > 0] - chosen.score)
-        if abs(gap) > math.hypot(*ends):
-            found[kinds[gap > 0]].append(f"{best.num_demos} ({gap:+.3f})")
+        ends = (other.interval[gap < 0] - other.score, chosen.interval[gap > 0] - chosen.score)
+        if abs(gap) <= math.hypot(*ends):
+            found["may be as good"].append(f"{other.num_demos}")
         else:
-            found["may be as good"].append(f"{best.num_demos}")
-    told = "".join(f"; {kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers)
-    return [f"numbers of demos: {chosen.num_demos} chosen{told}"]
+            kind = "better beyond chance" if gap > 0 else "worse beyond chance"
+            found[kind].append(f"{other.num_demos} ({gap:+.3f})")
+    parts = [f"{kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers]
+    return ["; ".join([f"numbers of demos: {chosen.num_demos} chosen", *parts])]
 
 
 def _retrieval(report: Report) -> list[str]:
     """Say what finds demos, what else there was, and whether a language model is needed at all."""
-    found, vote, lines = report.retrieval, report.vote, []
-    told: list[str] = []
-    if found is not None and report.retrieves:
-        lines.append(
-            f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool"
-        )
-    if found is not None and found.alternatives:
+    lines, alternatives = [], []
+    if (found := report.retrieval) is not None:
+        if found.rule is not None:
+            finds = f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool"
+            lines.append(finds)
         for each in found.alternatives:
+            moving = f", {each.found_tokens:,} of them in no prefix cache" if each.found_tokens else ""
             cost = "" if each.cost is None else f", {dollars(each.cost)} for 1,000 predictions"
-            moving = f", {each.found_tokens:,} of them in no prefix cache" * bool(each.found_tokens)
-            told.append(f"{each.name} {each.score:.3f} ({each.tokens:,} tokens{moving}{cost})")
-        lines.append(f"{EXPECTED}: {', '.join(told)}")
-    best = report.comparison and report.comparison.expected_chosen
-    if vote is None or not best or not (told or vote.score >= best[0]):
-        return lines
-    what = f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples"
-    if vote.score >= best[0]:
-        what += (
-            ": a language model may not be needed here" if told else ": try demos='auto', which shows them"
-        )
-    return [*lines, what]
+            alternatives.append(f"{each.name} {each.score:.3f} ({each.tokens:,} tokens{moving}{cost})")
+    if alternatives:
+        lines.append(f"{EXPECTED}: {', '.join(alternatives)}")
+    expected = report.comparison and report.comparison.expected_chosen
+    if (vote := report.vote) is not None and expected:
+        told = f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples"
+        if vote.score >= expected[0]:
+            shown = "try demos='auto', which shows them"
+            lines.append(f"{told}: {'a language model may not be needed here' if alternatives else shown}")
+        elif alternatives:
+            lines.append(told)
+    return lines

@@ -93,6 +93,8 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0
         assert f"{first.program_calls['total']:,} program calls" in capsys.readouterr().out
+    assert cli.main(["report", "log", "--html", "page.html"]) == 0
+    assert (folder / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
 def test_a_calibrated_program_is_saved(folder, capsys):
@@ -110,8 +112,6 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     ("metric", "said"),
     [
         ("f1:positive", "F1(label='positive', average='binary')"),
-        ("f1", "F1(average='macro')"),
-        ("mcc", "MatthewsCorrelation()"),
         ("balanced-accuracy", "BalancedAccuracy()"),
     ],
 )
@@ -121,14 +121,6 @@ def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
     assert report.settings["metric"] == said
     assert report.confusion.labels == ["negative", "positive"]
     assert said in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("metric", "said"), [("f1:", "expected f1:LABEL"), ("mcc:positive", "pass f1:positive")]
-)
-def test_metrics_over_a_set_with_a_wrong_label_are_refused(folder, metric, said, capsys):
-    assert cli.main(compile_arguments(metric=metric)) != 0
-    assert said in capsys.readouterr().err
 
 
 def test_select_chooses_the_demos(folder, capsys):
@@ -192,35 +184,36 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="reviews_app.py:unsaveable"), "--out: demo 2 of predictor 'self' holds a set"),
         (compile_arguments(program="broken_app.py:program"), "broken_app.py cannot be imported"),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
+        (compile_arguments(metric="f1:"), "argument --metric: expected f1:LABEL"),
+        (compile_arguments(metric="mcc:positive"), "balanced-accuracy, which are about all labels; got 'mcc:pos"),
         (compile_arguments("--inputs", "question"), "line 1 of train.jsonl"),
         (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
         (compile_arguments("--train", "cut.jsonl"), "line 3 of cut.jsonl is no JSON"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
-        (compile_arguments("--out", "program"), "--out must end in .json or .pkl; got program"),
+        (compile_arguments("--out", "program"), "--out: must end in .json or .pkl; got program"),
         (compile_arguments("--max-calls", "3"), "--max-calls must be at least 27 for a search"),
-        (compile_arguments("--max-cost", "-3"), "--max-cost must be greater than 0"),
         (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
-        (compile_arguments("--select", "--max-demo-tokens", "0"), "--max-demo-tokens must be greater than"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' is not possible"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate=True is not possible"),
-        (common("calibrate", "--train", "none.jsonl", "--out", "c.json"), "--train: no file none.jsonl"),
-        (common("calibrate", *TO_C, "--metric", "reviews_app.py:accuracy"), "--metric must be f1:LABEL"),
+        (common("calibrate", *TO_C, "--metric", "reviews_app.py:accuracy"), "--metric: expected f1:LABEL"),
         (common("calibrate", *TO_C, "--max-calls", "1"), "--max-calls must be greater than or equal to 2"),
         (common("evaluate", *EVALUATE, "--programs", "none.json"), "--programs: no file none.json"),
         (common("evaluate", *EVALUATE, "--programs", "train.jsonl"), "train.jsonl"),
-        (common("predict", "--data", "train.jsonl", "--out", "none/answers.jsonl"), "no folder none"),
         (["report", "none.json"], "no file none.json"),
         (["report", "train.jsonl"], "no plr_dspy report"),
-        (["report", "train.jsonl", "--html", "none/page.html"], "no folder none"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_users_errors_are_a_line_each(folder, capsys, arguments, words):
+def test_users_errors_are_told(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())
-    assert cli.main(arguments) == cli.USER_ERROR
+    try:
+        code = cli.main(arguments)
+    except SystemExit as refused:
+        code = refused.code
+    assert code == cli.USER_ERROR
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error

@@ -73,14 +73,11 @@ def test_what_a_file_may_hold_besides(tmp_path):
     ("line", "words"),
     [
         ('{"text": "a", "label": "meh"}', r": 'meh' is no label of 'mr'; expected .*'positive'\]"),
-        ('{"text": "a", "label": "Positive"}', ": 'Positive' is no label"),
         (
             '{"sentence": "a", "label": "positive"}',
             r" must be an object .*; it has \['label', 'sentence'\]",
         ),
-        ('["a", "positive"]', " must be an object with"),
         ('{"text": "a", "label": 1}', ": text and answer must be strings; got 1"),
-        ('{"text": null, "label": "positive"}', ": text and answer must be strings; got None"),
         ('{"text": "a", ', " is no JSON"),
         (b'{"text": "caf\xe9", "label": "positive"}', " is no JSON"),
     ],

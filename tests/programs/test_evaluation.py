@@ -62,7 +62,7 @@ def test_accuracy_recall_and_difference():
     for low, high, value in ((*half.interval, half.score), (*half.difference_interval, half.difference)):
         assert low < value < high
     assert "half   0.700 [" in str(found)
-    assert "1 replies could not be read; recall yes 0.60, no 0.73" in str(found)
+    assert "1 replies could not be read; recall no 0.73, yes 0.60" in str(found)
 
 
 def test_a_metric_over_a_set():

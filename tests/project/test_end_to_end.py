@@ -36,15 +36,3 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
         assert not report.errors, "the model answers plain few-shot prompts with labels only"
         assert report.comparison.chosen > 0.3
         assert report.signal.used == "logprobs"
-
-
-def test_order_matters_to_the_model(server):
-    """What the package is about: the same demos, another order, other answers."""
-    student = dspy.LabeledFewShot(k=4).compile(dspy.Predict(Sentiment), trainset=brief_reviews("train", 60))
-    by_label = sorted(student.demos, key=lambda demo: demo.sentiment)
-    answers = set()
-    with dspy.context(lm=server.lm(), adapter=PlainTextAdapter()):
-        for demos in (by_label, by_label[::-1]):
-            student.demos = demos
-            answers.add(tuple(student(review=e.review).sentiment for e in brief_reviews("test", 8)))
-    assert len(answers) == 2

@@ -6,8 +6,6 @@ import nbformat
 import pytest
 from notebook_runs import NOTEBOOKS, run_notebook
 
-from plr_dspy.data import load_reviews
-
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 FAKE = {"from plr_dspy.local import local_lm": "from notebook_runs import local_lm"}
@@ -53,16 +51,3 @@ def test_is_kept_with_the_outputs_of_one_run(name):
         output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"
     ]
     assert "/site-packages/" not in json.dumps(outputs), "a path of the machine that ran it"
-
-
-def test_what_was_recorded_is_whole():
-    recorded = json.loads((NOTEBOOKS / "recorded.json").read_text(encoding="utf-8"))
-    assert len(recorded["right"]) == 120
-    assert {len(answers) for answers in recorded["right"].values()} == {len(recorded["examples"])}
-    sentiment = {example.review: example.sentiment for example in load_reviews("train")}
-    shown = {row["review"] for row in recorded["demos"]}
-    asked = {row["review"] for row in recorded["examples"]}
-    assert not shown & asked
-    assert all(
-        sentiment[row["review"]] == row["sentiment"] for row in recorded["demos"] + recorded["examples"]
-    )
