@@ -93,7 +93,7 @@ def make_results(
             results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
             continue
         gain, calibration = round(expected[ordering] - before, 9), fitted.calibration(ordering)
-        offsets = () if calibration is None else calibration.offsets
+        offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
         beyond = round(estimates[ordering].expected - gain, 9)
         results.append(
             Result(origin, ordering, score, replace(estimates[ordering], expected=gain), offsets, beyond)

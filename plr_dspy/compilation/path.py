@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -23,7 +23,7 @@ from plr_dspy.compilation.choice import (
 )
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.report.data import Iteration
+from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
 from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
@@ -85,9 +85,9 @@ class Compilation:
         bar: tqdm | None = None,
         further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: (),
     ) -> None:
-        self._further = further
         self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
         all_at_once, influence = max(1, plan.num_train_examples), scorer.influence
+        self._shifted = shifted
         self.staged = StagedScores(
             scorer,
             num_train=num_train if plan.racing else all_at_once,
@@ -97,20 +97,13 @@ class Compilation:
             shifted=shifted,
             strata=influence.strata(num_train) if influence and plan.racing and not shifted else (),
         )
-        self._stratifies = influence is not None and not shifted
         self.selection = range(num_train, num_train + plan.num_selection_examples)
-        self.stopped = INTERRUPTED
+        self.stopped, self._nothing_found = INTERRUPTED, ""
         least = MIN_PROBABILITY if plan.racing else 0.0
-        self._choose_of = partial(
-            choose,
-            min_probability=least if min_probability is None else min_probability,
-            by_score=not plan.racing,
-        )
+        self._min_probability = least if min_probability is None else min_probability
         by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
-        self._stoppers = stoppers
-        self._limits = {**asdict(plan), **(limits or {})}
-        self._bar = bar
+        self._stoppers, self._limits, self._bar, self._further = stoppers, limits or {}, bar, further
         self._history: list[Iteration] = []
         self._told: set[Ordering] = set()
         # What was scored of a round that the search has asked for and not been told.
@@ -123,14 +116,16 @@ class Compilation:
             return replace(self._keep_original(), stopped="all choices give the same prompt")
         if not self.plan.program_calls:
             return replace(self._keep_original(), stopped="no call to make, nothing compared")
-        self.scorer.phase = "search"
-        self._keep(self.plan.race_calls + self.plan.final_calls)
+        self._begin("search", calls_to_come=self.plan.race_calls + self.plan.final_calls)
         left = self._replay()
         if left is None:
             self.stopped = self._ask_score_tell()
             left = self._note_end()
-        if self._signs.nothing_found and self.search.space.holds(self.original):
-            return self._calibrated(replace(self._keep_original(), evidence=self._signs.evidence()))
+        if self._nothing_found and self.search.space.holds(self.original):
+            met = Counter(example for row in self.staged.scores().values() for example in row)
+            num_met = sum(count > 1 for count in met.values())
+            evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
+            return self._calibrated(replace(self._keep_original(), evidence=evidence))
         share, race_calls = left
         return self._calibrated(self._choose(self._finalists(race_calls), share))
 
@@ -149,7 +144,7 @@ class Compilation:
         ended = course.ended
         if ended is None or ended["limits"] != self._limits_of(ended["stopped"]):
             return None
-        self.stopped, self._signs.nothing_found = ended["stopped"], ended["nothing_found"]
+        self.stopped, self._nothing_found = ended["stopped"], ended["nothing_found"]
         if ended["untold"] is not None:
             self.search.ask()
             self.staged.score({as_ordering(o): examples for o, examples in ended["untold"]})
@@ -160,7 +155,7 @@ class Compilation:
         share, race_calls = self._left()
         ended = {
             "stopped": self.stopped,
-            "nothing_found": self._signs.nothing_found,
+            "nothing_found": self._nothing_found,
             "share": share,
             "race_calls": race_calls,
             "untold": None if self._untold is None else list(self._untold.items()),
@@ -173,13 +168,14 @@ class Compilation:
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
         cost = {"max_cost": self.scorer.budget.max_cost} if stopped == COST_LIMIT else {}
-        return self._limits | cost
+        return {**asdict(self.plan), **self._limits, **cost}
 
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
         while True:
-            if self._history and (nothing := self._signs.check()):
-                return nothing
+            if self._history and (nothing_found := self._signs.check()):
+                self._nothing_found = nothing_found
+                return nothing_found
             if reason := next(filter(None, (stopper(self._history) for stopper in self._stoppers)), None):
                 return reason
             if len(self._history) >= self.plan.num_iterations:
@@ -210,7 +206,7 @@ class Compilation:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
         if self.scorer.influence is not None:
             self._refer(self._best(len(self._told)) if self._history else orderings)
-        search, table = self.search, self._counted(self.staged.scores())
+        search, table = self.search, self.scores()
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
@@ -237,7 +233,7 @@ class Compilation:
 
     def _best(self, count: int) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
-        scores = self._counted(self.staged.scores())
+        scores = self.scores()
         return [estimate.ordering for estimate in self.search.ranked(scores)[:count]]
 
     @property
@@ -245,11 +241,12 @@ class Compilation:
         """Program calls of the least final comparison."""
         return self.plan.num_finalists * min(MIN_COMPARED, self.plan.num_selection_examples)
 
-    def _keep(self, num_calls: int) -> None:
+    def _begin(self, phase: str, *, calls_to_come: int) -> None:
         """Begin a phase that leaves money and time to so many calls of the plan, or to the least comparison."""
+        self.scorer.phase = phase
         budget, planned = self.scorer.budget, max(1, self.plan.program_calls)
         affordable = max(1, min(planned, budget.calls + budget.calls_left))
-        kept = MARGIN * max(num_calls / planned, self._least_compared / affordable)
+        kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept))
 
     def _left(self) -> tuple[float, int]:
@@ -278,11 +275,10 @@ class Compilation:
             origins = {ordering: origin for origin, ordering in reversed(found)}
             distinct = dict.fromkeys([self.original, *(ordering for _, ordering in found)])
             return [({**origins, self.original: "original"}[ordering], ordering) for ordering in distinct]
-        scorer.phase = "race"
-        self._keep(plan.final_calls)
+        self._begin("race", calls_to_come=plan.final_calls)
         entrants = self._best(plan.num_entrants)
         if entrants:
-            further = self._further(entrants, self._counted(self.staged.scores()))
+            further = self._further(entrants, self.scores())
             entrants += [search.mode(), *search.draw(plan.num_final_draws), *further]
         winners = race(
             self.staged,
@@ -299,14 +295,14 @@ class Compilation:
         self.stopped = scorer.budget.refused or self.stopped
         return [("original", self.original), *(("best seen", winner) for winner in winners)]
 
-    def known_scores(self) -> Scores:
-        """Scores that the choice goes by, beside those of the final comparison."""
-        return self._counted(self.staged.scores()) if self.plan.racing else {}
+    def scores(self) -> Scores:
+        """The scores of the train split as they count."""
+        return self._counted(self.staged.scores())
 
     def _counted(self, scores: Scores) -> Scores:
-        """Scores as they count: of a metric over a set, facts have the shares that they have among all examples."""
+        """Of a metric over a set, facts have the shares that they have among all examples."""
         influence = self.scorer.influence
-        if influence is None or not self._stratifies:
+        if influence is None or self._shifted:
             return scores
         return {ordering: influence.stratified(row) for ordering, row in scores.items()}
 
@@ -334,10 +330,13 @@ class Compilation:
         compared = [(self.original, {}), (outcome.ordering, calibrated)]
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
-        outcome, least = self._judged(entries, rows, examples), self._choose_of.keywords["min_probability"]
-        # Plans that do not race go by the selection split alone.
-        among = None if self.plan.racing else examples
-        return measured(outcome, self.scorer, self.original, min_probability=least, examples=among)
+        return measured(
+            self._judged(entries, rows, examples),
+            self.scorer,
+            self.original,
+            min_probability=self._min_probability,
+            examples=None if self.plan.racing else examples,  # other plans go by the selection split alone
+        )
 
     def _judged(
         self,
@@ -363,7 +362,7 @@ class Compilation:
         promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
         best, evidence = 0, weigh(counted, self.original, entries[promising][1])
         if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
-            best = self._choose_of(results)
+            best = choose(results, min_probability=self._min_probability, by_score=not self.plan.racing)
         before, ordering = fitted.as_it_is(self.original), entries[best][1]
         after = before + results[best].gain.expected
         effect = calibration_effect(fitted, self.original, ordering)

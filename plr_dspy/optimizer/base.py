@@ -7,9 +7,9 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -23,20 +23,21 @@ from tqdm import tqdm
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan, most_calls
-from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
+from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, checked_copy, lay_out
-from plr_dspy.optimizer.mlflow import track
-from plr_dspy.optimizer.reporting import build_report
+from plr_dspy.optimizer.job import Job, checked_copy, finds_demos, lay_out
+from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import check_log_dir
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.evaluator import ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
-from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
+from plr_dspy.retrieval.slots import FoundOrders
 from plr_dspy.runtime.progress_bar import progress_bar
 from plr_dspy.runtime.signals import interrupts
 from plr_dspy.scoring.budget import Budget
@@ -49,21 +50,11 @@ from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
 
-NOT_DECIDING = {
-    "metric",
-    "seed",
-    "max_seconds",
-    "max_cost",
-    "num_threads",
-    "max_errors",
-    "log_dir",
-    "accept_changes",
-    "display_progress",
-}
-"""Arguments that do not decide the result, or that an identity names otherwise."""
-
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 """Arguments that say when a search ends: where only these changed, it goes on from where it was."""
+
+LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")
+"""Arguments that do not decide the result, but that a report names."""
 
 ProgramIn: TypeAlias = Callable[[Ordering, Sequence[float]], dspy.Module]
 """Makes the program in an order as it was scored: with the offsets of its labels, where answers were calibrated."""
@@ -120,28 +111,11 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     def work(self, job: Job) -> MetricWork:
         """Return what makes a program call; it knows what the search learns from it."""
-        return MetricWork(self.metric, [*job.splits.train, *job.splits.selection])
+        return MetricWork(self.metric, job.scored_examples)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
         return
-
-    def calibrated(
-        self,
-        job: Job,
-        work: MetricWork,
-        program: dspy.Module,
-        offsets: Sequence[float],
-        shares: Sequence[float],
-    ) -> dspy.Module:
-        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were."""
-        return program.bound() if isinstance(program, CalibratedProgram) else program
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the user's arguments that decide the result, but for the seed, as plain data."""
-        # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
-        deciding = [each.name for each in fields(self) if each.name not in NOT_DECIDING]
-        return {name: as_plain_data(getattr(self, name)) for name in deciding}
 
     def compile(
         self,
@@ -177,8 +151,8 @@ class Reorderer(Checked, Teleprompter, ABC):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        prepared = self._prepared(student, trainset, valset, seed=self._seed(seed), teacher=teacher)
-        with self._opened(prepared) as (job, work, scorer, bar):
+        prepared = self._prepare(student, trainset, valset, seed=self._seed(seed), teacher=teacher)
+        with self._open(prepared) as (job, work, scorer, bar):
             compilation: Compilation | None = None
             try:
                 responses = self._probe(job, work, scorer)
@@ -187,9 +161,9 @@ class Reorderer(Checked, Teleprompter, ABC):
             except BaseException as error:
                 scorer.ledger.stop()  # calls that are still under way come too late
                 compilation = compilation or self._compilation(job, work, scorer, None, bar)
-                self._keep(job, work, compilation, compilation.unfinished(error), started=started)
+                self._conclude(job, work, compilation, compilation.unfinished(error), started=started)
                 raise
-            return self._keep(job, work, compilation, outcome, started=started)
+            return self._conclude(job, work, compilation, outcome, started=started)
 
     def estimate(
         self,
@@ -206,11 +180,11 @@ class Reorderer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        job = self._prepared(student, trainset, valset, seed=self._seed(seed))
+        job = self._prepare(student, trainset, valset, seed=self._seed(seed))
         make_budget(job)
         return estimate(job)
 
-    def _prepared(
+    def _prepare(
         self,
         student: dspy.Module,
         trainset: Sequence[dspy.Example],
@@ -224,20 +198,20 @@ class Reorderer(Checked, Teleprompter, ABC):
         program, own = checked_copy(self, student, trainset, valset)
         rng = random.Random(seed)
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        if not any(predictor.demos for _, predictor in named_predictors(program)):
+        slots: PromptSlots = FoundOrders(program) if finds_demos(program) else ProgramSlots(program)
+        if isinstance(slots, ProgramSlots) and not slots.slots:
             raise ValueError(
                 f"{self.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
                 "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
                 + (f", or pass num_demos to {self.name}" if "num_demos" in vars(self) else "")
             )
-        slots = ProgramSlots(program)
         original = WITHOUT_DEMOS if added and self.judges else slots.space.identity
         return lay_out(self, program, slots, trainset, valset, original=original, rng=rng, seed=seed, own=own)
 
-    def _ready(
+    def _make_demos(
         self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
     ) -> Job:
-        """Return the job as it is when all demos are there."""
+        """Make the demos that calls make before the search, and return the job with them."""
         return job
 
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
@@ -245,15 +219,11 @@ class Reorderer(Checked, Teleprompter, ABC):
         return None
 
     @contextmanager
-    def _opened(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
+    def _open(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
         """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         if folder is not None:
             check_log_dir(folder)
-
-        def say_result() -> None:
-            if self.report is not None:
-                logger.info("%s", result(self.report))
 
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
@@ -262,13 +232,13 @@ class Reorderer(Checked, Teleprompter, ABC):
                 job.plan.program_calls,
                 display=self.display_progress,
                 title=self.name,
-                at_end=say_result,
+                at_end=self._log_result,
             ) as bar,
             interrupts() as interrupted,
         ):
             bar.update(ledger.num_resumed)
             budget = make_budget(job, ledger)
-            job = self._ready(job, ledger, budget, bar, interrupted)
+            job = self._make_demos(job, ledger, budget, bar, interrupted)
             work = self.work(job)
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)
@@ -287,18 +257,23 @@ class Reorderer(Checked, Teleprompter, ABC):
             earlier = [each.key for each in job.attempts]
             yield job, work, CellScorer(evaluator, earlier=earlier, influence=work.influence), bar
 
+    def _log_result(self) -> None:
+        if self.report is not None:
+            logger.info("%s", result(self.report))
+
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
         settings = job.settings()
-        values: dict[str, Any] = dict(job.program.named_sub_modules())  # those in private attributes, too
-        values |= {
+        values = {
+            **dict(job.program.named_sub_modules()),  # those in private attributes, too
             "the metric": self.metric,
             "the settings of its models": job.models,
             "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
         }
         own = {} if job.own is None else {"the calibration of student": digest(job.own.calibration)}
         return {
-            **{name: settings[name] for name in ("models", "adapter")},
+            "models": settings["models"],
+            "adapter": settings["adapter"],
             **own,
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
@@ -308,7 +283,7 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     def _examples(self, job: Job, work: MetricWork) -> tuple[list[str], list[str]]:
         """What messages call the examples that cells name by number, and what the ledger calls them."""
-        return job.splits.names, [digest(each) for each in (*job.splits.train, *job.splits.selection)]
+        return job.splits.names, [digest(each) for each in job.scored_examples]
 
     def _compilation(
         self,
@@ -332,7 +307,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             "splits": digest([num_train, self._examples(job, work)[1]]),
             "exhaustive": plan.exhaustive,
         }
-        inputs = [dict(each.inputs().items()) for each in (*job.splits.train, *job.splits.selection)]
+        inputs = [dict(each.inputs().items()) for each in job.scored_examples]
         scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
         return Compilation(
             self.search(job, plan, responses),
@@ -349,33 +324,33 @@ class Reorderer(Checked, Teleprompter, ABC):
             further=partial(job.slots.further, inputs=inputs),
         )
 
-    def _keep(
+    def _conclude(
         self, job: Job, work: MetricWork, compilation: Compilation, outcome: Outcome, *, started: float
     ) -> dspy.Module:
-        """Set `report` and `best_program`, and write the report to `log_dir`."""
+        """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         calibrating = outcome.fitted or outcome.calibration
         shares = () if calibrating is None else calibrating.shares
 
         def program_in(ordering: Ordering, offsets: Sequence[float]) -> dspy.Module:
             program = job.slots.build(ProgramFactory(job.program), ordering)
-            program = self.calibrated(job, work, program, offsets, shares)
+            program = _as_scored(program, job, work, offsets, shares)
             program._compiled = True
             return program
 
-        limits = {
-            name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds", "max_cost")
-        }
         job = replace(job, plan=compilation.plan)
-        limits["most_useful_calls"] = most_calls(len(job.splits.train) + len(job.splits.selection))
         self.report = report = build_report(
             job,
             outcome,
             compilation.scorer,
             names=self._examples(job, work)[0],
             signal=work.signal,
-            settings={**job.settings(), **limits},
+            settings={
+                **job.settings(),
+                **{name: getattr(self, name) for name in LIMITS},
+                "most_useful_calls": most_calls(len(job.scored_examples)),
+            },
             seconds=time.monotonic() - started,
-            **self._found_beside(job, compilation, outcome, program_in),
+            **self._report_fields(job, compilation, outcome, program_in),
         )
         program = self._finished(job, compilation, program_in(outcome.ordering, outcome.offsets))
         program.reorder_report = report.to_dict()
@@ -399,10 +374,10 @@ class Reorderer(Checked, Teleprompter, ABC):
                 report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
-        track(report)
+        log_to_mlflow(report)
         return program
 
-    def _found_beside(
+    def _report_fields(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
     ) -> dict[str, Any]:
         """Return further fields of the report."""
@@ -413,8 +388,20 @@ class Reorderer(Checked, Teleprompter, ABC):
         return program
 
 
-def as_plain_data(value: Any) -> Any:
-    """An argument as plain data; of objects a digest, which is the same in every process."""
-    if isinstance(value, Mapping):
-        return {str(key): as_plain_data(part) for key, part in value.items()}
-    return value if isinstance(value, (bool, int, float, str, type(None))) else digest(value)
+def _as_scored(
+    program: dspy.Module, job: Job, work: MetricWork, offsets: Sequence[float], shares: Sequence[float]
+) -> dspy.Module:
+    """Calibrate a program by the offsets of labels that it was scored with; without any, as the student came."""
+    if offsets:
+        assert isinstance(work, LabelWork)
+        found = Calibration(
+            "batch" if shares else "none",
+            tuple(work.output.labels),
+            tuple(offsets),
+            num_inputs=len(job.scored_examples),
+            shares=tuple(shares),
+        )
+        return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
+    if job.own is not None:
+        return CalibratedProgram(program, job.own.calibration, predictor=job.own.predictor)
+    return program.bound() if isinstance(program, CalibratedProgram) else program

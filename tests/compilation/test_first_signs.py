@@ -120,10 +120,16 @@ def whole():
 
 class TestEndedEarly:
     @pytest.mark.parametrize(
-        "options", [{"patience": 1}, {"stop_at_score": 0.0}, {"num_iterations": 1}], ids=str
+        ("options", "stopped"),
+        [
+            ({"patience": 1}, "patience=1: no better order"),
+            ({"stop_at_score": 0.0}, "stop_at_score=0 reached"),
+            ({"num_iterations": 1}, "all iterations done"),
+        ],
     )
-    def test_the_race_and_the_comparison_shrink_with_the_search(self, whole, options):
+    def test_the_race_and_the_comparison_shrink_with_the_search(self, whole, options, stopped):
         ended, _ = compile_with(engine(), max_metric_calls=500, **options)
+        assert ended.report.stopped == stopped
         before, after = whole.program_calls, ended.report.program_calls
         assert before["total"] > 475
         assert after["total"] < 0.75 * before["total"]

@@ -203,16 +203,6 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
     assert engine.num_calls == 0
 
 
-@pytest.mark.parametrize(("kind", "hook"), [(PLFewShot, "calibrated"), (TopKOrder, "search"), (PDO, "work")])
-def test_an_attribute_in_place_of_a_method_is_refused_before_any_call(engine, kind, hook):
-    optimizer = kind(exact_match)
-    setattr(optimizer, hook, True)
-    said = f"{kind.__name__}.{hook} must be the method of {kind.__name__}: rename"
-    with pytest.raises(TypeError, match=said):
-        optimizer.compile(student(), trainset=EXAMPLES)
-    assert engine.num_calls == 0
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "later", "said"),
     [

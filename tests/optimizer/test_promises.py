@@ -45,18 +45,6 @@ def compiled(program, **options):
 
 
 class TestTheOriginalOrderStays:
-    @pytest.mark.parametrize("auto", ["light", "paper"])
-    def test_where_no_example_depends_on_the_order(self, auto, caplog):
-        class Blind(Direct):
-            def right(self, order, question):
-                return digest(question) < 0.6
-
-        program = Blind()
-        limits = {"num_iterations": 2, "num_samples": 4} if auto == "paper" else {}
-        chosen, _ = compiled(program, auto=auto, **limits)
-        assert chosen.predictor.demos == program.predictor.demos
-        assert "no score differed between two prompts" in caplog.text
-
     def test_where_only_its_calls_failed(self):
         class Unlucky(Direct):
             def right(self, order, question):

@@ -1,10 +1,8 @@
 """PLReorder: what it finds, what it takes into account, what it says."""
 
 import dataclasses
-import math
 
 import dspy
-import litellm
 import pytest
 import torch
 from fakes import digest, exact_match, fake_lm, questions, student
@@ -76,11 +74,6 @@ class TestCompile:
         settings = reorder.report.settings
         assert settings["update"]["name"] == "mixture"
         assert settings["update"]["smoothing"] == 0.7
-        assert reorder.report.comparison.gain >= 0
-        assert (settings["num_iterations"], settings["num_samples"]) == (15, 15)
-        assert (settings["elite_fraction"], settings["num_final_draws"]) == (0.2, 10)
-        assert settings["num_train_examples"] == settings["num_train"] == 11
-        assert settings["num_selection_examples"] == settings["num_selection"] == 3
         assert [iteration.num_samples for iteration in reorder.report.history] == [15] * 15
         assert engine.num_calls == reorder.report.program_calls["total"] < 15 * 15 * 11
 
@@ -180,13 +173,7 @@ class TestEstimate:
         assert (before.num_train, before.num_selection) == sizes
         assert "program calls" in str(before)
 
-    def test_counts_prompt_tokens_where_it_can(self, engine):
-        program = student()
-        before = optimizer().estimate(program, trainset=EXAMPLES)
-        messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
-        a_call = litellm.token_counter(model="fake/order-sensitive", messages=messages)
-        assert before.prompt_tokens == pytest.approx(a_call * before.program_calls, rel=0.02)
-
+    def test_prompt_tokens_are_not_known_where_a_predictor_reads_another_s_output(self, engine):
         class Chain(dspy.Module):
             def __init__(self):
                 super().__init__()
@@ -197,24 +184,3 @@ class TestEstimate:
                 return self.second(hint=self.first(question=question).answer)
 
         assert optimizer().estimate(Chain(), trainset=EXAMPLES).prompt_tokens is None
-
-
-class TestReport:
-    def test_estimates_are_numbers_whatever_the_number_of_orders(self, engine):
-        """A model of 256 orders, and more of them known."""
-
-        class Shown(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = student(8)
-
-            def forward(self, question):
-                return dspy.Prediction(shown=[demo.question for demo in self.predict.demos])
-
-        def noise(example, prediction, trace=None):
-            return digest(f"{example.question} {prediction.shown}") < 0.5
-
-        reorder = PLReorder(noise, max_metric_calls=4000, num_threads=1, seed=6, display_progress=False)
-        reorder.compile(Shown(), trainset=EXAMPLES[8:16], valset=EXAMPLES[16:56])
-        assert sum(iteration.num_new for iteration in reorder.report.history) > 256
-        assert all(math.isfinite(candidate.expected_gain) for candidate in reorder.report.candidates)
