@@ -86,12 +86,11 @@ class Compilation:
         further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: (),
     ) -> None:
         self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
-        all_at_once, influence = max(1, plan.num_train_examples), scorer.influence
-        self._shifted = shifted
+        self._shifted, influence = shifted, scorer.influence
         self.staged = StagedScores(
             scorer,
-            num_train=num_train if plan.racing else all_at_once,
-            num_first=plan.num_first_examples if plan.racing else all_at_once,
+            num_train=num_train if plan.racing else plan.first_look,
+            num_first=plan.first_look,
             num_more=plan.num_more_examples,
             favoured=original if plan.racing else None,
             shifted=shifted,
@@ -269,12 +268,14 @@ class Compilation:
         """The original, and the winners of a race among the best orderings of the search, with their origins."""
         plan, scorer, search = self.plan, self.scorer, self.search
         if not plan.racing:
-            found = [("best seen", ordering) for ordering in self._best(plan.num_best_seen)]
-            found += [("mode", search.mode())] if plan.with_mode else []
-            found += [("draw", ordering) for ordering in search.draw(plan.num_final_draws)]
-            origins = {ordering: origin for origin, ordering in reversed(found)}
-            distinct = dict.fromkeys([self.original, *(ordering for _, ordering in found)])
-            return [({**origins, self.original: "original"}[ordering], ordering) for ordering in distinct]
+            mode = [search.mode()] if plan.with_mode else []
+            kinds = {"best seen": self._best(plan.num_best_seen), "mode": mode}
+            kinds["draw"] = search.draw(plan.num_final_draws)
+            origins = {self.original: "original"}
+            for origin, orderings in kinds.items():
+                for ordering in orderings:
+                    origins.setdefault(ordering, origin)
+            return [(origin, ordering) for ordering, origin in origins.items()]
         self._begin("race", calls_to_come=plan.final_calls)
         entrants = self._best(plan.num_entrants)
         if entrants:
@@ -288,8 +289,8 @@ class Compilation:
             num_calls=race_calls,
             kept=plan.final_calls,
             num_winners=plan.num_best_seen,
-            guest=self.original,
-            guest_share=plan.original_share,
+            original=self.original,
+            original_share=plan.original_share,
             estimate=lambda scores: dict(search.model.fit(self._counted(scores)).estimates()),
         )
         self.stopped = scorer.budget.refused or self.stopped
@@ -345,8 +346,7 @@ class Compilation:
         examples: Sequence[int],
     ) -> Outcome:
         """Choose among finalists by their scores on examples, and all others that are known."""
-        searched = self.staged.scores() if self.plan.racing else {}
-        merged: dict[Ordering, dict[int, float]] = {ordering: dict(row) for ordering, row in searched.items()}
+        merged = self.staged.scores() if self.plan.racing else {}
         for (_, ordering), row in zip(entries, rows, strict=True):
             merged.setdefault(ordering, {}).update(zip(examples, row, strict=True))
         known = self._counted(merged)
@@ -365,7 +365,7 @@ class Compilation:
             best = choose(results, min_probability=self._min_probability, by_score=not self.plan.racing)
         before, ordering = fitted.as_it_is(self.original), entries[best][1]
         after = before + results[best].gain.expected
-        effect = calibration_effect(fitted, self.original, ordering)
+        applied = fitted.calibrating and best > 0
         return replace(
             self._keep_original(),
             ordering=ordering,
@@ -382,7 +382,7 @@ class Compilation:
             offsets=results[best].offsets if fitted.calibrating else (),
             evidence=weigh(counted, self.original, ordering) if best else evidence,
             leaning=fitted.leaning(self.original, ordering),
-            calibration=effect and effect.model_copy(update={"applied": fitted.calibrating and best > 0}),
+            calibration=calibration_effect(fitted, self.original, ordering, applied=applied),
             fitted=fitted,
         )
 
@@ -420,11 +420,10 @@ class Compilation:
         known = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
         if outcome.calibration is not None or not model.calibrating or not known:
             return outcome
-        effect = calibration_effect(model.fit(scores, kept=known), known[0], known[-1])
-        if effect is None or outcome.ordering == self.original:
-            return replace(outcome, calibration=effect)
-        applied = effect.model_copy(update={"applied": True})
-        return replace(outcome, calibration=applied, offsets=tuple(effect.offsets))
+        fitted, applied = model.fit(scores, kept=known), outcome.ordering != self.original
+        effect = calibration_effect(fitted, known[0], known[-1], applied=applied)
+        offsets = tuple(effect.offsets) if effect is not None and applied else ()
+        return replace(outcome, calibration=effect, offsets=offsets)
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
@@ -463,8 +462,8 @@ def race(
     num_calls: int,
     num_winners: int,
     kept: int = 0,
-    guest: Ordering | None = None,
-    guest_share: float = 0.0,
+    original: Ordering | None = None,
+    original_share: float = 0.0,
     estimate: Callable[[Scores], Mapping[Ordering, float]],
 ) -> list[Ordering]:
     """Sequential halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013): ever fewer orderings on ever more examples.
@@ -474,43 +473,43 @@ def race(
         entrants: Distinct orderings. Those that are new are scored as often as the least scored one, where half of the
             calls pay for that, and stay out otherwise.
         num_calls, kept: Program calls, at most, of which each heat has an equal share; and those kept for what follows.
-        guest, guest_share: What the winners are compared with afterwards, and which cannot win. It is scored first, by
-            a share of the calls, and in the last heat as often as the others there.
+        original, original_share: What the winners are compared with afterwards, and which cannot win. It is scored
+            first, by a share of the calls, and in the last heat as often as the others there.
         estimate: What ranks them, from all scores that are known; an ordering that it says nothing of has lost.
 
     Returns:
         The winners, best first, when time or money is up by what is known; none without entrants.
     """
 
-    def extended(orderings: Sequence[Ordering], level: int) -> Wanted:
-        return scorer.affordable(staged.wanted(orderings, level), kept=kept)
+    def score(orderings: Sequence[Ordering], level: int) -> int:
+        """Score the first of these orderings that the budget pays for on so many examples each; return their number."""
+        return len(staged.score(scorer.affordable(staged.wanted(orderings, level), kept=kept)))
 
-    known = [count for entrant in entrants if (count := staged.num_asked(entrant))]
-    level = least = min(known, default=staged.num_first)
-    new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], least)
+    level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
+    new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], level)
     while (spent := sum(map(len, new.values()))) > num_calls // 2:
         new.popitem()
-    staged.score(extended(list(new), least))
-    alive = [e for e in entrants if staged.num_asked(e)]
+    score(list(new), level)
+    alive = [entrant for entrant in entrants if staged.num_asked(entrant)]
     if not alive:
         return []
-    if guest is not None:
-        own = staged.num_asked(guest)
-        most = min(num_examples, own + int(guest_share * num_calls))
-        spent += most - own
-        staged.score(extended([guest], most))
+    if original is not None:
+        asked = staged.num_asked(original)
+        most = min(num_examples, asked + int(original_share * num_calls))
+        spent += most - asked
+        score([original], most)
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
     for heat in range(num_heats):
-        scored = [*alive, guest] if guest is not None and heat == num_heats - 1 else alive
-        asked = [staged.num_asked(ordering) for ordering in scored]
+        scored = [*alive, original] if original is not None and heat == num_heats - 1 else alive
+        counts = [staged.num_asked(ordering) for ordering in scored]
         share = (num_calls - spent) / (num_heats - heat)
-        while level < num_examples and sum(max(0, level + 1 - count) for count in asked) <= share:
+        while level < num_examples and sum(max(0, level + 1 - count) for count in counts) <= share:
             level += 1
-        spent += sum(max(0, level - count) for count in asked)
-        finished = staged.score(extended(scored, level))
+        spent += sum(max(0, level - count) for count in counts)
+        num_scored = score(scored, level)
         means = estimate(staged.scores())
-        alive = sorted((o for o in alive if o in means), key=lambda ordering: -means[ordering])
-        if len(finished) < len(scored):
+        alive = sorted((each for each in alive if each in means), key=lambda each: -means[each])
+        if num_scored < len(scored):
             break
         scorer.ledger.settle()
         alive = alive[: max(num_winners, math.ceil(KEPT_SHARE * len(alive)))]

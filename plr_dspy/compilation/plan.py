@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +90,11 @@ class Plan:
     original_share: float = 0.0
 
     @property
+    def first_look(self) -> int:
+        """Examples that score an ordering at first, in plans of all kinds."""
+        return max(1, self.num_first_examples if self.racing else self.num_train_examples)
+
+    @property
     def num_finalists(self) -> int:
         """Orderings of the final comparison, at most; in a racing plan the mode and the draws run in the race."""
         return 1 + self.num_best_seen + (0 if self.racing else self.with_mode + self.num_final_draws)
@@ -104,7 +109,7 @@ class Plan:
         """Program calls of the search before the race, at most."""
         if self.exhaustive:
             return self.num_entrants * self.num_train_examples
-        if self.racing and self.max_metric_calls is not None:
+        if self.max_metric_calls is not None and self.racing:
             return self.max_metric_calls - self.final_calls - self.race_calls
         return self.num_iterations * self.num_samples * self.num_train_examples
 
@@ -140,7 +145,6 @@ def make_plan(
     num_selection: int,
     num_distinct: int,
     max_metric_calls: int | None = None,
-    num_samples: int | None = None,
     signal: str = "score",
     searched: str = "orders",
     **chosen: Any,
@@ -150,7 +154,7 @@ def make_plan(
     Args:
         auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`, which wins.
         num_train, num_selection, num_distinct: Examples of the two splits; distinct prompts in the space.
-        num_samples, chosen: Fields of the plan (`num_iterations`, `elite_fraction`, `num_final_draws`) that win over
+        chosen: Fields of the plan (`num_iterations`, `num_samples`, `elite_fraction`, `num_final_draws`) that win over
             its own; None leaves them to it.
         signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.
         searched: What the search is for: "orders" of given demos, or "demos" and their order.
@@ -159,39 +163,29 @@ def make_plan(
         ValueError: when a budget is too small for what was asked.
     """
     sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": num_distinct}
+    fixed = {name: value for name, value in chosen.items() if value is not None}
 
-    def fixed(samples: int | None) -> dict[str, Any]:
-        return {n: value for n, value in {**chosen, "num_samples": samples}.items() if value is not None}
-
-    def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
-        exhaustive = _exhaustive_plan(calls, fixed(samples), **sizes)
+    def plan_for(calls: int, **changed: Any) -> Plan | None:
+        values = {**fixed, **changed}
+        exhaustive = _exhaustive_plan(calls, values, **sizes)
         return exhaustive or _racing_plan(
-            calls, fixed(samples), searched=searched, min_first=MIN_FIRST[signal], **sizes
+            calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes
         )
 
     if auto == "paper":
         has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
-        return _paper_plan(max_metric_calls, fixed(num_samples), num_train, num_selection, has_light)
+        return _paper_plan(max_metric_calls, fixed, num_train, num_selection, has_light)
     budget = max_metric_calls or BUDGETS[auto or "light"]
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
-    if plan is None:
-        raise _shortage(budget, auto if max_metric_calls is None else None, num_samples, plan_for)
-    return plan
-
-
-def _shortage(
-    budget: int, auto: str | None, num_samples: int | None, plan_for: Callable[[int, int | None], Plan | None]
-) -> ValueError:
-    """The error for a budget that does not pay for a plan: what would be enough, and what else can be changed."""
-    high = 2 * budget
-    while plan_for(high, num_samples) is None:
-        high *= 2
-    enough = bisect_left(range(high), True, lo=budget, key=lambda n: plan_for(n, num_samples) is not None)
-    fewer = bisect_left(range(1, num_samples or 1), True, key=lambda n: plan_for(budget, n) is None)
-    purpose = "a search and a final comparison" if num_samples is None else f"{num_samples=}"
-    came = f"got {budget}: raise it" if auto is None else f"{auto=} gives {budget}: pass it"
-    lower = f", or lower num_samples to {fewer}" if fewer else ""
-    return ValueError(f"max_metric_calls must be at least {enough} for {purpose}; {came}{lower}")
+    if plan is not None:
+        return plan
+    enough = next(calls for calls in itertools.count(budget) if plan_for(calls) is not None)
+    purpose, lower = "a search and a final comparison", ""
+    if "num_samples" in fixed:
+        purpose = f"num_samples={fixed['num_samples']}"
+        lower = ", or lower num_samples" if plan_for(budget, num_samples=1) is not None else ""
+    came = f"got {budget}: raise it" if max_metric_calls is not None else f"{auto=} gives {budget}: pass it"
+    raise ValueError(f"max_metric_calls must be at least {enough} for {purpose}; {came}{lower}")
 
 
 def _racing_plan(

@@ -158,19 +158,12 @@ class PLFewShot(PLReorder):
                 "auto='paper' orders demos as the paper does, the same for every input: leave out demos"
             )
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+    def plan(self, *, signal: str = "score", **sizes: int) -> Plan:
         """Lay out what follows the calls that make demos."""
         budget = self.max_metric_calls or BUDGETS.get(self.auto or "")
+        left = None if budget is None else max(1, budget - self._spent)
         try:
-            return make_plan(
-                self.auto,
-                max_metric_calls=None if budget is None else max(1, budget - self._spent),
-                num_train=num_train,
-                num_selection=num_selection,
-                num_distinct=num_distinct,
-                signal=signal,
-                searched="demos",
-            )
+            return make_plan(self.auto, max_metric_calls=left, signal=signal, searched="demos", **sizes)
         except ValueError as error:
             if not self._spent:
                 raise

@@ -167,20 +167,10 @@ class PLReorder(Reorderer):
             stoppers.append(Patience(self.patience))
         return stoppers
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
-        """Lay out a compile."""
-        return make_plan(
-            self.auto,
-            max_metric_calls=self.max_metric_calls,
-            num_iterations=self.num_iterations,
-            num_samples=self.num_samples,
-            elite_fraction=self.elite_fraction,
-            num_final_draws=self.num_final_draws,
-            num_train=num_train,
-            num_selection=num_selection,
-            num_distinct=num_distinct,
-            signal=signal,
-        )
+    def plan(self, *, signal: str = "score", **sizes: int) -> Plan:
+        names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return make_plan(self.auto, signal=signal, **chosen, **sizes)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Warn of a program that is calibrated, and is not to be calibrated anew."""
@@ -218,7 +208,6 @@ class PLReorder(Reorderer):
         return work
 
     def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a plan."""
         shape: dict[str, Any] = {
             "update": self.update,
             "num_samples": plan.num_samples,

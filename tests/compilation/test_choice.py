@@ -18,8 +18,9 @@ from plr_dspy.search.model.ordering_model import Gain
 from plr_dspy.statistics.comparisons import paired_interval
 
 
-def result(expected, probability=0.8, *, score=0.5, beyond=0.0, **gain):
-    return Result("best seen", (), score, Gain(expected, probability, **gain), beyond=beyond)
+def result(expected, probability=0.8, *, score=0.5, estimate=None, **gain):
+    estimate = expected if estimate is None else estimate
+    return Result("best seen", (), score, Gain(expected, probability, **gain), estimate)
 
 
 def results(gains, probabilities=None):
@@ -82,7 +83,7 @@ class TestChoice:
         assert choose([result(0.0, 0.0), less, surer]) == 2
 
     def test_estimates_beyond_the_highest_score_tell_equals_apart(self):
-        assert choose([result(0.0, 0.0), result(0.2), result(0.2, beyond=0.1), result(0.2)]) == 2
+        assert choose([result(0.0, 0.0), result(0.2), result(0.2, estimate=0.3), result(0.2)]) == 2
 
     @given(
         st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8)

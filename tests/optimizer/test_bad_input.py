@@ -340,13 +340,10 @@ class TestCures:
 
     def test_of_too_many_samples(self, engine):
         options = {"max_metric_calls": 60, "num_samples": 50}
-        with pytest.raises(ValueError, match=r"for num_samples=\d+; .*or lower num_samples to \d+$") as error:
+        with pytest.raises(ValueError, match=r"for num_samples=50; .*or lower num_samples$") as error:
             compiled(optimizer(**options))
-        fewer = int(str(error.value).rpartition(" ")[2])
-        for cure in ({"num_samples": fewer}, {"max_metric_calls": least(error)}):
+        for cure in ({"num_samples": 5}, {"max_metric_calls": least(error)}):
             optimizer(**{**options, **cure}).estimate(student(5), trainset=EXAMPLES[:60])
-        with pytest.raises(ValueError, match="lower num_samples"):
-            compiled(optimizer(**{**options, "num_samples": fewer + 1}))
         with pytest.raises(ValueError, match=r"got 5: raise it$"):
             compiled(optimizer(max_metric_calls=5, num_samples=50))  # Fewer would not do.
 
