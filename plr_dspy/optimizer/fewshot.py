@@ -158,7 +158,7 @@ class PLFewShot(PLReorder):
                 "auto='paper' orders demos as the paper does, the same for every input: leave out demos"
             )
 
-    def plan(self, *, signal: str = "score", **sizes: int) -> Plan:
+    def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         """Lay out what follows the calls that make demos."""
         budget = self.max_metric_calls or BUDGETS.get(self.auto or "")
         left = None if budget is None else max(1, budget - self._spent)

@@ -167,7 +167,7 @@ class PLReorder(Reorderer):
             stoppers.append(Patience(self.patience))
         return stoppers
 
-    def plan(self, *, signal: str = "score", **sizes: int) -> Plan:
+    def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")
         chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
         return make_plan(self.auto, signal=signal, **chosen, **sizes)

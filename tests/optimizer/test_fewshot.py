@@ -270,15 +270,11 @@ class TestBadInput:
     @pytest.mark.parametrize(
         "options",
         [
-            {"auto": "tiny"},
             {"candidates": "some"},
             {"candidates": []},
             {"candidates": ["text"]},
-            {"max_demos": 0},
             {"max_demos": None},
-            {"max_bootstrapped": None},
             {"min_demos": 5},
-            {"max_demo_tokens": 0},
         ],
     )
     def test_arguments(self, options):

@@ -57,20 +57,15 @@ def ordered(log_dir=None):
     return compiled(log_dir).to_dict()
 
 
-def selected(log_dir=None):
-    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False}
-    chooser = PLFewShot(exact_match, max_demos=5, max_bootstrapped=4, log_dir=log_dir, **options)
+def selected(log_dir=None, **options):
+    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False, **options}
+    chooser = PLFewShot(exact_match, max_bootstrapped=4, log_dir=log_dir, **{"max_demos": 5, **options})
     chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     return chooser.report.to_dict()
 
 
 def found_or_fixed(log_dir=None):
-    options = {"max_metric_calls": 150, "num_threads": NUM_THREADS, "display_progress": False}
-    chooser = PLFewShot(
-        exact_match, demos="auto", max_demos=3, candidates="labeled", log_dir=log_dir, **options
-    )
-    chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-    return chooser.report.to_dict()
+    return selected(log_dir, demos="auto", max_demos=3, candidates="labeled", max_metric_calls=150)
 
 
 def compile_in_child(work, log_dir, calls, result, seconds):

@@ -20,7 +20,6 @@ from plr_dspy import (
     load_program,
     order_sensitivity,
 )
-from plr_dspy.baselines import TopKOrder
 
 RARE = [
     dspy.Example(text=f"text {2 * i + (i % 10 == 0)}", label=LABELS[i % 10 == 0]).with_inputs("text")
@@ -115,19 +114,6 @@ def test_expects_of_the_original_what_its_own_answers_give():
     assert value > 0.15
     assert report.comparison.expected_original[0] == pytest.approx(value, abs=0.06)
     assert report.comparison.expected_chosen[0] > 0.7
-
-
-@pytest.mark.parametrize("kind", [PLFewShot, TopKOrder], ids=lambda kind: kind.__name__)
-def test_other_optimizers_take_it(kind):
-    options = (
-        {"max_demos": 4, "demos": "auto", "candidates": "labeled"}
-        if kind is PLFewShot
-        else {"num_candidates": 8, "max_metric_calls": 300}
-    )
-    _, report = compiled(kind, F1("positive"), **options)
-    assert report.confusion is not None
-    if kind is PLFewShot:
-        assert 0.0 <= report.vote.score <= 1.0
 
 
 @pytest.mark.parametrize("demos", ["retrieved", "auto"])

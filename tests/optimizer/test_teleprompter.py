@@ -1,6 +1,7 @@
 """PLReorder: what it finds, what it takes into account, what it says."""
 
 import dataclasses
+import itertools
 
 import dspy
 import pytest
@@ -95,36 +96,6 @@ class TestCompile:
             del reports[-1]["seconds"], reports[-1]["settings"]["num_threads"]
         assert reports[0] == reports[1]
 
-    def test_demo_examples_are_left_out_of_both_splits(self, engine):
-        reorder = optimizer()
-        reorder.compile(student(6), trainset=EXAMPLES[20:], valset=EXAMPLES[:20])
-        assert reorder.report.settings["num_train"] == 100
-        assert reorder.report.settings["num_selection"] == 14
-        asked = {texts[-1].split("\n")[1] for texts in engine.requests}
-        assert not asked & {example.question for example in EXAMPLES[:6]}
-
-    @pytest.mark.parametrize(("share", "enough"), [(0.2, True), (0.6, False)])
-    def test_a_tool_that_is_down_at_first_does_not_flatter_the_first_round(
-        self, engine, caplog, share, enough
-    ):
-        def metric(example, prediction):
-            hard = digest(example.question[::-1]) < share
-            if hard and engine.num_calls < 130:
-                raise ConnectionError("down")
-            return not hard
-
-        reorder = PLReorder(
-            metric, num_threads=1, max_errors=10_000, num_iterations=4, display_progress=False
-        )
-        if not enough:
-            with pytest.raises(RuntimeError, match=r"only \d+ of \d+ train examples ran for any order"):
-                reorder.compile(student(), trainset=EXAMPLES)
-            return
-        reorder.compile(student(), trainset=EXAMPLES)
-        scores = [iteration.best_score_so_far for iteration in reorder.report.history]
-        assert scores == pytest.approx([scores[0]] * len(scores), abs=0.15)
-        assert "ran for no order so far: they are left out" in caplog.text
-
     @pytest.mark.parametrize(
         ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]
     )
@@ -151,6 +122,40 @@ class TestCompile:
         prompts = {texts[:-1] for texts in engine.requests}
         assert len(prompts) == 36
         assert len(compiled.predict.demos) == 7
+
+    def test_an_interrupt_in_the_first_round_leaves_the_best_order_that_was_scored(self, engine):
+        class Backwards(dspy.Module):
+            """Right the more often, the later the first demo stood at first; it asks no LM."""
+
+            def __init__(self):
+                super().__init__()
+                self.predict = student(8)
+
+            def forward(self, question):
+                first = EXAMPLES.index(self.predict.demos[0])
+                return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
+
+        count = itertools.count()
+
+        def metric(example, prediction):
+            if next(count) == 400:
+                raise KeyboardInterrupt
+            return prediction.right
+
+        reorder = optimizer(metric=metric, auto="heavy", num_threads=1)
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(Backwards(), trainset=EXAMPLES)
+        assert not reorder.report.history
+        assert EXAMPLES.index(reorder.best_program.predict.demos[0]) >= 4
+
+    @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")])
+    def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine, mode):
+        reorder = optimizer(max_metric_calls=150)
+        reorder.compile(student(), trainset=EXAMPLES)
+        expected = reorder.report.candidates
+        with mode():
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.candidates == expected
 
 
 class TestEstimate:
