@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from tqdm import tqdm
-
 from plr_dspy.compilation.choice import (
     Outcome,
     calibration_effect,
@@ -82,7 +80,7 @@ class Compilation:
         stoppers: Sequence[Stopper] = (),
         limits: Mapping[str, Any] | None = None,
         shifted: bool = False,
-        bar: tqdm | None = None,
+        on_round: Callable[[Iteration], object] = lambda last: None,
         further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: (),
     ) -> None:
         self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
@@ -102,7 +100,8 @@ class Compilation:
         self._min_probability = least if min_probability is None else min_probability
         by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
-        self._stoppers, self._limits, self._bar, self._further = stoppers, limits or {}, bar, further
+        self._stoppers, self._limits = stoppers, limits or {}
+        self._on_round, self._further = on_round, further
         self._history: list[Iteration] = []
         self._told: set[Ordering] = set()
         # What was scored of a round that the search has asked for and not been told.
@@ -116,19 +115,18 @@ class Compilation:
         if not self.plan.program_calls:
             return replace(self._keep_original(), stopped="no call to make, nothing compared")
         self._begin("search", calls_to_come=self.plan.race_calls + self.plan.final_calls)
-        left = self._replay()
-        if left is None:
+        ended = self._replay()
+        if ended is None:
             self.stopped = self._ask_score_tell()
-            left = self._note_end()
+            ended = self._note_end()
         if self._nothing_found and self.search.space.holds(self.original):
             met = Counter(example for row in self.staged.scores().values() for example in row)
             num_met = sum(count > 1 for count in met.values())
             evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
             return self._calibrated(replace(self._keep_original(), evidence=evidence))
-        share, race_calls = left
-        return self._calibrated(self._choose(self._finalists(race_calls), share))
+        return self._calibrated(self._choose(self._finalists(ended["race_calls"]), ended["share"]))
 
-    def _replay(self) -> tuple[float, int] | None:
+    def _replay(self) -> dict[str, Any] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
         for scored in list(course.rounds):
@@ -146,23 +144,34 @@ class Compilation:
         self.stopped, self._nothing_found = ended["stopped"], ended["nothing_found"]
         if ended["untold"] is not None:
             self.search.ask()
-            self.staged.score({as_ordering(o): examples for o, examples in ended["untold"]})
-        return float(ended["share"]), int(ended["race_calls"])
+            self.staged.score({as_ordering(ordering): examples for ordering, examples in ended["untold"]})
+        return ended
 
-    def _note_end(self) -> tuple[float, int]:
-        """Note why the search has ended; return the share of the comparison, and the calls of a race, to be made."""
-        share, race_calls = self._left()
+    def _note_end(self) -> dict[str, Any]:
+        """Note why the search has ended, the share of race and final comparison to be done, and the race's calls.
+
+        The share is less where whoever wants to spend less ended the search early, and where time or money are short.
+        """
+        plan, scorer, made = self.plan, self.scorer, self.scorer.calls("search")
+        planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
+        wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
+        affordable = scorer.budget.calls_left
+        share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
+        race_calls = scorer.budget.limit - plan.final_calls - scorer.calls()
+        if share < 1.0:
+            kept = max(self._least_compared, share * plan.final_calls)
+            race_calls = min(race_calls, round(share * plan.race_calls), int(affordable - kept))
         ended = {
             "stopped": self.stopped,
             "nothing_found": self._nothing_found,
             "share": share,
-            "race_calls": race_calls,
+            "race_calls": max(0, race_calls),
             "untold": None if self._untold is None else list(self._untold.items()),
             "limits": self._limits_of(self.stopped),
         }
         if self.stopped != TIME_LIMIT:
-            self.scorer.ledger.note({"ended": ended})
-        return share, race_calls
+            scorer.ledger.note({"ended": ended})
+        return ended
 
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
@@ -196,10 +205,8 @@ class Compilation:
                 self._untold = {ordering: wanted[ordering] for ordering in scored}
             if len(scored) < len(wanted):
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
-            last = self._history[-1]
-            if self._bar is not None:
-                self._bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
-            logger.info("%s", last)
+            self._on_round(self._history[-1])
+            logger.info("%s", self._history[-1])
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
@@ -232,8 +239,7 @@ class Compilation:
 
     def _best(self, count: int) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
-        scores = self.scores()
-        return [estimate.ordering for estimate in self.search.ranked(scores)[:count]]
+        return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
     @property
     def _least_compared(self) -> int:
@@ -247,22 +253,6 @@ class Compilation:
         affordable = max(1, min(planned, budget.calls + budget.calls_left))
         kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept))
-
-    def _left(self) -> tuple[float, int]:
-        """The share of race and final comparison that is to be done, and the calls of the race.
-
-        The share is less where whoever wants to spend less ended the search early, and where time or money are short.
-        """
-        plan, scorer, made = self.plan, self.scorer, self.scorer.calls("search")
-        planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
-        wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
-        affordable = scorer.budget.calls_left
-        share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
-        num_calls = scorer.budget.limit - plan.final_calls - scorer.calls()
-        if share < 1.0:
-            kept = max(self._least_compared, share * plan.final_calls)
-            num_calls = min(num_calls, round(share * plan.race_calls), int(affordable - kept))
-        return share, max(0, num_calls)
 
     def _finalists(self, race_calls: int) -> list[tuple[str, Ordering]]:
         """The original, and the winners of a race among the best orderings of the search, with their origins."""
@@ -323,11 +313,12 @@ class Compilation:
             self.scorer.ledger.settle()
         entries = entries[: len(rows)]
         outcome = self._judged(entries, rows, examples)
-        if self.scorer.influence is None or outcome.fitted is None:
+        fitted = outcome.fitted
+        if self.scorer.influence is None or fitted is None:
             return outcome
         # A metric over a set is linear near the two that are compared only.
-        calibrated = outcome.fitted.answers(outcome.ordering) if outcome.offsets else {}
-        others = ((each, outcome.fitted.answers(each)) for each, _ in outcome.fitted.estimates())
+        calibrated = fitted.answers(outcome.ordering) if outcome.offsets else {}
+        others = ((each, fitted.answers(each)) for each, _ in fitted.estimates())
         compared = [(self.original, {}), (outcome.ordering, calibrated)]
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)

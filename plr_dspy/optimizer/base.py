@@ -26,7 +26,7 @@ from plr_dspy.compilation.plan import Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, checked_copy, finds_demos, lay_out
+from plr_dspy.optimizer.job import Job, finds_demos, prepare
 from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
 from plr_dspy.programs.calls import MetricWork
@@ -151,7 +151,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        prepared = self._prepare(student, trainset, valset, seed=self._seed(seed), teacher=teacher)
+        prepared = prepare(self, student, trainset, valset, seed=self._seed(seed), teacher=teacher)
         with self._open(prepared) as (job, work, scorer, bar):
             compilation: Compilation | None = None
             try:
@@ -180,23 +180,19 @@ class Reorderer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        job = self._prepare(student, trainset, valset, seed=self._seed(seed))
+        job = prepare(self, student, trainset, valset, seed=self._seed(seed))
         make_budget(job)
         return estimate(job)
 
-    def _prepare(
+    def _choices(
         self,
-        student: dspy.Module,
+        program: dspy.Module,
         trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example] | None,
-        *,
-        seed: int,
-        teacher: Any = None,
-    ) -> Job:
-        """Check the arguments of a compile, and lay it out."""
-        valset = [] if valset is None else valset
-        program, own = checked_copy(self, student, trainset, valset)
-        rng = random.Random(seed)
+        valset: Sequence[dspy.Example],
+        rng: random.Random,
+        teacher: Any,
+    ) -> dict[str, Any]:
+        """Return what can be ordered or chosen in a program, as fields of its job, and the `others` that score nothing."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots: PromptSlots = FoundOrders(program) if finds_demos(program) else ProgramSlots(program)
         if isinstance(slots, ProgramSlots) and not slots.slots:
@@ -206,7 +202,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 + (f", or pass num_demos to {self.name}" if "num_demos" in vars(self) else "")
             )
         original = WITHOUT_DEMOS if added and self.judges else slots.space.identity
-        return lay_out(self, program, slots, trainset, valset, original=original, rng=rng, seed=seed, own=own)
+        return {"slots": slots, "original": original}
 
     def _make_demos(
         self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
@@ -320,7 +316,9 @@ class Reorderer(Checked, Teleprompter, ABC):
             stoppers=self.stoppers,
             limits=ending,
             shifted=responses is not None,
-            bar=bar,
+            on_round=lambda last: bar.set_postfix_str(
+                f"round {last.index + 1}, mean score {last.mean_score:.3f}"
+            ),
             further=partial(job.slots.further, inputs=inputs),
         )
 

@@ -21,7 +21,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
 from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins
-from plr_dspy.optimizer.job import Attempt, Job, checked_copy, lay_out
+from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.reporting import best_by_number, choice_of_demos, expected_scores
 from plr_dspy.plackett_luce.updates import smoothing_of
@@ -190,20 +190,16 @@ class PLFewShot(PLReorder):
             )
         return self._found[num_demos]()
 
-    def _prepare(
+    def _choices(
         self,
-        student: dspy.Module,
+        program: dspy.Module,
         trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example] | None,
-        *,
-        seed: int,
-        teacher: Any = None,
-    ) -> Job:
-        """Check the arguments, and lay out the search as it will be after as many attempts as there may be."""
+        valset: Sequence[dspy.Example],
+        rng: random.Random,
+        teacher: Any,
+    ) -> dict[str, Any]:
+        """Return what can be chosen once a teacher has made as many attempts as there may be."""
         teacher = _check_teacher(teacher)
-        valset = [] if valset is None else valset
-        program, own = checked_copy(self, student, trainset, valset)
-        rng = random.Random(seed)
         given = [] if isinstance(self.candidates, str) else self.candidates
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for _, predictor in named_predictors(program))):
@@ -230,22 +226,15 @@ class PLFewShot(PLReorder):
         if obstacle := demo_obstacle(ProgramFactory(program).build(others)):
             logger.warning("of the demos to choose from, %s", obstacle)
         self._spent = len(attempts)
-        return lay_out(
-            self,
-            program,
-            slots,
-            trainset,
-            valset,
-            original=slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
-            rng=rng,
-            others=[*(examples.values() if self.demos != "retrieved" else ()), *given],
-            seed=seed,
-            own=own,
-            demo_examples=examples,
-            findable=findable,
-            teacher=teacher,
-            attempts=attempts,
-        )
+        return {
+            "slots": slots,
+            "original": slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
+            "others": [*(examples.values() if self.demos != "retrieved" else ()), *given],
+            "demo_examples": examples,
+            "findable": findable,
+            "teacher": teacher,
+            "attempts": attempts,
+        }
 
     def _make_demos(
         self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event

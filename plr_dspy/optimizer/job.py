@@ -154,7 +154,23 @@ def finds_demos(program: Any) -> bool:
     return any(isinstance(predictor, RetrievingPredict) for _, predictor in predictors)
 
 
-def checked_copy(
+def prepare(
+    optimizer: Reorderer,
+    student: dspy.Module,
+    trainset: Sequence[dspy.Example],
+    valset: Sequence[dspy.Example] | None,
+    *,
+    seed: int,
+    teacher: Any = None,
+) -> Job:
+    """Check the arguments of a compile, and lay it out; no program call is made."""
+    valset, rng = [] if valset is None else valset, random.Random(seed)
+    program, own = _checked_copy(optimizer, student, trainset, valset)
+    choices = optimizer._choices(program, trainset, valset, rng, teacher)
+    return _lay_out(optimizer, program, trainset, valset, rng, own=own, seed=seed, **choices)
+
+
+def _checked_copy(
     optimizer: Reorderer,
     student: dspy.Module,
     trainset: Sequence[dspy.Example],
@@ -182,14 +198,13 @@ def checked_copy(
     return program, own
 
 
-def lay_out(
+def _lay_out(
     optimizer: Reorderer,
     program: dspy.Module,
-    slots: PromptSlots,
     trainset: Sequence[dspy.Example],
     valset: Sequence[dspy.Example],
-    *,
     rng: random.Random,
+    *,
     others: Sequence[Any] = (),
     **given: Any,
 ) -> Job:
@@ -204,16 +219,9 @@ def lay_out(
         trainset, valset, [*demos, *others], rng, balanced=optimizer.balanced, name=name, prompted=prompted
     )
     examples = [*trainset, *valset]
-    job = Job(
-        optimizer,
-        program=program,
-        slots=slots,
-        splits=splits,
-        plan=NOTHING_TO_DO,
-        examples=examples,
-        **given,
-    )
-    if slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
+    plan = NOTHING_TO_DO
+    job = Job(optimizer, program=program, splits=splits, plan=plan, examples=examples, **given)
+    if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
         return job
     cure = "pass more examples" + ", or leave some of these out of candidates" * bool(
         others and not job.demo_examples

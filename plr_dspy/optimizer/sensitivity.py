@@ -16,7 +16,7 @@ from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job, finds_demos
+from plr_dspy.optimizer.job import Job, finds_demos, prepare
 from plr_dspy.optimizer.plreorder import label_work
 from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import MetricWork
@@ -70,7 +70,7 @@ class RandomSample(Reorderer):
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, on fewer examples where failures have cost calls, and say how far apart they lie."""
-        prepared = self._prepare(program, dataset, [], seed=self.seed)
+        prepared = prepare(self, program, dataset, [], seed=self.seed)
         num_distinct, finds = prepared.slots.space.num_distinct, finds_demos(program)
         if num_distinct < 2:
             raise ValueError(
