@@ -14,7 +14,7 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration, Leaning
 from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain
+from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability
@@ -72,6 +72,57 @@ class Outcome:
     offsets: tuple[float, ...] = ()
     fitted: FittedModel | None = None
     answered: Sequence[tuple[int, Any, Any]] = ()
+
+
+def judge(
+    undecided: Outcome,
+    entries: Sequence[tuple[str, Ordering]],
+    examples: Sequence[int],
+    scores: Scores,
+    model: OrderingModel,
+    *,
+    min_probability: float,
+    by_score: bool,
+) -> Outcome:
+    """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it.
+
+    All scores that are known decide; all finalists have them on these examples. `undecided` is the outcome where the
+    original stays, and the rest as in `choose`.
+    """
+    original = entries[0][1]
+    fitted = model.fit(scores, kept=[ordering for _, ordering in entries])
+    counted = fitted.counted(scores)
+    rows = [[scores[original][example] for example in examples]]
+    if fitted.calibrating:
+        entries = [entries[0], ("calibrated", original), *entries[1:]]
+    rows += [[counted[ordering][example] for example in examples] for _, ordering in entries[1:]]
+    results = make_results(entries, rows, fitted)
+    promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
+    best, evidence = 0, count_evidence(counted, original, entries[promising][1])
+    if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
+        best = choose(results, min_probability=min_probability, by_score=by_score)
+    before, ordering = fitted.as_it_is(original), entries[best][1]
+    after = before + results[best].gain.expected
+    compared = comparison(
+        rows[0],
+        rows[best],
+        num_candidates=len(rows),
+        gain=results[best].gain,
+        expected_original=(before, *fitted.interval(original, before, reference=original)),
+        expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
+    )
+    return replace(
+        undecided,
+        ordering=ordering,
+        comparison=compared,
+        candidates=results,
+        chosen=best,
+        offsets=results[best].offsets,
+        evidence=count_evidence(counted, original, ordering) if best else evidence,
+        leaning=fitted.leaning(original, ordering),
+        calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
+        fitted=fitted,
+    )
 
 
 def make_results(
@@ -142,7 +193,7 @@ def comparison(
     )
 
 
-def measured(
+def measure(
     outcome: Outcome,
     scorer: CellScorer,
     original: Ordering,
@@ -150,8 +201,7 @@ def measured(
     min_probability: float,
     examples: Collection[int] | None,
 ) -> Outcome:
-    """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs have
-    answered; as it was where these are none.
+    """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs answered.
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
     of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
@@ -213,7 +263,7 @@ def measured(
     )
 
 
-def weigh(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
+def count_evidence(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
     """Count the examples that could tell orderings apart, by all scores, and those that did."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():

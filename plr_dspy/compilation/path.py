@@ -10,15 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from plr_dspy.compilation.choice import (
-    Outcome,
-    calibration_effect,
-    choose,
-    comparison,
-    make_results,
-    measured,
-    weigh,
-)
+from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, measure
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.report.data import Evidence, Iteration
@@ -123,8 +115,8 @@ class Compilation:
             met = Counter(example for row in self.staged.scores().values() for example in row)
             num_met = sum(count > 1 for count in met.values())
             evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
-            return self._calibrated(replace(self._keep_original(), evidence=evidence))
-        return self._calibrated(self._choose(self._finalists(ended["race_calls"]), ended["share"]))
+            return self._with_calibration(replace(self._keep_original(), evidence=evidence))
+        return self._with_calibration(self._choose(self._finalists(ended["race_calls"]), ended["share"]))
 
     def _replay(self) -> dict[str, Any] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
@@ -281,16 +273,16 @@ class Compilation:
             num_winners=plan.num_best_seen,
             original=self.original,
             original_share=plan.original_share,
-            estimate=lambda scores: dict(search.model.fit(self._counted(scores)).estimates()),
+            estimate=lambda scores: dict(search.model.fit(self._weighted(scores)).estimates()),
         )
         self.stopped = scorer.budget.refused or self.stopped
         return [("original", self.original), *(("best seen", winner) for winner in winners)]
 
     def scores(self) -> Scores:
         """The scores of the train split as they count."""
-        return self._counted(self.staged.scores())
+        return self._weighted(self.staged.scores())
 
-    def _counted(self, scores: Scores) -> Scores:
+    def _weighted(self, scores: Scores) -> Scores:
         """Of a metric over a set, facts have the shares that they have among all examples."""
         influence = self.scorer.influence
         if influence is None or self._shifted:
@@ -312,7 +304,7 @@ class Compilation:
         if len(rows) == len(entries):
             self.scorer.ledger.settle()
         entries = entries[: len(rows)]
-        outcome = self._judged(entries, rows, examples)
+        outcome = self._judge(entries, rows, examples)
         fitted = outcome.fitted
         if self.scorer.influence is None or fitted is None:
             return outcome
@@ -322,59 +314,32 @@ class Compilation:
         compared = [(self.original, {}), (outcome.ordering, calibrated)]
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
-        return measured(
-            self._judged(entries, rows, examples),
+        return measure(
+            self._judge(entries, rows, examples),
             self.scorer,
             self.original,
             min_probability=self._min_probability,
             examples=None if self.plan.racing else examples,  # other plans go by the selection split alone
         )
 
-    def _judged(
+    def _judge(
         self,
         entries: Sequence[tuple[str, Ordering]],
         rows: Sequence[Sequence[float]],
         examples: Sequence[int],
     ) -> Outcome:
         """Choose among finalists by their scores on examples, and all others that are known."""
-        merged = self.staged.scores() if self.plan.racing else {}
+        known = self.staged.scores() if self.plan.racing else {}
         for (_, ordering), row in zip(entries, rows, strict=True):
-            merged.setdefault(ordering, {}).update(zip(examples, row, strict=True))
-        known = self._counted(merged)
-        fitted = self.search.model.fit(known, kept=[ordering for _, ordering in entries])
-        counted = fitted.counted(known)
-        if fitted.calibrating:
-            entries = [entries[0], ("calibrated", self.original), *entries[1:]]
-        rows = [
-            [(counted if i else known)[ordering][example] for example in examples]
-            for i, (_, ordering) in enumerate(entries)
-        ]
-        results = make_results(entries, rows, fitted)
-        promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
-        best, evidence = 0, weigh(counted, self.original, entries[promising][1])
-        if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
-            best = choose(results, min_probability=self._min_probability, by_score=not self.plan.racing)
-        before, ordering = fitted.as_it_is(self.original), entries[best][1]
-        after = before + results[best].gain.expected
-        applied = fitted.calibrating and best > 0
-        return replace(
+            known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+        return judge(
             self._keep_original(),
-            ordering=ordering,
-            comparison=comparison(
-                rows[0],
-                rows[best],
-                num_candidates=len(rows),
-                gain=results[best].gain,
-                expected_original=(before, *fitted.interval(self.original, before, reference=self.original)),
-                expected_chosen=(after, *fitted.interval(ordering, after, reference=self.original)),
-            ),
-            candidates=results,
-            chosen=best,
-            offsets=results[best].offsets if fitted.calibrating else (),
-            evidence=weigh(counted, self.original, ordering) if best else evidence,
-            leaning=fitted.leaning(self.original, ordering),
-            calibration=calibration_effect(fitted, self.original, ordering, applied=applied),
-            fitted=fitted,
+            entries,
+            examples,
+            self._weighted(known),
+            self.search.model,
+            min_probability=self._min_probability,
+            by_score=not self.plan.racing,
         )
 
     def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
@@ -405,7 +370,7 @@ class Compilation:
             self.stopped = scorer.budget.refused or self.stopped
         return rows, examples
 
-    def _calibrated(self, outcome: Outcome) -> Outcome:
+    def _with_calibration(self, outcome: Outcome) -> Outcome:
         """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
         model, scores = self.search.model, self.staged.scores()
         known = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
@@ -424,7 +389,7 @@ class Compilation:
         ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         stopped = ended + phases.get(self.scorer.phase, "")
         (ordering,) = self._best(1) or [self.original]
-        return self._calibrated(replace(self._keep_original(), ordering=ordering, stopped=stopped))
+        return self._with_calibration(replace(self._keep_original(), ordering=ordering, stopped=stopped))
 
     def _keep_original(self) -> Outcome:
         """The outcome where the original order stays and nothing was compared."""

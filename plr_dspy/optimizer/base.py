@@ -115,7 +115,6 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
-        return
 
     def compile(
         self,
@@ -192,7 +191,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         rng: random.Random,
         teacher: Any,
     ) -> dict[str, Any]:
-        """Return what can be ordered or chosen in a program, as fields of its job, and the `others` that score nothing."""
+        """Return what can be ordered or chosen, as fields of the job; `others` are demos, which never score."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots: PromptSlots = FoundOrders(program) if finds_demos(program) else ProgramSlots(program)
         if isinstance(slots, ProgramSlots) and not slots.slots:

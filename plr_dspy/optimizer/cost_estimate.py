@@ -132,11 +132,16 @@ def _lines(job: Job, found: Estimate) -> list[str]:
     first, most = job.plan.first_look, job.plan.num_train_examples
     examples = f"{most} {optimizer.scored_on}"
     if optimizer.scored_on == "train examples":
-        examples = f"{f'{first} to ' * (first < most)}{most} of {found.num_train} train examples"
-    lines = [line, *["without max_cost:"] * ends_by_cost]
+        number = f"{first} to {most}" if first < most else f"{most}"
+        examples = f"{number} of {found.num_train} train examples"
+    lines = [line]
+    if ends_by_cost:
+        lines.append("without max_cost:")
     lines.append(f"search: about {found.search_calls:,} calls, {found.num_orders:,} {noun}s on {examples}")
-    lines += [f"bootstrapped demos: at most {found.bootstrap_calls:,} calls"] * bool(found.bootstrap_calls)
-    lines += [f"race: about {found.race_calls:,} calls"] * bool(found.race_calls)
+    if found.bootstrap_calls:
+        lines.append(f"bootstrapped demos: at most {found.bootstrap_calls:,} calls")
+    if found.race_calls:
+        lines.append(f"race: about {found.race_calls:,} calls")
     lines.append(
         f"final comparison: about {found.final_calls:,} calls, {found.num_finalists} {noun}s on "
         f"{found.num_selection_examples} of {found.num_selection} selection examples"

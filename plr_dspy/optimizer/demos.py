@@ -192,8 +192,7 @@ def make_attempts(
 ) -> list[Attempt]:
     """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
-    What the ledger holds is not done again. When money or calls are up, the attempts made are all there will be; when
-    the time is, that is a RuntimeError. Exceptions are let out as by `ProgramEvaluator.pay`.
+    When money or calls are up, the attempts made are all there will be; when the time is, that is a RuntimeError.
     """
     optimizer: Any = job.optimizer
     work = TeacherWork(job)

@@ -25,7 +25,7 @@ from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.reporting import best_by_number, choice_of_demos, expected_scores
 from plr_dspy.plackett_luce.updates import smoothing_of
-from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
+from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, shown
 from plr_dspy.programs.checks import demo_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
@@ -45,13 +45,12 @@ ATTEMPTS = 2
 
 def _check_candidates(candidates: Any) -> str | list[Any]:
     """The argument as it was passed, a list as a list of its own; an error for anything else."""
-    expected = f"candidates must be one of {list(KINDS)}, or a list of demos"
-    if isinstance(candidates, str):
-        if candidates not in KINDS:
-            raise ValueError(f"{expected}; got {candidates!r}")
+    if isinstance(candidates, str) and candidates in KINDS:
         return candidates
-    if not isinstance(candidates, Sequence) or not candidates:
-        raise TypeError(f"{expected}; got {candidates!r}")
+    if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
+        raise ValueError(
+            f"candidates must be one of {list(KINDS)}, or a list of demos; got {shown(candidates)}"
+        )
     for number, demo in enumerate(candidates):
         if not isinstance(demo, (dspy.Example, Mapping)):
             raise TypeError(

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -99,19 +99,23 @@ def build_report(
 
 def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
     """Count the labels that both programs answered, where the metric is one of labels over a set."""
+    from sklearn.metrics import confusion_matrix  # not before, for it takes its time
+
     metric, examples = job.optimizer.metric, job.scored_examples
     if not isinstance(metric, LabelMetric) or not outcome.answered:
         return None
     facts = [metric.fact(examples[example]) for example, *_ in outcome.answered]
     labels = sorted(set(facts))
-    counts = []
-    for which in (1, 2):
-        table = np.zeros((len(labels), len(labels) + 1), dtype=np.int64)
-        for fact, told in zip(facts, outcome.answered, strict=True):
-            label = metric.label_of(told[which])
-            table[labels.index(fact), labels.index(label) if label in labels else -1] += 1
-        counts.append(table.tolist())
-    return Confusion(labels=labels, original=counts[0], returned=counts[1])
+    numbers = {label: number for number, label in enumerate(labels)}
+
+    def table(answers: Iterable[Any]) -> list[list[int]]:
+        told = [numbers.get(metric.label_of(each), len(labels)) for each in answers]
+        counts = confusion_matrix([numbers[fact] for fact in facts], told, labels=range(len(labels) + 1))
+        rows: list[list[int]] = counts[:-1].tolist()  # No example has a label that is none of them.
+        return rows
+
+    _, before, after = zip(*outcome.answered, strict=True)
+    return Confusion(labels=labels, original=table(before), returned=table(after))
 
 
 def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.choice import Result, choose, comparison, weigh
+from plr_dspy.compilation.choice import Result, choose, comparison, count_evidence
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import make_plan
 from plr_dspy.report.data import Evidence
@@ -96,8 +96,8 @@ class TestChoice:
     def test_evidence_by_hand(self):
         """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
-        assert weigh(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
-        assert weigh(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
+        assert count_evidence(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
+        assert count_evidence(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
 
     def test_comparison_is_paired(self):
         before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
