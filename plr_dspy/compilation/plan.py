@@ -207,27 +207,26 @@ def _racing_plan(
         race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * left)))
         original_share = ORIGINAL_SHARE
     num_first = min(max((left - race_calls) // NUM_LOOKS, min_first), num_train)
-    shape = {
-        "num_iterations": MAX_ROUNDS,
-        "num_samples": min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
-        "num_best_seen": num_best_seen,
-        "num_train_examples": num_train,
-        "num_selection_examples": num_compared,
-        "racing": True,
-        "max_metric_calls": budget,
-        "num_first_examples": num_first,
-        "num_more_examples": MORE_THAN_FIRST * num_first,
-        "num_entrants": min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
-        "race_calls": race_calls,
-        "original_share": original_share,
-    }
-    plan = Plan(**{**shape, **fixed})
-    num_initial = fixed.get("num_samples")
+    plan = Plan(
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
+        num_best_seen=num_best_seen,
+        num_train_examples=num_train,
+        num_selection_examples=num_compared,
+        racing=True,
+        max_metric_calls=budget,
+        num_first_examples=num_first,
+        num_more_examples=MORE_THAN_FIRST * num_first,
+        num_entrants=min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
+        race_calls=race_calls,
+        original_share=original_share,
+    )
+    plan = replace(plan, **fixed)
+    num_initial, affordable = fixed.get("num_samples"), plan.search_calls // (2 * num_first)
     if num_initial is None:
-        affordable = plan.search_calls // (2 * num_first)
-        random = (
-            round(FIRST_ROUND[searched] * plan.num_samples) if num_distinct > affordable else num_distinct
-        )
+        random = num_distinct
+        if num_distinct > affordable:
+            random = round(FIRST_ROUND[searched] * plan.num_samples)
         num_initial = max(MIN_ORDERS, min(random, affordable))
     plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
@@ -242,21 +241,21 @@ def _exhaustive_plan(
     None if the budget is too small.
     """
     left = budget - num_distinct * num_train
-    shape = {
-        "num_iterations": MAX_ROUNDS,
-        "num_samples": min(24, num_distinct),
-        "num_best_seen": min(num_distinct - 1, max(2, left // num_selection - 1)),
-        "num_train_examples": num_train,
-        "num_selection_examples": num_selection,
-        "exhaustive": True,
-        "racing": True,
-        "max_metric_calls": budget,
-        "num_initial": min(fixed.get("num_samples", num_distinct), num_distinct),
-        "num_first_examples": num_train if num_distinct > MANY_ORDERS else -(-num_train // 4),
-        "num_more_examples": num_train,
-        "num_entrants": num_distinct,
-    }
-    plan = Plan(**{**shape, **fixed})
+    plan = Plan(
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(24, num_distinct),
+        num_best_seen=min(num_distinct - 1, max(2, left // num_selection - 1)),
+        num_train_examples=num_train,
+        num_selection_examples=num_selection,
+        exhaustive=True,
+        racing=True,
+        max_metric_calls=budget,
+        num_initial=min(fixed.get("num_samples", num_distinct), num_distinct),
+        num_first_examples=num_train if num_distinct > MANY_ORDERS else -(-num_train // 4),
+        num_more_examples=num_train,
+        num_entrants=num_distinct,
+    )
+    plan = replace(plan, **fixed)
     return plan if plan.planned_calls <= budget else None
 
 
@@ -264,14 +263,17 @@ def _paper_plan(
     budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, has_light: bool
 ) -> Plan:
     """The paper's values; `has_light` says whether other settings have a plan for the budget."""
-    shape = {"num_iterations": 15, "num_samples": 15, "elite_fraction": 0.2, "num_final_draws": 10, **fixed}
     plan = Plan(
+        num_iterations=15,
+        num_samples=15,
+        elite_fraction=0.2,
+        num_final_draws=10,
         num_best_seen=1,
         num_train_examples=num_train,
         num_selection_examples=num_selection,
         max_metric_calls=budget,
-        **shape,
     )
+    plan = replace(plan, **fixed)
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
         cures = ["raise it"]

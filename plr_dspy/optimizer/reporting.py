@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -130,11 +130,19 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
 
 
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
-    """Make the part of the report for each predictor with demos."""
+    """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
     ordering, original = job.slots.permutations(outcome.ordering), job.slots.permutations(job.original)
-    distributions = iter(outcome.distributions)
-    predictors = dict(named_predictors(job.program))
+    distributions, predictors = iter(outcome.distributions), dict(named_predictors(job.program))
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
+
+    def start(text: str) -> str:
+        text = redact(_DATA.sub("[data]", text)).encode(errors="replace").decode()  # what can be written
+        return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
+
+    def texts(predictor: dspy.Predict, demo: Any) -> dict[str, str]:
+        fields = predictor.signature.fields.items()
+        return {n: start(format_field_value(field, demo[n])) for n, field in fields if n in demo}
+
     return [
         SlotReport(
             predictor=slot.predictor,
@@ -142,27 +150,11 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
             ordering=ordering[slot.predictor],
             blocks=[list(block) for block in slot.blocks],
             distributions=[next(distributions).state_dict() for _ in slot.blocks],
-            demos=_texts(predictors[slot.predictor], slot.demos, redact),
+            demos=[texts(predictors[slot.predictor], demo) for demo in slot.demos],
             origins=[pooled.origin for pooled in slot.pool],
             original=original[slot.predictor],
         )
         for slot in job.slots.slots
-    ]
-
-
-def _texts(
-    predictor: dspy.Predict, demos: Sequence[Mapping[str, Any]], redact: Callable[[str], str]
-) -> list[dict[str, str]]:
-    """The fields of each demo that the predictor's prompt shows, as it shows them, without secrets, cut where long."""
-
-    def start(text: str) -> str:
-        text = redact(_DATA.sub("[data]", text)).encode(errors="replace").decode()  # what can be written
-        return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
-
-    shown = predictor.signature.fields.items()
-    return [
-        {name: start(format_field_value(field, demo[name])) for name, field in shown if name in demo}
-        for demo in demos
     ]
 
 
@@ -323,10 +315,9 @@ def _log_run(mlflow: Any, report: Report, run_id: str) -> None:
         found.append(("reorder.best_score", round_.best_score_so_far, round_.program_calls))
         found.append(("reorder.mean_score", round_.mean_score, round_.program_calls))
         found.append(("eval", 100 * round_.best_score_so_far, round_.program_calls))
-    for part, prefix in ((report.comparison, ""), (report.calibration, "expected_")):
-        for name in ("original", "original_calibrated", "chosen", "chosen_calibrated", "gain"):
-            if (value := getattr(part, name, None)) is not None:
-                found.append((f"reorder.{prefix}{name}", value, 0))
+    if report.comparison is not None:
+        for name in ("original", "chosen", "gain"):
+            found.append((f"reorder.{name}", getattr(report.comparison, name), 0))
     now = int(1_000 * time.time())
     metrics = [mlflow.entities.Metric(name, float(value), now, step) for name, value, step in found]
     mlflow.MlflowClient().log_batch(run_id, metrics=metrics)
