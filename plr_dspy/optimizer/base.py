@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar
 
 import dspy
 import torch
@@ -52,12 +52,6 @@ logger = logging.getLogger(__name__)
 
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 """Arguments that say when a search ends: where only these changed, it goes on from where it was."""
-
-LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")
-"""Arguments that do not decide the result, but that a report names."""
-
-ProgramIn: TypeAlias = Callable[[Ordering, Sequence[float]], dspy.Module]
-"""Makes the program in an order as it was scored: with the offsets of its labels, where answers were calibrated."""
 
 
 @arguments
@@ -265,11 +259,13 @@ class Reorderer(Checked, Teleprompter, ABC):
             "the settings of its models": job.models,
             "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
         }
-        own = {} if job.own is None else {"the calibration of student": digest(job.own.calibration)}
+        calibration = {}
+        if job.calibrated_student is not None:
+            calibration = {"the calibration of student": digest(job.calibrated_student.calibration)}
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            **own,
+            **calibration,
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
             **facts(values),
@@ -335,6 +331,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             return program
 
         job = replace(job, plan=compilation.plan)
+        limits = ("num_threads", "max_errors", "max_seconds", "max_cost")
         self.report = report = build_report(
             job,
             outcome,
@@ -343,7 +340,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             signal=work.signal,
             settings={
                 **job.settings(),
-                **{name: getattr(self, name) for name in LIMITS},
+                **{name: getattr(self, name) for name in limits},
                 "most_useful_calls": most_calls(len(job.scored_examples)),
             },
             seconds=time.monotonic() - started,
@@ -375,9 +372,13 @@ class Reorderer(Checked, Teleprompter, ABC):
         return program
 
     def _report_fields(
-        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
+        self,
+        job: Job,
+        compilation: Compilation,
+        outcome: Outcome,
+        program_in: Callable[[Ordering, Sequence[float]], dspy.Module],
     ) -> dict[str, Any]:
-        """Return further fields of the report."""
+        """Return further fields of the report; `program_in` makes a program as it was scored, by offsets of labels."""
         return {}
 
     def _finished(self, job: Job, compilation: Compilation, program: dspy.Module) -> dspy.Module:
@@ -399,6 +400,6 @@ def _as_scored(
             shares=tuple(shares),
         )
         return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
-    if job.own is not None:
-        return CalibratedProgram(program, job.own.calibration, predictor=job.own.predictor)
+    if (student := job.calibrated_student) is not None:
+        return CalibratedProgram(program, student.calibration, predictor=student.predictor)
     return program.bound() if isinstance(program, CalibratedProgram) else program

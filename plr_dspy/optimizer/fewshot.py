@@ -18,7 +18,6 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.base import ProgramIn
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
 from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins
 from plr_dspy.optimizer.job import Attempt, Job
@@ -320,7 +319,7 @@ class PLFewShot(PLReorder):
         )
 
     def _report_fields(
-        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
+        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> dict[str, Any]:
         """Return what a report says of the demos that were chosen, and keep the best program of each number."""
         scored = expected_scores(compilation, outcome)

@@ -65,7 +65,7 @@ class Job:
 
     Attributes:
         program: A copy of the student, or of what the student calibrates if that is to be calibrated anew.
-        own: That student; None for others.
+        calibrated_student: That student; None for others.
         examples: All that were passed.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
         demo_examples: The examples of the trainset that demos are made of, by their numbers.
@@ -82,7 +82,7 @@ class Job:
     plan: Plan
     original: Ordering
     examples: Sequence[dspy.Example]
-    own: CalibratedProgram | None = None
+    calibrated_student: CalibratedProgram | None = None
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)
     teacher: dspy.Module | None = None
@@ -165,9 +165,10 @@ def prepare(
 ) -> Job:
     """Check the arguments of a compile, and lay it out; no program call is made."""
     valset, rng = [] if valset is None else valset, random.Random(seed)
-    program, own = _checked_copy(optimizer, student, trainset, valset)
+    program, calibrated = _checked_copy(optimizer, student, trainset, valset)
     choices = optimizer._choices(program, trainset, valset, rng, teacher)
-    return _lay_out(optimizer, program, trainset, valset, rng, own=own, seed=seed, **choices)
+    given = {"seed": seed, "calibrated_student": calibrated, **choices}
+    return _lay_out(optimizer, program, trainset, valset, rng, **given)
 
 
 def _checked_copy(
@@ -176,15 +177,16 @@ def _checked_copy(
     trainset: Sequence[dspy.Example],
     valset: Sequence[dspy.Example],
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
-    """Check what the user passes, and return the `program` and the `own` of the job."""
+    """Check what the user passes, and return `program` and `calibrated_student` of the job."""
     optimizer.check_together()  # They may have been set since.
     if finds_demos(student) and not optimizer.takes_found:
         raise ValueError(
             f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
             f"choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
-    own = student if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False else None
-    student = student if own is None else own.program
+    calibrated = None
+    if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False:
+        calibrated, student = student, student.program
     check_given(student, name=optimizer.student_name, **{optimizer.trainset_name: trainset, "valset": valset})
     program = ProgramFactory(student).build({})
     # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no
@@ -195,7 +197,7 @@ def _checked_copy(
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
     optimizer.check(program, trainset)
-    return program, own
+    return program, calibrated
 
 
 def _lay_out(

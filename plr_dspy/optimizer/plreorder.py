@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Annotated, Any, Literal
 
 import dspy
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
+from pydantic import AfterValidator, Field
 
 from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
@@ -20,7 +18,7 @@ from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.plackett_luce.updates import update_rule
-from plr_dspy.programs.arguments import Count, Fraction, Number, Probability, WholeNumber, arguments, shown
+from plr_dspy.programs.arguments import Count, Flag, Fraction, Number, Probability, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.data import Signal
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
@@ -41,22 +39,6 @@ LM."""
 FIRST_CALLS = 2
 """Examples of the first look of either kind of search: where the first call fails, the next one tells. Where replies
 were read and had none, no more are tried, unless log-probabilities must come."""
-
-
-def _flag_or_shares(value: Any) -> Any:
-    """The value, if it is a bool or a dict of numbers that is not empty."""
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, Mapping) or not value:
-        raise ValueError(
-            f"calibrate must be True, False, or a dict from labels to shares; got {shown(value)}"
-        )
-    for label, share in value.items():
-        if isinstance(share, bool) or not isinstance(share, Real) or not math.isfinite(share):
-            raise ValueError(
-                f"calibrate must have a number for each label; got {shown(share)} for {shown(label)}"
-            )
-    return dict(value)
 
 
 @arguments
@@ -127,9 +109,7 @@ class PLReorder(Reorderer):
     name = "PLReorder"
 
     signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]
-    calibrate: Annotated[  # type: ignore[misc]
-        SkipValidation[bool | Mapping[Any, float]], BeforeValidator(_flag_or_shares)
-    ] = False
+    calibrate: Flag | Mapping[Any, Number] = False  # type: ignore[misc]
     update: Annotated[Any, AfterValidator(update_rule)] = Field("mle", validate_default=True)
     auto: Literal["light", "medium", "heavy", "paper"] | None = "light"
     stop_at_score: Number | None = None
@@ -275,6 +255,7 @@ def label_work(job: Job) -> LabelWork | str:
     if isinstance(scores, str):
         return scores
     warn_of_labels(job.program, output, right_counts(scores), by_accuracy=not isinstance(metric, SetMetric))
+    own = None if job.calibrated_student is None else job.calibrated_student.calibration
     work = LabelWork(
         metric,
         examples,
@@ -282,7 +263,7 @@ def label_work(job: Job) -> LabelWork | str:
         scores=scores,
         calibrating=job.optimizer.calibrate is not False,
         original=job.slots.demos(job.original),
-        own=None if job.own is None or job.own.calibration is None else job.own.calibration.applied,
+        own=None if own is None else own.applied,
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
     return work

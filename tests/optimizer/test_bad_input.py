@@ -221,7 +221,8 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
         (PLReorder, {}, {"log_dir": "~no-such-user/x"}, "log_dir must be the path of a folder"),
-        (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must have a number for each label"),
+        (PLReorder, {}, {"calibrate": "half"}, "calibrate must be a valid boolean; got 'half'"),
+        (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must be a valid number"),
     ],
 )
 def test_what_is_set_later_is_checked_in_a_line_before_any_call(engine, kind, options, later, said):
