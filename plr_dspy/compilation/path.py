@@ -203,7 +203,7 @@ class Compilation:
     def _tell(self, orderings: Sequence[Ordering]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
         if self.scorer.influence is not None:
-            self._refer(self._best(len(self._told)) if self._history else orderings)
+            self._refer(self._best() if self._history else orderings)
         search, table = self.search, self.scores()
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
@@ -229,7 +229,7 @@ class Compilation:
         fitted = self.search.fitted
         self.scorer.refer((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
-    def _best(self, count: int) -> list[Ordering]:
+    def _best(self, count: int | None = None) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
@@ -363,7 +363,7 @@ class Compilation:
             return [], []
         examples, rows = scorer.table(orderings, sorted(cheapest_first), favoured=0)
         if scorer.influence is not None and examples:
-            self._refer([*orderings[: len(rows)], *self._best(len(self._told))])
+            self._refer([*orderings[: len(rows)], *self._best()])
             examples, rows = scorer.table(orderings[: len(rows)], examples, favoured=0)
         if len(rows) < len(orderings):
             logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))

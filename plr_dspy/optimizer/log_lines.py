@@ -33,7 +33,11 @@ class _DSPyHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
-        if not configured and (record.levelno >= logging.WARNING or shows_progress.get()):
+        if configured or not (record.levelno >= logging.WARNING or shows_progress.get()):
+            return
+        try:
             from dspy.utils.logging_utils import DSPY_LOGGING_STREAM  # not before, for DSPy takes its time
 
             DSPY_LOGGING_STREAM.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)

@@ -140,12 +140,9 @@ class PLReorder(Reorderer):
     @property
     def stoppers(self) -> list[Stopper]:  # type: ignore[override]
         """What ends the search early."""
-        stoppers: list[Stopper] = []
-        if self.stop_at_score is not None:
-            stoppers.append(TargetScore(self.stop_at_score))
-        if self.patience is not None:
-            stoppers.append(Patience(self.patience))
-        return stoppers
+        target = [] if self.stop_at_score is None else [TargetScore(self.stop_at_score)]
+        patience = [] if self.patience is None else [Patience(self.patience)]
+        return [*target, *patience]
 
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")
