@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
-from plr_dspy.compilation.plan import Plan, most_calls
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
@@ -213,7 +213,6 @@ class Reorderer(Checked, Teleprompter, ABC):
         folder = None if self.log_dir is None else Path(self.log_dir)
         if folder is not None:
             check_log_dir(folder)
-
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
             open_ledger(folder, partial(self._identity, job), accept_changes=self.accept_changes) as ledger,
@@ -324,25 +323,14 @@ class Reorderer(Checked, Teleprompter, ABC):
         calibrating = outcome.fitted or outcome.calibration
         shares = () if calibrating is None else calibrating.shares
 
-        def program_in(ordering: Ordering, offsets: Sequence[float]) -> dspy.Module:
-            program = job.slots.build(ProgramFactory(job.program), ordering)
-            program = _as_scored(program, job, work, offsets, shares)
-            program._compiled = True
-            return program
-
+        program_in = partial(_program_as_scored, job, work, shares)
         job = replace(job, plan=compilation.plan)
-        limits = ("num_threads", "max_errors", "max_seconds", "max_cost")
         self.report = report = build_report(
             job,
             outcome,
             compilation.scorer,
             names=self._examples(job, work)[0],
             signal=work.signal,
-            settings={
-                **job.settings(),
-                **{name: getattr(self, name) for name in limits},
-                "most_useful_calls": most_calls(len(job.scored_examples)),
-            },
             seconds=time.monotonic() - started,
             **self._report_fields(job, compilation, outcome, program_in),
         )
@@ -386,10 +374,11 @@ class Reorderer(Checked, Teleprompter, ABC):
         return program
 
 
-def _as_scored(
-    program: dspy.Module, job: Job, work: MetricWork, offsets: Sequence[float], shares: Sequence[float]
+def _program_as_scored(
+    job: Job, work: MetricWork, shares: Sequence[float], ordering: Ordering, offsets: Sequence[float]
 ) -> dspy.Module:
-    """Calibrate a program by the offsets of labels that it was scored with; without any, as the student came."""
+    """Make the program in an order, calibrated by the offsets that it was scored with; without any, as it came."""
+    program = job.slots.build(ProgramFactory(job.program), ordering)
     if offsets:
         assert isinstance(work, LabelWork)
         found = Calibration(
@@ -399,7 +388,10 @@ def _as_scored(
             num_inputs=len(job.scored_examples),
             shares=tuple(shares),
         )
-        return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
-    if (student := job.calibrated_student) is not None:
-        return CalibratedProgram(program, student.calibration, predictor=student.predictor)
-    return program.bound() if isinstance(program, CalibratedProgram) else program
+        program = CalibratedProgram(program, found, predictor=work.output.predictor).bound()
+    elif (student := job.calibrated_student) is not None:
+        program = CalibratedProgram(program, student.calibration, predictor=student.predictor)
+    elif isinstance(program, CalibratedProgram):
+        program.bound()
+    program._compiled = True
+    return program

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import dspy
 
-from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
+from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
@@ -129,7 +129,8 @@ class Job:
         }
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, as plain data."""
+        """Everything that decides the result, and the limits of the compile, as plain data."""
+        limits = ("num_threads", "max_errors", "max_seconds", "max_cost")
         return {
             **self.arguments(),
             "scored_on": self.optimizer.scored_on,
@@ -138,6 +139,8 @@ class Job:
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
             **asdict(self.plan),
+            **{name: getattr(self.optimizer, name) for name in limits},
+            "most_useful_calls": most_calls(len(self.scored_examples)),
         }
 
 

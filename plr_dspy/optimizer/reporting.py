@@ -92,6 +92,7 @@ def build_report(
         confusion=_confusion(job, outcome),
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
+        settings=job.settings(),
         **{name: getattr(outcome, name) for name in found},
         **others,
     )
