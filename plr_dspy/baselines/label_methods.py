@@ -189,8 +189,7 @@ class LabelCompilation(Compilation):
         """Ask all orders, and compare the best; the original order wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
-        self.scorer.phase = "search"
-        self._keep(self.plan.final_calls)
+        self._begin("search", calls_to_come=self.plan.final_calls)
         orderings = self.search.ask()
         rows = self._ask(orderings)
         scores = self._scores(rows) if rows else {}
@@ -225,7 +224,7 @@ class LabelCompilation(Compilation):
             chosen=len(results) - 1,
         )
 
-    def _best(self, count: int) -> list[Ordering]:
+    def _best(self, count: int | None = None) -> list[Ordering]:
         return [self._winner]
 
     def _ask(self, orderings: Sequence[Ordering]) -> dict[Ordering, dict[int, Cell]]:

@@ -11,16 +11,10 @@ from typing import Any
 from scipy import special
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.data import (
-    CalibrationEffect,
-    Comparison,
-    Evidence,
-    Iteration,
-    Leaning,
-)
+from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration, Leaning
 from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain
+from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability
@@ -38,16 +32,16 @@ class Result:
         score: Its mean score on the selection split.
         gain: What is expected of it beside the original one on new examples; of the original itself, nothing. It
             reaches no further than the highest and the lowest score.
+        estimate: The gain without that limit; results are compared by it.
         offsets: Of the labels, that calibrate it; empty where it is not to be calibrated.
-        beyond: How much further the estimate of the gain reaches; it counts where gains are compared.
     """
 
     origin: str
     ordering: Ordering
     score: float
     gain: Gain
+    estimate: float = 0.0
     offsets: tuple[float, ...] = ()
-    beyond: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,24 +74,72 @@ class Outcome:
     answered: Sequence[tuple[int, Any, Any]] = ()
 
 
+def judge(
+    undecided: Outcome,
+    entries: Sequence[tuple[str, Ordering]],
+    examples: Sequence[int],
+    scores: Scores,
+    model: OrderingModel,
+    *,
+    min_probability: float,
+    by_score: bool,
+) -> Outcome:
+    """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it.
+
+    All scores that are known decide; all finalists have them on these examples. `undecided` is the outcome where the
+    original stays, and the rest as in `choose`.
+    """
+    original = entries[0][1]
+    fitted = model.fit(scores, kept=[ordering for _, ordering in entries])
+    counted = fitted.counted(scores)
+    rows = [[scores[original][example] for example in examples]]
+    if fitted.calibrating:
+        entries = [entries[0], ("calibrated", original), *entries[1:]]
+    rows += [[counted[ordering][example] for example in examples] for _, ordering in entries[1:]]
+    results = make_results(entries, rows, fitted)
+    promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
+    best, evidence = 0, count_evidence(counted, original, entries[promising][1])
+    if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
+        best = choose(results, min_probability=min_probability, by_score=by_score)
+    before, ordering = fitted.as_it_is(original), entries[best][1]
+    after = before + results[best].gain.expected
+    compared = comparison(
+        rows[0],
+        rows[best],
+        num_candidates=len(rows),
+        gain=results[best].gain,
+        expected_original=(before, *fitted.interval(original, before, reference=original)),
+        expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
+    )
+    return replace(
+        undecided,
+        ordering=ordering,
+        comparison=compared,
+        candidates=results,
+        chosen=best,
+        offsets=results[best].offsets,
+        evidence=count_evidence(counted, original, ordering) if best else evidence,
+        leaning=fitted.leaning(original, ordering),
+        calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
+        fitted=fitted,
+    )
+
+
 def make_results(
     entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], fitted: FittedModel
 ) -> list[Result]:
     """What entries, the original first, came to: by their rows of scores, and by the model fitted to all scores."""
-    original = entries[0][1]
+    original, results = entries[0][1], []
     estimates, expected = fitted.gains(original), fitted.expected_scores(original)
-    before, results = fitted.as_it_is(original), []
     for number, ((origin, ordering), row) in enumerate(zip(entries, rows, strict=True)):
         score = math.fsum(row) / len(row)
-        if not number and fitted.calibrating:  # The original as it is.
+        if fitted.calibrating and not number:  # The original as it is.
             results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
             continue
-        gain, calibration = round(expected[ordering] - before, 9), fitted.calibration(ordering)
-        offsets = () if calibration is None else calibration.offsets
-        beyond = round(estimates[ordering].expected - gain, 9)
-        results.append(
-            Result(origin, ordering, score, replace(estimates[ordering], expected=gain), offsets, beyond)
-        )
+        estimate, calibration = estimates[ordering], fitted.calibration(ordering)
+        limited = replace(estimate, expected=round(expected[ordering] - fitted.as_it_is(original), 9))
+        offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
+        results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
     return results
 
 
@@ -109,14 +151,14 @@ def choose(
     Those less probably better than the original, the first, are not chosen: than that as it is, nor as calibrated.
     By score the one with the best score is chosen, as by PLR Algorithm 1.
     """
-    gains = [result.gain for result in results]
-    sure = [
-        i
-        for i, gain in enumerate(gains)
-        if not i or min(gain.probability, gain.probability_calibrated) >= min_probability
-    ]
-    worth = [each.score if by_score else each.gain.expected + each.beyond for each in results]
-    return max(sure, key=lambda i: (worth[i], -i))
+    best, (first, *_) = 0, results
+    worth = first.score if by_score else first.estimate
+    for number, result in enumerate(results[1:], start=1):
+        sure = min(result.gain.probability, result.gain.probability_calibrated) >= min_probability
+        own_worth = result.score if by_score else result.estimate
+        if sure and own_worth > worth:
+            best, worth = number, own_worth
+    return best
 
 
 def comparison(
@@ -125,15 +167,17 @@ def comparison(
     *,
     num_candidates: int,
     gain: Gain,
-    expected_original: tuple[float, float, float] | None = None,
-    expected_chosen: tuple[float, float, float] | None = None,
+    **expected: tuple[float, float, float],
 ) -> Comparison:
-    """Compare two orderings, the best of so many candidates and the original, by their scores on the same examples."""
-    gains = [b - a for a, b in zip(original, chosen, strict=True)]
-    margin = DEVIATIONS * gain.deviation
+    """Compare two orderings, the best of so many candidates and the original, by their scores on the same examples.
+
+    `expected_original` and `expected_chosen` are as in the result.
+    """
+    gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
-    largest = max(scores) - min(scores)
+    largest, margin = max(scores) - min(scores), DEVIATIONS * gain.deviation
     low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
+    least, most = max(gain.expected - margin, -largest), min(gain.expected + margin, largest)
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
@@ -144,16 +188,12 @@ def comparison(
         num_candidates=num_candidates,
         expected_gain=gain.expected,
         probability=gain.probability,
-        gain_interval=(
-            round(max(gain.expected - margin, -largest), 6),
-            round(min(gain.expected + margin, largest), 6),
-        ),
-        expected_original=expected_original,
-        expected_chosen=expected_chosen,
+        gain_interval=(round(least, 6), round(most, 6)),
+        **expected,
     )
 
 
-def measured(
+def measure(
     outcome: Outcome,
     scorer: CellScorer,
     original: Ordering,
@@ -161,65 +201,69 @@ def measured(
     min_probability: float,
     examples: Collection[int] | None,
 ) -> Outcome:
-    """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs have
-    answered; as it was where these are none.
+    """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs answered.
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
     of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
     and other resampling plans", 1982), and a gain is no surer than by these examples alone, but for what it takes to be
     chosen.
     """
-    influence, fitted, said = scorer.influence, outcome.fitted, outcome.comparison
-    assert influence is not None and fitted is not None and said is not None and outcome.chosen is not None
+    influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
+    assert influence is not None and fitted is not None
+    assert outcome.comparison is not None and outcome.chosen is not None
     before = scorer.outputs(original)
     after = scorer.outputs(outcome.ordering, fitted.answers(outcome.ordering) if outcome.offsets else {})
     both = sorted(before.keys() & after.keys() & set(before if examples is None else examples))
     if not both:  # All calls of one of them failed.
         return outcome
-    gain = outcome.candidates[outcome.chosen].gain
     # What is linear near the best programs may be far from it at the original.
-    state = influence.value(before.items())
+    as_it_is = influence.value(before.items())
     linear = math.fsum(influence.score(e, after[e]) - influence.score(e, before[e]) for e in both) / len(both)
     influence.refer((example, each[example]) for each in (before, after) for example in both)
     rows = [[influence.score(example, each[example]) for example in both] for each in (before, after)]
     values = [influence.value((example, each[example]) for example in both) for each in (before, after)]
+    gain = outcome.candidates[outcome.chosen].gain
     if (kept := (values[1] - values[0]) / linear if linear else 1.0) > 0:
         gain = replace(gain, expected=min(1.0, kept) * gain.expected)
-    sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
     low, high = influence.bounds
+    sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
     probability = min(gain.probability, max(sure, min_probability))
     if probability < gain.probability and gain.expected > 0:  # as wide an interval as gives that probability
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), high - low)
         gain = replace(gain, deviation=max(gain.deviation, deviation))
     gain = replace(gain, probability=probability)
-    expected: list[tuple[float, float, float]] = []
-    for ordering, value in ((original, state), (outcome.ordering, influence.limited(state + gain.expected))):
+
+    def with_interval(ordering: Ordering, value: float) -> tuple[float, float, float]:
         ends = fitted.interval(ordering, value, reference=original)
-        expected.append((value, influence.limited(ends[0]), influence.limited(ends[1])))
-    new = comparison(
+        return value, influence.limited(ends[0]), influence.limited(ends[1])
+
+    compared = comparison(
         *rows,
-        num_candidates=said.num_candidates,
+        num_candidates=outcome.comparison.num_candidates,
         gain=gain,
-        expected_original=expected[0],
-        expected_chosen=expected[1],
+        expected_original=with_interval(original, as_it_is),
+        expected_chosen=with_interval(outcome.ordering, influence.limited(as_it_is + gain.expected)),
     )
     changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
     for name in ("interval", "gain_interval"):
-        least, most = getattr(new, name)
+        least, most = getattr(compared, name)
         changed[name] = (max(least, low - high), min(most, high - low))
-    effect = outcome.calibration
     if effect is not None:
         always = [influence.value(each) for each in influence.constant_answers()]
         effect = effect.model_copy(update={"always": always})
-    answered = [(example, before[example], after[example]) for example in both]
     finalists = [replace(each, score=influence.limited(each.score)) for each in outcome.candidates]
     for number, value in ((0, values[0]), (outcome.chosen, values[1])):
         finalists[number] = replace(finalists[number], score=value)
-    said = new.model_copy(update=changed)
-    return replace(outcome, comparison=said, calibration=effect, candidates=finalists, answered=answered)
+    return replace(
+        outcome,
+        comparison=compared.model_copy(update=changed),
+        calibration=effect,
+        candidates=finalists,
+        answered=[(example, before[example], after[example]) for example in both],
+    )
 
 
-def weigh(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
+def count_evidence(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
     """Count the examples that could tell orderings apart, by all scores, and those that did."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
@@ -233,7 +277,9 @@ def weigh(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
     )
 
 
-def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering) -> CalibrationEffect | None:
+def calibration_effect(
+    fitted: FittedModel, original: Ordering, chosen: Ordering, *, applied: bool
+) -> CalibrationEffect | None:
     """Compare both orderings as they are and calibrated; None where log-probabilities do not say it.
 
     In the way that the ordering was chosen by, the scores are those that the fitted model expects of both: they
@@ -250,6 +296,7 @@ def calibration_effect(fitted: FittedModel, original: Ordering, chosen: Ordering
         chosen=round(fitted.as_it_is(chosen) if calibrating else expected[chosen], 6),
         chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
         offsets=list(after.offsets),
+        applied=applied,
         shares=fitted.shares,
         always=fitted.always,
     )

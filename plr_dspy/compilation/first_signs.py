@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 
@@ -32,9 +31,6 @@ class FirstSigns:
         scorer: Makes the calls; those on the first `num_train` examples count.
         sample: Says one of the program's answers, for messages.
         by_scores: Whether scores that are all the same say that there is nothing to find.
-
-    Attributes:
-        nothing_found: Why the search was ended by this; empty if it was not.
     """
 
     def __init__(
@@ -45,7 +41,6 @@ class FirstSigns:
         sample: Callable[[], str] = str,
         by_scores: bool = True,
     ) -> None:
-        self.nothing_found = ""
         self._scorer, self._num_train, self._sample, self._by_scores = scorer, num_train, sample, by_scores
         self._warned = False
 
@@ -55,30 +50,16 @@ class FirstSigns:
         Raises:
             RuntimeError: when hardly any answer could be parsed, with whatever demos.
         """
-        by_prompt, by_example = self._answers()
-        self._check_answers(by_prompt)
-        if self._by_scores:
-            rows = [[(c.score or 0.0, repr(c.value)) for c in cells] for cells in by_example]
-            self.nothing_found = self._equal_scores(rows)
-        return self.nothing_found
-
-    def evidence(self) -> Evidence:
-        """What there was to tell orders apart by, where they could not be told apart."""
-        return Evidence(
-            num_met=sum(len(cells) > 1 for cells in self._answers()[1]), num_differing=0, num_compared=0
-        )
-
-    def _answers(self) -> tuple[list[list[Cell]], list[list[Cell]]]:
-        """The calls of the train split that did not fail, by prompt and by example."""
         by_prompt: dict[str, list[Cell]] = defaultdict(list)
         by_example: dict[int, list[Cell]] = defaultdict(list)
         for (prompt, example), cell in self._scorer.cells_asked().items():
             if example < self._num_train and cell.outcome != FAILED:
                 by_prompt[prompt].append(cell)
                 by_example[example].append(cell)
-        return list(by_prompt.values()), list(by_example.values())
+        self._check_answers(by_prompt.values())
+        return self._equal_scores(by_example.values()) if self._by_scores else ""
 
-    def _check_answers(self, by_prompt: Sequence[Sequence[Cell]]) -> None:
+    def _check_answers(self, by_prompt: Collection[Sequence[Cell]]) -> None:
         """Raise where hardly any answer could be parsed, and warn where half of them could not."""
         cells = [cell for row in by_prompt for cell in row]
         unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
@@ -96,9 +77,9 @@ class FirstSigns:
             logger.warning("%s", said)
         self._warned = True
 
-    def _equal_scores(self, rows: Sequence[Sequence[tuple[float, str]]]) -> str:
-        """Why nothing can be found by the scores on each example, with what a metric over a set reads beside each;
-        empty where they are not equal."""
+    def _equal_scores(self, by_example: Collection[Sequence[Cell]]) -> str:
+        """Say why scores, and what a metric over a set reads beside them, show no difference; empty where they do."""
+        rows = [[(cell.score or 0.0, repr(cell.value)) for cell in cells] for cells in by_example]
         # Labels that are all wrong, or all right, say it; what a function reads has no score by itself.
         scores = {(score, value if value.startswith("{") else "") for row in rows for score, value in row}
         num_scores, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)

@@ -5,25 +5,15 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
-from tqdm import tqdm
-
-from plr_dspy.compilation.choice import (
-    Outcome,
-    calibration_effect,
-    choose,
-    comparison,
-    make_results,
-    measured,
-    weigh,
-)
+from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, measure
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.report.data import Iteration
+from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
 from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
@@ -82,35 +72,28 @@ class Compilation:
         stoppers: Sequence[Stopper] = (),
         limits: Mapping[str, Any] | None = None,
         shifted: bool = False,
-        bar: tqdm | None = None,
+        on_round: Callable[[Iteration], object] = lambda last: None,
         further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: (),
     ) -> None:
-        self._further = further
         self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
-        all_at_once, influence = max(1, plan.num_train_examples), scorer.influence
+        self._shifted, influence = shifted, scorer.influence
         self.staged = StagedScores(
             scorer,
-            num_train=num_train if plan.racing else all_at_once,
-            num_first=plan.num_first_examples if plan.racing else all_at_once,
+            num_train=num_train if plan.racing else plan.first_look,
+            num_first=plan.first_look,
             num_more=plan.num_more_examples,
             favoured=original if plan.racing else None,
             shifted=shifted,
             strata=influence.strata(num_train) if influence and plan.racing and not shifted else (),
         )
-        self._stratifies = influence is not None and not shifted
         self.selection = range(num_train, num_train + plan.num_selection_examples)
-        self.stopped = INTERRUPTED
+        self.stopped, self._nothing_found = INTERRUPTED, ""
         least = MIN_PROBABILITY if plan.racing else 0.0
-        self._choose_of = partial(
-            choose,
-            min_probability=least if min_probability is None else min_probability,
-            by_score=not plan.racing,
-        )
+        self._min_probability = least if min_probability is None else min_probability
         by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
-        self._stoppers = stoppers
-        self._limits = {**asdict(plan), **(limits or {})}
-        self._bar = bar
+        self._stoppers, self._limits = stoppers, limits or {}
+        self._on_round, self._further = on_round, further
         self._history: list[Iteration] = []
         self._told: set[Ordering] = set()
         # What was scored of a round that the search has asked for and not been told.
@@ -123,18 +106,19 @@ class Compilation:
             return replace(self._keep_original(), stopped="all choices give the same prompt")
         if not self.plan.program_calls:
             return replace(self._keep_original(), stopped="no call to make, nothing compared")
-        self.scorer.phase = "search"
-        self._keep(self.plan.race_calls + self.plan.final_calls)
-        left = self._replay()
-        if left is None:
+        self._begin("search", calls_to_come=self.plan.race_calls + self.plan.final_calls)
+        ended = self._replay()
+        if ended is None:
             self.stopped = self._ask_score_tell()
-            left = self._note_end()
-        if self._signs.nothing_found and self.search.space.holds(self.original):
-            return self._calibrated(replace(self._keep_original(), evidence=self._signs.evidence()))
-        share, race_calls = left
-        return self._calibrated(self._choose(self._finalists(race_calls), share))
+            ended = self._note_end()
+        if self._nothing_found and self.search.space.holds(self.original):
+            met = Counter(example for row in self.staged.scores().values() for example in row)
+            num_met = sum(count > 1 for count in met.values())
+            evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
+            return self._with_calibration(replace(self._keep_original(), evidence=evidence))
+        return self._with_calibration(self._choose(self._finalists(ended["race_calls"]), ended["share"]))
 
-    def _replay(self) -> tuple[float, int] | None:
+    def _replay(self) -> dict[str, Any] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
         for scored in list(course.rounds):
@@ -149,37 +133,49 @@ class Compilation:
         ended = course.ended
         if ended is None or ended["limits"] != self._limits_of(ended["stopped"]):
             return None
-        self.stopped, self._signs.nothing_found = ended["stopped"], ended["nothing_found"]
+        self.stopped, self._nothing_found = ended["stopped"], ended["nothing_found"]
         if ended["untold"] is not None:
             self.search.ask()
-            self.staged.score({as_ordering(o): examples for o, examples in ended["untold"]})
-        return float(ended["share"]), int(ended["race_calls"])
+            self.staged.score({as_ordering(ordering): examples for ordering, examples in ended["untold"]})
+        return ended
 
-    def _note_end(self) -> tuple[float, int]:
-        """Note why the search has ended; return the share of the comparison, and the calls of a race, to be made."""
-        share, race_calls = self._left()
+    def _note_end(self) -> dict[str, Any]:
+        """Note why the search has ended, the share of race and final comparison to be done, and the race's calls.
+
+        The share is less where whoever wants to spend less ended the search early, and where time or money are short.
+        """
+        plan, scorer, made = self.plan, self.scorer, self.scorer.calls("search")
+        planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
+        wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
+        affordable = scorer.budget.calls_left
+        share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
+        race_calls = scorer.budget.limit - plan.final_calls - scorer.calls()
+        if share < 1.0:
+            kept = max(self._least_compared, share * plan.final_calls)
+            race_calls = min(race_calls, round(share * plan.race_calls), int(affordable - kept))
         ended = {
             "stopped": self.stopped,
-            "nothing_found": self._signs.nothing_found,
+            "nothing_found": self._nothing_found,
             "share": share,
-            "race_calls": race_calls,
+            "race_calls": max(0, race_calls),
             "untold": None if self._untold is None else list(self._untold.items()),
             "limits": self._limits_of(self.stopped),
         }
         if self.stopped != TIME_LIMIT:
-            self.scorer.ledger.note({"ended": ended})
-        return share, race_calls
+            scorer.ledger.note({"ended": ended})
+        return ended
 
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
         cost = {"max_cost": self.scorer.budget.max_cost} if stopped == COST_LIMIT else {}
-        return self._limits | cost
+        return {**asdict(self.plan), **self._limits, **cost}
 
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
         while True:
-            if self._history and (nothing := self._signs.check()):
-                return nothing
+            if self._history and (nothing_found := self._signs.check()):
+                self._nothing_found = nothing_found
+                return nothing_found
             if reason := next(filter(None, (stopper(self._history) for stopper in self._stoppers)), None):
                 return reason
             if len(self._history) >= self.plan.num_iterations:
@@ -201,16 +197,14 @@ class Compilation:
                 self._untold = {ordering: wanted[ordering] for ordering in scored}
             if len(scored) < len(wanted):
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
-            last = self._history[-1]
-            if self._bar is not None:
-                self._bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}")
-            logger.info("%s", last)
+            self._on_round(self._history[-1])
+            logger.info("%s", self._history[-1])
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
         if self.scorer.influence is not None:
-            self._refer(self._best(len(self._told)) if self._history else orderings)
-        search, table = self.search, self._counted(self.staged.scores())
+            self._refer(self._best() if self._history else orderings)
+        search, table = self.search, self.scores()
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
@@ -235,54 +229,39 @@ class Compilation:
         fitted = self.search.fitted
         self.scorer.refer((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
-    def _best(self, count: int) -> list[Ordering]:
+    def _best(self, count: int | None = None) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
-        scores = self._counted(self.staged.scores())
-        return [estimate.ordering for estimate in self.search.ranked(scores)[:count]]
+        return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
     @property
     def _least_compared(self) -> int:
         """Program calls of the least final comparison."""
         return self.plan.num_finalists * min(MIN_COMPARED, self.plan.num_selection_examples)
 
-    def _keep(self, num_calls: int) -> None:
+    def _begin(self, phase: str, *, calls_to_come: int) -> None:
         """Begin a phase that leaves money and time to so many calls of the plan, or to the least comparison."""
+        self.scorer.phase = phase
         budget, planned = self.scorer.budget, max(1, self.plan.program_calls)
         affordable = max(1, min(planned, budget.calls + budget.calls_left))
-        kept = MARGIN * max(num_calls / planned, self._least_compared / affordable)
+        kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept))
-
-    def _left(self) -> tuple[float, int]:
-        """The share of race and final comparison that is to be done, and the calls of the race.
-
-        The share is less where whoever wants to spend less ended the search early, and where time or money are short.
-        """
-        plan, scorer, made = self.plan, self.scorer, self.scorer.calls("search")
-        planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
-        wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
-        affordable = scorer.budget.calls_left
-        share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
-        num_calls = scorer.budget.limit - plan.final_calls - scorer.calls()
-        if share < 1.0:
-            kept = max(self._least_compared, share * plan.final_calls)
-            num_calls = min(num_calls, round(share * plan.race_calls), int(affordable - kept))
-        return share, max(0, num_calls)
 
     def _finalists(self, race_calls: int) -> list[tuple[str, Ordering]]:
         """The original, and the winners of a race among the best orderings of the search, with their origins."""
         plan, scorer, search = self.plan, self.scorer, self.search
         if not plan.racing:
-            found = [("best seen", ordering) for ordering in self._best(plan.num_best_seen)]
-            found += [("mode", search.mode())] if plan.with_mode else []
-            found += [("draw", ordering) for ordering in search.draw(plan.num_final_draws)]
-            origins = {ordering: origin for origin, ordering in reversed(found)}
-            distinct = dict.fromkeys([self.original, *(ordering for _, ordering in found)])
-            return [({**origins, self.original: "original"}[ordering], ordering) for ordering in distinct]
-        scorer.phase = "race"
-        self._keep(plan.final_calls)
+            mode = [search.mode()] if plan.with_mode else []
+            kinds = {"best seen": self._best(plan.num_best_seen), "mode": mode}
+            kinds["draw"] = search.draw(plan.num_final_draws)
+            origins = {self.original: "original"}
+            for origin, orderings in kinds.items():
+                for ordering in orderings:
+                    origins.setdefault(ordering, origin)
+            return [(origin, ordering) for ordering, origin in origins.items()]
+        self._begin("race", calls_to_come=plan.final_calls)
         entrants = self._best(plan.num_entrants)
         if entrants:
-            further = self._further(entrants, self._counted(self.staged.scores()))
+            further = self._further(entrants, self.scores())
             entrants += [search.mode(), *search.draw(plan.num_final_draws), *further]
         winners = race(
             self.staged,
@@ -292,21 +271,21 @@ class Compilation:
             num_calls=race_calls,
             kept=plan.final_calls,
             num_winners=plan.num_best_seen,
-            guest=self.original,
-            guest_share=plan.original_share,
-            estimate=lambda scores: dict(search.model.fit(self._counted(scores)).estimates()),
+            original=self.original,
+            original_share=plan.original_share,
+            estimate=lambda scores: dict(search.model.fit(self._weighted(scores)).estimates()),
         )
         self.stopped = scorer.budget.refused or self.stopped
         return [("original", self.original), *(("best seen", winner) for winner in winners)]
 
-    def known_scores(self) -> Scores:
-        """Scores that the choice goes by, beside those of the final comparison."""
-        return self._counted(self.staged.scores()) if self.plan.racing else {}
+    def scores(self) -> Scores:
+        """The scores of the train split as they count."""
+        return self._weighted(self.staged.scores())
 
-    def _counted(self, scores: Scores) -> Scores:
-        """Scores as they count: of a metric over a set, facts have the shares that they have among all examples."""
+    def _weighted(self, scores: Scores) -> Scores:
+        """Of a metric over a set, facts have the shares that they have among all examples."""
         influence = self.scorer.influence
-        if influence is None or not self._stratifies:
+        if influence is None or self._shifted:
             return scores
         return {ordering: influence.stratified(row) for ordering, row in scores.items()}
 
@@ -325,66 +304,42 @@ class Compilation:
         if len(rows) == len(entries):
             self.scorer.ledger.settle()
         entries = entries[: len(rows)]
-        outcome = self._judged(entries, rows, examples)
-        if self.scorer.influence is None or outcome.fitted is None:
+        outcome = self._judge(entries, rows, examples)
+        fitted = outcome.fitted
+        if self.scorer.influence is None or fitted is None:
             return outcome
         # A metric over a set is linear near the two that are compared only.
-        calibrated = outcome.fitted.answers(outcome.ordering) if outcome.offsets else {}
-        others = ((each, outcome.fitted.answers(each)) for each, _ in outcome.fitted.estimates())
+        calibrated = fitted.answers(outcome.ordering) if outcome.offsets else {}
+        others = ((each, fitted.answers(each)) for each, _ in fitted.estimates())
         compared = [(self.original, {}), (outcome.ordering, calibrated)]
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
-        outcome, least = self._judged(entries, rows, examples), self._choose_of.keywords["min_probability"]
-        # Plans that do not race go by the selection split alone.
-        among = None if self.plan.racing else examples
-        return measured(outcome, self.scorer, self.original, min_probability=least, examples=among)
+        return measure(
+            self._judge(entries, rows, examples),
+            self.scorer,
+            self.original,
+            min_probability=self._min_probability,
+            examples=None if self.plan.racing else examples,  # other plans go by the selection split alone
+        )
 
-    def _judged(
+    def _judge(
         self,
         entries: Sequence[tuple[str, Ordering]],
         rows: Sequence[Sequence[float]],
         examples: Sequence[int],
     ) -> Outcome:
         """Choose among finalists by their scores on examples, and all others that are known."""
-        searched = self.staged.scores() if self.plan.racing else {}
-        merged: dict[Ordering, dict[int, float]] = {ordering: dict(row) for ordering, row in searched.items()}
+        known = self.staged.scores() if self.plan.racing else {}
         for (_, ordering), row in zip(entries, rows, strict=True):
-            merged.setdefault(ordering, {}).update(zip(examples, row, strict=True))
-        known = self._counted(merged)
-        fitted = self.search.model.fit(known, kept=[ordering for _, ordering in entries])
-        counted = fitted.counted(known)
-        if fitted.calibrating:
-            entries = [entries[0], ("calibrated", self.original), *entries[1:]]
-        rows = [
-            [(counted if i else known)[ordering][example] for example in examples]
-            for i, (_, ordering) in enumerate(entries)
-        ]
-        results = make_results(entries, rows, fitted)
-        promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
-        best, evidence = 0, weigh(counted, self.original, entries[promising][1])
-        if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
-            best = self._choose_of(results)
-        before, ordering = fitted.as_it_is(self.original), entries[best][1]
-        after = before + results[best].gain.expected
-        effect = calibration_effect(fitted, self.original, ordering)
-        return replace(
+            known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+        return judge(
             self._keep_original(),
-            ordering=ordering,
-            comparison=comparison(
-                rows[0],
-                rows[best],
-                num_candidates=len(rows),
-                gain=results[best].gain,
-                expected_original=(before, *fitted.interval(self.original, before, reference=self.original)),
-                expected_chosen=(after, *fitted.interval(ordering, after, reference=self.original)),
-            ),
-            candidates=results,
-            chosen=best,
-            offsets=results[best].offsets if fitted.calibrating else (),
-            evidence=weigh(counted, self.original, ordering) if best else evidence,
-            leaning=fitted.leaning(self.original, ordering),
-            calibration=effect and effect.model_copy(update={"applied": fitted.calibrating and best > 0}),
-            fitted=fitted,
+            entries,
+            examples,
+            self._weighted(known),
+            self.search.model,
+            min_probability=self._min_probability,
+            by_score=not self.plan.racing,
         )
 
     def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
@@ -408,24 +363,23 @@ class Compilation:
             return [], []
         examples, rows = scorer.table(orderings, sorted(cheapest_first), favoured=0)
         if scorer.influence is not None and examples:
-            self._refer([*orderings[: len(rows)], *self._best(len(self._told))])
+            self._refer([*orderings[: len(rows)], *self._best()])
             examples, rows = scorer.table(orderings[: len(rows)], examples, favoured=0)
         if len(rows) < len(orderings):
             logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
             self.stopped = scorer.budget.refused or self.stopped
         return rows, examples
 
-    def _calibrated(self, outcome: Outcome) -> Outcome:
+    def _with_calibration(self, outcome: Outcome) -> Outcome:
         """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
         model, scores = self.search.model, self.staged.scores()
         known = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
         if outcome.calibration is not None or not model.calibrating or not known:
             return outcome
-        effect = calibration_effect(model.fit(scores, kept=known), known[0], known[-1])
-        if effect is None or outcome.ordering == self.original:
-            return replace(outcome, calibration=effect)
-        applied = effect.model_copy(update={"applied": True})
-        return replace(outcome, calibration=applied, offsets=tuple(effect.offsets))
+        fitted, applied = model.fit(scores, kept=known), outcome.ordering != self.original
+        effect = calibration_effect(fitted, known[0], known[-1], applied=applied)
+        offsets = tuple(effect.offsets) if effect is not None and applied else ()
+        return replace(outcome, calibration=effect, offsets=offsets)
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
@@ -435,7 +389,7 @@ class Compilation:
         ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         stopped = ended + phases.get(self.scorer.phase, "")
         (ordering,) = self._best(1) or [self.original]
-        return self._calibrated(replace(self._keep_original(), ordering=ordering, stopped=stopped))
+        return self._with_calibration(replace(self._keep_original(), ordering=ordering, stopped=stopped))
 
     def _keep_original(self) -> Outcome:
         """The outcome where the original order stays and nothing was compared."""
@@ -464,8 +418,8 @@ def race(
     num_calls: int,
     num_winners: int,
     kept: int = 0,
-    guest: Ordering | None = None,
-    guest_share: float = 0.0,
+    original: Ordering | None = None,
+    original_share: float = 0.0,
     estimate: Callable[[Scores], Mapping[Ordering, float]],
 ) -> list[Ordering]:
     """Sequential halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013): ever fewer orderings on ever more examples.
@@ -475,43 +429,43 @@ def race(
         entrants: Distinct orderings. Those that are new are scored as often as the least scored one, where half of the
             calls pay for that, and stay out otherwise.
         num_calls, kept: Program calls, at most, of which each heat has an equal share; and those kept for what follows.
-        guest, guest_share: What the winners are compared with afterwards, and which cannot win. It is scored first, by
-            a share of the calls, and in the last heat as often as the others there.
+        original, original_share: What the winners are compared with afterwards, and which cannot win. It is scored
+            first, by a share of the calls, and in the last heat as often as the others there.
         estimate: What ranks them, from all scores that are known; an ordering that it says nothing of has lost.
 
     Returns:
         The winners, best first, when time or money is up by what is known; none without entrants.
     """
 
-    def extended(orderings: Sequence[Ordering], level: int) -> Wanted:
-        return scorer.affordable(staged.wanted(orderings, level), kept=kept)
+    def score(orderings: Sequence[Ordering], level: int) -> int:
+        """Score the first of these orderings that the budget pays for on so many examples each; return their number."""
+        return len(staged.score(scorer.affordable(staged.wanted(orderings, level), kept=kept)))
 
-    known = [count for entrant in entrants if (count := staged.num_asked(entrant))]
-    level = least = min(known, default=staged.num_first)
-    new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], least)
+    level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
+    new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], level)
     while (spent := sum(map(len, new.values()))) > num_calls // 2:
         new.popitem()
-    staged.score(extended(list(new), least))
-    alive = [e for e in entrants if staged.num_asked(e)]
+    score(list(new), level)
+    alive = [entrant for entrant in entrants if staged.num_asked(entrant)]
     if not alive:
         return []
-    if guest is not None:
-        own = staged.num_asked(guest)
-        most = min(num_examples, own + int(guest_share * num_calls))
-        spent += most - own
-        staged.score(extended([guest], most))
+    if original is not None:
+        asked = staged.num_asked(original)
+        most = min(num_examples, asked + int(original_share * num_calls))
+        spent += most - asked
+        score([original], most)
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
     for heat in range(num_heats):
-        scored = [*alive, guest] if guest is not None and heat == num_heats - 1 else alive
-        asked = [staged.num_asked(ordering) for ordering in scored]
+        scored = [*alive, original] if original is not None and heat == num_heats - 1 else alive
+        counts = [staged.num_asked(ordering) for ordering in scored]
         share = (num_calls - spent) / (num_heats - heat)
-        while level < num_examples and sum(max(0, level + 1 - count) for count in asked) <= share:
+        while level < num_examples and sum(max(0, level + 1 - count) for count in counts) <= share:
             level += 1
-        spent += sum(max(0, level - count) for count in asked)
-        finished = staged.score(extended(scored, level))
+        spent += sum(max(0, level - count) for count in counts)
+        num_scored = score(scored, level)
         means = estimate(staged.scores())
-        alive = sorted((o for o in alive if o in means), key=lambda ordering: -means[ordering])
-        if len(finished) < len(scored):
+        alive = sorted((each for each in alive if each in means), key=lambda each: -means[each])
+        if num_scored < len(scored):
             break
         scorer.ledger.settle()
         alive = alive[: max(num_winners, math.ceil(KEPT_SHARE * len(alive)))]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +90,11 @@ class Plan:
     original_share: float = 0.0
 
     @property
+    def first_look(self) -> int:
+        """Examples that score an ordering at first, in plans of all kinds."""
+        return max(1, self.num_first_examples if self.racing else self.num_train_examples)
+
+    @property
     def num_finalists(self) -> int:
         """Orderings of the final comparison, at most; in a racing plan the mode and the draws run in the race."""
         return 1 + self.num_best_seen + (0 if self.racing else self.with_mode + self.num_final_draws)
@@ -104,7 +109,7 @@ class Plan:
         """Program calls of the search before the race, at most."""
         if self.exhaustive:
             return self.num_entrants * self.num_train_examples
-        if self.racing and self.max_metric_calls is not None:
+        if self.max_metric_calls is not None and self.racing:
             return self.max_metric_calls - self.final_calls - self.race_calls
         return self.num_iterations * self.num_samples * self.num_train_examples
 
@@ -140,7 +145,6 @@ def make_plan(
     num_selection: int,
     num_distinct: int,
     max_metric_calls: int | None = None,
-    num_samples: int | None = None,
     signal: str = "score",
     searched: str = "orders",
     **chosen: Any,
@@ -150,7 +154,7 @@ def make_plan(
     Args:
         auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`, which wins.
         num_train, num_selection, num_distinct: Examples of the two splits; distinct prompts in the space.
-        num_samples, chosen: Fields of the plan (`num_iterations`, `elite_fraction`, `num_final_draws`) that win over
+        chosen: Fields of the plan (`num_iterations`, `num_samples`, `elite_fraction`, `num_final_draws`) that win over
             its own; None leaves them to it.
         signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.
         searched: What the search is for: "orders" of given demos, or "demos" and their order.
@@ -159,39 +163,29 @@ def make_plan(
         ValueError: when a budget is too small for what was asked.
     """
     sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": num_distinct}
+    fixed = {name: value for name, value in chosen.items() if value is not None}
 
-    def fixed(samples: int | None) -> dict[str, Any]:
-        return {n: value for n, value in {**chosen, "num_samples": samples}.items() if value is not None}
-
-    def plan_for(calls: int, samples: int | None = num_samples) -> Plan | None:
-        exhaustive = _exhaustive_plan(calls, fixed(samples), **sizes)
+    def plan_for(calls: int, **changed: Any) -> Plan | None:
+        values = {**fixed, **changed}
+        exhaustive = _exhaustive_plan(calls, values, **sizes)
         return exhaustive or _racing_plan(
-            calls, fixed(samples), searched=searched, min_first=MIN_FIRST[signal], **sizes
+            calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes
         )
 
     if auto == "paper":
         has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
-        return _paper_plan(max_metric_calls, fixed(num_samples), num_train, num_selection, has_light)
+        return _paper_plan(max_metric_calls, fixed, num_train, num_selection, has_light)
     budget = max_metric_calls or BUDGETS[auto or "light"]
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
-    if plan is None:
-        raise _shortage(budget, auto if max_metric_calls is None else None, num_samples, plan_for)
-    return plan
-
-
-def _shortage(
-    budget: int, auto: str | None, num_samples: int | None, plan_for: Callable[[int, int | None], Plan | None]
-) -> ValueError:
-    """The error for a budget that does not pay for a plan: what would be enough, and what else can be changed."""
-    high = 2 * budget
-    while plan_for(high, num_samples) is None:
-        high *= 2
-    enough = bisect_left(range(high), True, lo=budget, key=lambda n: plan_for(n, num_samples) is not None)
-    fewer = bisect_left(range(1, num_samples or 1), True, key=lambda n: plan_for(budget, n) is None)
-    purpose = "a search and a final comparison" if num_samples is None else f"{num_samples=}"
-    came = f"got {budget}: raise it" if auto is None else f"{auto=} gives {budget}: pass it"
-    lower = f", or lower num_samples to {fewer}" if fewer else ""
-    return ValueError(f"max_metric_calls must be at least {enough} for {purpose}; {came}{lower}")
+    if plan is not None:
+        return plan
+    enough = next(calls for calls in itertools.count(budget) if plan_for(calls) is not None)
+    purpose, lower = "a search and a final comparison", ""
+    if "num_samples" in fixed:
+        purpose = f"num_samples={fixed['num_samples']}"
+        lower = ", or lower num_samples" if plan_for(budget, num_samples=1) is not None else ""
+    came = f"got {budget}: raise it" if max_metric_calls is not None else f"{auto=} gives {budget}: pass it"
+    raise ValueError(f"max_metric_calls must be at least {enough} for {purpose}; {came}{lower}")
 
 
 def _racing_plan(
@@ -213,27 +207,26 @@ def _racing_plan(
         race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * left)))
         original_share = ORIGINAL_SHARE
     num_first = min(max((left - race_calls) // NUM_LOOKS, min_first), num_train)
-    shape = {
-        "num_iterations": MAX_ROUNDS,
-        "num_samples": min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
-        "num_best_seen": num_best_seen,
-        "num_train_examples": num_train,
-        "num_selection_examples": num_compared,
-        "racing": True,
-        "max_metric_calls": budget,
-        "num_first_examples": num_first,
-        "num_more_examples": MORE_THAN_FIRST * num_first,
-        "num_entrants": min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
-        "race_calls": race_calls,
-        "original_share": original_share,
-    }
-    plan = Plan(**{**shape, **fixed})
-    num_initial = fixed.get("num_samples")
+    plan = Plan(
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
+        num_best_seen=num_best_seen,
+        num_train_examples=num_train,
+        num_selection_examples=num_compared,
+        racing=True,
+        max_metric_calls=budget,
+        num_first_examples=num_first,
+        num_more_examples=MORE_THAN_FIRST * num_first,
+        num_entrants=min(max(race_calls // (MORE_THAN_FIRST * num_first), 4), 32),
+        race_calls=race_calls,
+        original_share=original_share,
+    )
+    plan = replace(plan, **fixed)
+    num_initial, affordable = fixed.get("num_samples"), plan.search_calls // (2 * num_first)
     if num_initial is None:
-        affordable = plan.search_calls // (2 * num_first)
-        random = (
-            round(FIRST_ROUND[searched] * plan.num_samples) if num_distinct > affordable else num_distinct
-        )
+        random = num_distinct
+        if num_distinct > affordable:
+            random = round(FIRST_ROUND[searched] * plan.num_samples)
         num_initial = max(MIN_ORDERS, min(random, affordable))
     plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
@@ -248,21 +241,21 @@ def _exhaustive_plan(
     None if the budget is too small.
     """
     left = budget - num_distinct * num_train
-    shape = {
-        "num_iterations": MAX_ROUNDS,
-        "num_samples": min(24, num_distinct),
-        "num_best_seen": min(num_distinct - 1, max(2, left // num_selection - 1)),
-        "num_train_examples": num_train,
-        "num_selection_examples": num_selection,
-        "exhaustive": True,
-        "racing": True,
-        "max_metric_calls": budget,
-        "num_initial": min(fixed.get("num_samples", num_distinct), num_distinct),
-        "num_first_examples": num_train if num_distinct > MANY_ORDERS else -(-num_train // 4),
-        "num_more_examples": num_train,
-        "num_entrants": num_distinct,
-    }
-    plan = Plan(**{**shape, **fixed})
+    plan = Plan(
+        num_iterations=MAX_ROUNDS,
+        num_samples=min(24, num_distinct),
+        num_best_seen=min(num_distinct - 1, max(2, left // num_selection - 1)),
+        num_train_examples=num_train,
+        num_selection_examples=num_selection,
+        exhaustive=True,
+        racing=True,
+        max_metric_calls=budget,
+        num_initial=min(fixed.get("num_samples", num_distinct), num_distinct),
+        num_first_examples=num_train if num_distinct > MANY_ORDERS else -(-num_train // 4),
+        num_more_examples=num_train,
+        num_entrants=num_distinct,
+    )
+    plan = replace(plan, **fixed)
     return plan if plan.planned_calls <= budget else None
 
 
@@ -270,14 +263,17 @@ def _paper_plan(
     budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, has_light: bool
 ) -> Plan:
     """The paper's values; `has_light` says whether other settings have a plan for the budget."""
-    shape = {"num_iterations": 15, "num_samples": 15, "elite_fraction": 0.2, "num_final_draws": 10, **fixed}
     plan = Plan(
+        num_iterations=15,
+        num_samples=15,
+        elite_fraction=0.2,
+        num_final_draws=10,
         num_best_seen=1,
         num_train_examples=num_train,
         num_selection_examples=num_selection,
         max_metric_calls=budget,
-        **shape,
     )
+    plan = replace(plan, **fixed)
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
         cures = ["raise it"]

@@ -7,12 +7,12 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar
 
 import dspy
 import torch
@@ -22,19 +22,19 @@ from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
-from plr_dspy.compilation.plan import Plan, most_calls
-from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.compilation.plan import Plan
+from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
+from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, checked_copy, lay_out
-from plr_dspy.optimizer.mlflow import track
-from plr_dspy.optimizer.reporting import build_report
+from plr_dspy.optimizer.job import Job, finds_demos, prepare
+from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
-from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.identity import digest, facts
-from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
+from plr_dspy.retrieval.slots import FoundOrders
 from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
@@ -46,24 +46,8 @@ from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
 
-NOT_DECIDING = {
-    "metric",
-    "seed",
-    "max_seconds",
-    "max_cost",
-    "num_threads",
-    "max_errors",
-    "log_dir",
-    "accept_changes",
-    "display_progress",
-}
-"""Arguments that do not decide the result, or that an identity names otherwise."""
-
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 """Arguments that say when a search ends: where only these changed, it goes on from where it was."""
-
-ProgramIn: TypeAlias = Callable[[Ordering, Sequence[float]], dspy.Module]
-"""Makes the program in an order as it was scored: with the offsets of its labels, where answers were calibrated."""
 
 
 @arguments
@@ -117,28 +101,10 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     def work(self, job: Job) -> MetricWork:
         """Return what makes a program call; it knows what the search learns from it."""
-        return MetricWork(self.metric, [*job.splits.train, *job.splits.selection])
+        return MetricWork(self.metric, job.scored_examples)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
-        return
-
-    def calibrated(
-        self,
-        job: Job,
-        work: MetricWork,
-        program: dspy.Module,
-        offsets: Sequence[float],
-        shares: Sequence[float],
-    ) -> dspy.Module:
-        """Return a program in one of the orders as it was scored: calibrated by these offsets, where answers were."""
-        return program.bound() if isinstance(program, CalibratedProgram) else program
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the user's arguments that decide the result, but for the seed, as plain data."""
-        # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
-        deciding = [each.name for each in fields(self) if each.name not in NOT_DECIDING]
-        return {name: as_plain_data(getattr(self, name)) for name in deciding}
 
     def compile(
         self,
@@ -174,8 +140,8 @@ class Reorderer(Checked, Teleprompter, ABC):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        prepared = self._prepared(student, trainset, valset, seed=self._seed(seed), teacher=teacher)
-        with self._opened(prepared) as (job, work, scorer, bar):
+        prepared = prepare(self, student, trainset, valset, seed=self._seed(seed), teacher=teacher)
+        with self._open(prepared) as (job, work, scorer, bar):
             compilation: Compilation | None = None
             try:
                 responses = self._probe(job, work, scorer)
@@ -184,9 +150,9 @@ class Reorderer(Checked, Teleprompter, ABC):
             except BaseException as error:
                 scorer.ledger.stop()  # calls that are still under way come too late
                 compilation = compilation or self._compilation(job, work, scorer, None, bar)
-                self._keep(job, work, compilation, compilation.unfinished(error), started=started)
+                self._conclude(job, work, compilation, compilation.unfinished(error), started=started)
                 raise
-            return self._keep(job, work, compilation, outcome, started=started)
+            return self._conclude(job, work, compilation, outcome, started=started)
 
     def estimate(
         self,
@@ -203,38 +169,34 @@ class Reorderer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        job = self._prepared(student, trainset, valset, seed=self._seed(seed))
+        job = prepare(self, student, trainset, valset, seed=self._seed(seed))
         make_budget(job)
         return estimate(job)
 
-    def _prepared(
+    def _choices(
         self,
-        student: dspy.Module,
+        program: dspy.Module,
         trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example] | None,
-        *,
-        seed: int,
-        teacher: Any = None,
-    ) -> Job:
-        """Check the arguments of a compile, and lay it out."""
-        valset = [] if valset is None else valset
-        program, own = checked_copy(self, student, trainset, valset)
-        rng = random.Random(seed)
+        valset: Sequence[dspy.Example],
+        rng: random.Random,
+        teacher: Any,
+    ) -> dict[str, Any]:
+        """Return what can be ordered or chosen, as fields of the job; `others` are demos, which never score."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        if not any(predictor.demos for _, predictor in named_predictors(program)):
+        slots: PromptSlots = FoundOrders(program) if finds_demos(program) else ProgramSlots(program)
+        if isinstance(slots, ProgramSlots) and not slots.slots:
             raise ValueError(
                 f"{self.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
                 "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
                 + (f", or pass num_demos to {self.name}" if "num_demos" in vars(self) else "")
             )
-        slots = ProgramSlots(program)
         original = WITHOUT_DEMOS if added and self.judges else slots.space.identity
-        return lay_out(self, program, slots, trainset, valset, original=original, rng=rng, seed=seed, own=own)
+        return {"slots": slots, "original": original}
 
-    def _ready(
+    def _make_demos(
         self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
     ) -> Job:
-        """Return the job as it is when all demos are there."""
+        """Make the demos that calls make before the search, and return the job with them."""
         return job
 
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
@@ -242,14 +204,9 @@ class Reorderer(Checked, Teleprompter, ABC):
         return None
 
     @contextmanager
-    def _opened(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
+    def _open(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
         """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
         folder = None if self.log_dir is None else Path(self.log_dir)
-
-        def say_result() -> None:
-            if self.report is not None:
-                logger.info("%s", result(self.report))
-
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
             open_ledger(folder, partial(self._identity, job), accept_changes=self.accept_changes) as ledger,
@@ -257,13 +214,13 @@ class Reorderer(Checked, Teleprompter, ABC):
                 job.plan.program_calls,
                 display=self.display_progress,
                 title=self.name,
-                at_end=say_result,
+                at_end=self._log_result,
             ) as bar,
             interrupts() as interrupted,
         ):
             bar.update(ledger.num_resumed)
             budget = make_budget(job, ledger)
-            job = self._ready(job, ledger, budget, bar, interrupted)
+            job = self._make_demos(job, ledger, budget, bar, interrupted)
             work = self.work(job)
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)
@@ -281,19 +238,26 @@ class Reorderer(Checked, Teleprompter, ABC):
             earlier = [each.key for each in job.attempts]
             yield job, work, CellScorer(evaluator, earlier=earlier, influence=work.influence), bar
 
+    def _log_result(self) -> None:
+        if self.report is not None:
+            logger.info("%s", result(self.report))
+
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
         settings = job.settings()
-        values: dict[str, Any] = dict(job.program.named_sub_modules())  # those in private attributes, too
-        values |= {
+        values = {
+            **dict(job.program.named_sub_modules()),  # those in private attributes, too
             "the metric": self.metric,
             "the settings of its models": job.models,
             "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
         }
-        own = {} if job.own is None else {"the calibration of student": digest(job.own.calibration)}
+        calibration = {}
+        if job.calibrated_student is not None:
+            calibration = {"the calibration of student": digest(job.calibrated_student.calibration)}
         return {
-            **{name: settings[name] for name in ("models", "adapter")},
-            **own,
+            "models": settings["models"],
+            "adapter": settings["adapter"],
+            **calibration,
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
             **facts(values),
@@ -302,7 +266,7 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     def _examples(self, job: Job, work: MetricWork) -> tuple[list[str], list[str]]:
         """What messages call the examples that cells name by number, and what the ledger calls them."""
-        return job.splits.names, [digest(each) for each in (*job.splits.train, *job.splits.selection)]
+        return job.splits.names, [digest(each) for each in job.scored_examples]
 
     def _compilation(
         self,
@@ -326,7 +290,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             "splits": digest([num_train, self._examples(job, work)[1]]),
             "exhaustive": plan.exhaustive,
         }
-        inputs = [dict(each.inputs().items()) for each in (*job.splits.train, *job.splits.selection)]
+        inputs = [dict(each.inputs().items()) for each in job.scored_examples]
         scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
         return Compilation(
             self.search(job, plan, responses),
@@ -339,37 +303,29 @@ class Reorderer(Checked, Teleprompter, ABC):
             stoppers=self.stoppers,
             limits=ending,
             shifted=responses is not None,
-            bar=bar,
+            on_round=lambda last: bar.set_postfix_str(
+                f"round {last.index + 1}, mean score {last.mean_score:.3f}"
+            ),
             further=partial(job.slots.further, inputs=inputs),
         )
 
-    def _keep(
+    def _conclude(
         self, job: Job, work: MetricWork, compilation: Compilation, outcome: Outcome, *, started: float
     ) -> dspy.Module:
-        """Set `report` and `best_program`, and write the report to `log_dir`."""
+        """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         calibrating = outcome.fitted or outcome.calibration
         shares = () if calibrating is None else calibrating.shares
 
-        def program_in(ordering: Ordering, offsets: Sequence[float]) -> dspy.Module:
-            program = job.slots.build(ordering)
-            program = self.calibrated(job, work, program, offsets, shares)
-            program._compiled = True
-            return program
-
-        limits = {
-            name: getattr(self, name) for name in ("num_threads", "max_errors", "max_seconds", "max_cost")
-        }
+        program_in = partial(_program_as_scored, job, work, shares)
         job = replace(job, plan=compilation.plan)
-        limits["most_useful_calls"] = most_calls(len(job.splits.train) + len(job.splits.selection))
         self.report = report = build_report(
             job,
             outcome,
             compilation.scorer,
             names=self._examples(job, work)[0],
             signal=work.signal,
-            settings={**job.settings(), **limits},
             seconds=time.monotonic() - started,
-            **self._found_beside(job, compilation, outcome, program_in),
+            **self._report_fields(job, compilation, outcome, program_in),
         )
         program = self._finished(job, compilation, program_in(outcome.ordering, outcome.offsets))
         program.reorder_report = report.to_dict()
@@ -393,13 +349,17 @@ class Reorderer(Checked, Teleprompter, ABC):
                 report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
-        track(report)
+        log_to_mlflow(report)
         return program
 
-    def _found_beside(
-        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
+    def _report_fields(
+        self,
+        job: Job,
+        compilation: Compilation,
+        outcome: Outcome,
+        program_in: Callable[[Ordering, Sequence[float]], dspy.Module],
     ) -> dict[str, Any]:
-        """Return further fields of the report."""
+        """Return further fields of the report; `program_in` makes a program as it was scored, by offsets of labels."""
         return {}
 
     def _finished(self, job: Job, compilation: Compilation, program: dspy.Module) -> dspy.Module:
@@ -407,8 +367,24 @@ class Reorderer(Checked, Teleprompter, ABC):
         return program
 
 
-def as_plain_data(value: Any) -> Any:
-    """An argument as plain data; of objects a digest, which is the same in every process."""
-    if isinstance(value, Mapping):
-        return {str(key): as_plain_data(part) for key, part in value.items()}
-    return value if isinstance(value, (bool, int, float, str, type(None))) else digest(value)
+def _program_as_scored(
+    job: Job, work: MetricWork, shares: Sequence[float], ordering: Ordering, offsets: Sequence[float]
+) -> dspy.Module:
+    """Make the program in an order, calibrated by the offsets that it was scored with; without any, as it came."""
+    program = job.slots.build(ordering)
+    if offsets:
+        assert isinstance(work, LabelWork)
+        found = Calibration(
+            "batch" if shares else "none",
+            tuple(work.output.labels),
+            tuple(offsets),
+            num_inputs=len(job.scored_examples),
+            shares=tuple(shares),
+        )
+        program = CalibratedProgram(program, found, predictor=work.output.predictor).bound()
+    elif (student := job.calibrated_student) is not None:
+        program = CalibratedProgram(program, student.calibration, predictor=student.predictor)
+    elif isinstance(program, CalibratedProgram):
+        program.bound()
+    program._compiled = True
+    return program

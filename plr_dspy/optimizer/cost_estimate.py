@@ -14,7 +14,7 @@ from unittest.mock import patch
 import dspy
 
 from plr_dspy.compilation.path import MIN_COMPARED
-from plr_dspy.compilation.plan import MIN_ORDERS, Plan
+from plr_dspy.compilation.plan import MIN_ORDERS
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
@@ -83,7 +83,7 @@ class Estimate:
 
 
 def estimate(job: Job) -> Estimate:
-    """The cost of a prepared compile, and of calls that make demos before."""
+    """Say what a prepared compile costs, and the calls that make demos before."""
     plan, max_cost, num_distinct = job.plan, job.optimizer.max_cost, job.slots.space.num_distinct
     calls, all_calls = plan.program_calls, plan.program_calls + len(job.attempts)
     tokens = tokens_a_call(job)
@@ -99,7 +99,7 @@ def estimate(job: Job) -> Estimate:
         distinct_prompts=num_distinct,
         num_train=len(job.splits.train),
         num_selection=len(job.splits.selection),
-        num_orders=min(search_calls // max(1, _num_first(plan)), num_distinct),
+        num_orders=min(search_calls // plan.first_look, num_distinct),
         num_finalists=min(plan.num_finalists, num_distinct),
         num_selection_examples=plan.num_selection_examples,
         bootstrap_calls=len(job.attempts),
@@ -113,11 +113,6 @@ def estimate(job: Job) -> Estimate:
         text="",
     )
     return replace(found, text="\n  ".join(_lines(job, found)))
-
-
-def _num_first(plan: Plan) -> int:
-    """Examples that a search scores an order on at first."""
-    return plan.num_first_examples if plan.racing else plan.num_train_examples
 
 
 def _lines(job: Job, found: Estimate) -> list[str]:
@@ -134,14 +129,19 @@ def _lines(job: Job, found: Estimate) -> list[str]:
         line += f"; max_cost=${optimizer.max_cost:g} {effect}"
     if found.program_calls and optimizer.max_seconds is not None:
         line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
-    first, most = _num_first(job.plan), job.plan.num_train_examples
+    first, most = job.plan.first_look, job.plan.num_train_examples
     examples = f"{most} {optimizer.scored_on}"
     if optimizer.scored_on == "train examples":
-        examples = f"{f'{first} to ' * (first < most)}{most} of {found.num_train} train examples"
-    lines = [line, *["without max_cost:"] * ends_by_cost]
+        number = f"{first} to {most}" if first < most else f"{most}"
+        examples = f"{number} of {found.num_train} train examples"
+    lines = [line]
+    if ends_by_cost:
+        lines.append("without max_cost:")
     lines.append(f"search: about {found.search_calls:,} calls, {found.num_orders:,} {noun}s on {examples}")
-    lines += [f"bootstrapped demos: at most {found.bootstrap_calls:,} calls"] * bool(found.bootstrap_calls)
-    lines += [f"race: about {found.race_calls:,} calls"] * bool(found.race_calls)
+    if found.bootstrap_calls:
+        lines.append(f"bootstrapped demos: at most {found.bootstrap_calls:,} calls")
+    if found.race_calls:
+        lines.append(f"race: about {found.race_calls:,} calls")
     lines.append(
         f"final comparison: about {found.final_calls:,} calls, {found.num_finalists} {noun}s on "
         f"{found.num_selection_examples} of {found.num_selection} selection examples"
@@ -155,7 +155,7 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
 
     None where some predictor reads more than the examples' inputs; nan for answers where it has no demos to show any.
     """
-    examples = [*job.splits.train, *job.splits.selection][:SAMPLED_PROMPTS]
+    examples = job.scored_examples[:SAMPLED_PROMPTS]
     tokens, count = dict[str, dict[str, float]](), token_counter()
     try:
         program = job.slots.build(job.slots.typical)
@@ -171,8 +171,9 @@ def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
             kinds["prompt_tokens"] += count(messages=messages) / len(examples)
             answer = count(messages=answers) / len(answers) if answers else math.nan
             kinds["completion_tokens"] += answer / len(examples)
-    # Of an adapter, or a message that litellm does not know: no reason to refuse an estimate.
-    except Exception:
+    except (
+        Exception
+    ):  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
         return None
     return tokens or None
 
@@ -210,15 +211,13 @@ def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
         raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
     expected = cost_a_call(job, tokens_a_call(job))
     if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):
-        num_first, num_orders = _num_first(plan), min(MIN_ORDERS, job.slots.space.num_distinct)
+        num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
         num_compared = min(MIN_COMPARED, plan.num_selection_examples)
-        calls = num_orders * num_first + plan.num_finalists * num_compared
+        calls = num_orders * plan.first_look + plan.num_finalists * num_compared
         least = (MARGIN * calls + 1) * expected / (1.0 - BOOTSTRAP_SHARE * bool(job.attempts))
         if max_cost < least:
-            scale = 10.0 ** (math.floor(math.log10(least)) - 1)
-            enough = (math.floor(least / scale) + 1) * scale
             raise ValueError(
-                f"max_cost={max_cost:g} is too small for {num_orders} orders on {num_first} examples and a final "
-                f"comparison on {num_compared}, some {calls} calls: pass max_cost={enough:.2g} or more"
+                f"max_cost={max_cost:g} is too small for {num_orders} orders on {plan.first_look} examples and a final "
+                f"comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )
     return Budget(ledger, max_cost=max_cost, price=cost_of, expected=expected, **limits)

@@ -6,13 +6,11 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
-import numpy as np
 from pydantic import AfterValidator, Field
 from tqdm import tqdm
 
@@ -20,36 +18,25 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.work import NoCalls
-from plr_dspy.lm.prices import price_of
-from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
-from plr_dspy.optimizer.base import ProgramIn
-from plr_dspy.optimizer.bootstrapping import bootstrapped
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
-from plr_dspy.optimizer.job import Attempt, Job, checked_copy, lay_out
+from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins
+from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.optimizer.pool import labels_say_all, pool_part, pools_of, stand_ins
+from plr_dspy.optimizer.reporting import best_by_number, choice_of_demos, expected_scores
 from plr_dspy.plackett_luce.updates import smoothing_of
-from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments
-from plr_dspy.programs.calls import models_of, own_copy
+from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, shown
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
-from plr_dspy.programs.splits import source_of, value_key
-from plr_dspy.report.data import Alternative, BestOfNumber, Retrieval
-from plr_dspy.retrieval.rule import Pool
+from plr_dspy.programs.splits import value_key
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
 KINDS = ("both", "labeled", "bootstrapped")
 """Kinds of demos that are made of the trainset."""
-
-MOST_VOTES = 500
-"""Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 
 ATTEMPTS = 2
 """Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
@@ -57,26 +44,18 @@ ATTEMPTS = 2
 
 def _check_candidates(candidates: Any) -> str | list[Any]:
     """The argument as it was passed, a list as a list of its own; an error for anything else."""
-    expected = f"candidates must be one of {list(KINDS)}, or a list of demos"
-    if isinstance(candidates, str):
-        if candidates not in KINDS:
-            raise ValueError(f"{expected}; got {candidates!r}")
+    if isinstance(candidates, str) and candidates in KINDS:
         return candidates
-    if not isinstance(candidates, Sequence) or not candidates:
-        raise TypeError(f"{expected}; got {candidates!r}")
+    if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
+        raise ValueError(
+            f"candidates must be one of {list(KINDS)}, or a list of demos; got {shown(candidates)}"
+        )
     for number, demo in enumerate(candidates):
         if not isinstance(demo, (dspy.Example, Mapping)):
             raise TypeError(
                 f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}"
             )
     return list(candidates)
-
-
-def _check_embedder(embedder: Any) -> Any:
-    """The embedder; an error where it cannot be called with texts."""
-    if embedder is not None and not callable(embedder):
-        raise TypeError(f"embedder must be a dspy.Embedder; got {type(embedder).__name__}")
-    return embedder
 
 
 def _check_teacher(teacher: Any) -> dspy.Module | None:
@@ -141,7 +120,7 @@ class PLFewShot(PLReorder):
     num_final_draws: ClassVar[None] = None  # type: ignore[misc]
 
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
-    embedder: Annotated[Any, AfterValidator(_check_embedder)] = None
+    embedder: Callable[..., Any] | None = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
@@ -177,19 +156,12 @@ class PLFewShot(PLReorder):
                 "auto='paper' orders demos as the paper does, the same for every input: leave out demos"
             )
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+    def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         """Lay out what follows the calls that make demos."""
         budget = self.max_metric_calls or BUDGETS.get(self.auto or "")
+        left = None if budget is None else max(1, budget - self._spent)
         try:
-            return make_plan(
-                self.auto,
-                max_metric_calls=None if budget is None else max(1, budget - self._spent),
-                num_train=num_train,
-                num_selection=num_selection,
-                num_distinct=num_distinct,
-                signal=signal,
-                searched="demos",
-            )
+            return make_plan(self.auto, max_metric_calls=left, signal=signal, searched="demos", **sizes)
         except ValueError as error:
             if not self._spent:
                 raise
@@ -216,36 +188,34 @@ class PLFewShot(PLReorder):
             )
         return self._found[num_demos]()
 
-    def _prepared(
+    def _choices(
         self,
-        student: dspy.Module,
+        program: dspy.Module,
         trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example] | None,
-        *,
-        seed: int,
-        teacher: Any = None,
-    ) -> Job:
-        """Check the arguments, and lay out the search as it will be after as many attempts as there may be."""
+        valset: Sequence[dspy.Example],
+        rng: random.Random,
+        teacher: Any,
+    ) -> dict[str, Any]:
+        """Return what can be chosen once a teacher has made as many attempts as there may be."""
         teacher = _check_teacher(teacher)
-        valset = [] if valset is None else valset
-        program, own = checked_copy(self, student, trainset, valset)
-        rng = random.Random(seed)
-        from_list, retrieving = not isinstance(self.candidates, str), self.demos != "fixed"
-        part = {} if from_list else {i: trainset[i] for i in pool_part(trainset, valset, rng)}
-        if not (from_list or part or any(predictor.demos for _, predictor in named_predictors(program))):
+        given = [] if isinstance(self.candidates, str) else self.candidates
+        examples = {} if given else demo_examples(trainset, valset, rng)
+        if not (given or examples or any(predictor.demos for _, predictor in named_predictors(program))):
             raise ValueError(
                 f"trainset must hold more examples with different inputs: a quarter of them becomes demos, and of "
                 f"these {len(trainset)} examples none; pass 100 or more, or demos of your own in candidates"
             )
-        wanted = self.candidates == "bootstrapped" or (
-            self.candidates == "both" and not labels_say_all(program, part)
+        asks_teacher = self.candidates == "bootstrapped" or (
+            self.candidates == "both" and not labels_say_all(program, examples)
         )
-        wanted = wanted and self.max_metric_calls != 0
-        attempts = stand_ins(program, part, ATTEMPTS * self.max_bootstrapped) if wanted else []
-        # In the same order whatever that of the trainset, so that prompts and what was paid for them stay the same.
-        by_content = sorted(enumerate(trainset), key=lambda pair: value_key(dict(pair[1].items())))
-        pool = dict(by_content) if retrieving and not from_list else {}
-        slots = self._slots(program, part, attempts, pool, sources=pool)
+        attempts = []
+        if asks_teacher and self.max_metric_calls != 0:
+            attempts = stand_ins(program, examples, ATTEMPTS * self.max_bootstrapped)
+        findable = {}
+        if self.demos != "fixed" and not given:
+            # In the same order whatever the trainset's, so that prompts and what was paid for them stay the same.
+            findable = dict(sorted(enumerate(trainset), key=lambda pair: value_key(dict(pair[1].items()))))
+        slots = self._slots(program, examples, findable, attempts)
         others = {
             slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
         }
@@ -254,27 +224,17 @@ class PLFewShot(PLReorder):
         if obstacle := json_obstacle(ProgramFactory(program).build(others)):
             logger.warning("of the demos to choose from, %s", obstacle)
         self._spent = len(attempts)
-        return lay_out(
-            self,
-            program,
-            slots,
-            trainset,
-            valset,
-            original=slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
-            rng=rng,
-            others=[
-                *(part.values() if self.demos != "retrieved" else ()),
-                *(self.candidates if from_list else ()),
-            ],
-            seed=seed,
-            own=own,
-            part=part,
-            pool=pool,
-            teacher=teacher,
-            attempts=attempts,
-        )
+        return {
+            "slots": slots,
+            "original": slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
+            "others": [*(examples.values() if self.demos != "retrieved" else ()), *given],
+            "demo_examples": examples,
+            "findable": findable,
+            "teacher": teacher,
+            "attempts": attempts,
+        }
 
-    def _ready(
+    def _make_demos(
         self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
     ) -> Job:
         """Make the demos that a teacher makes, and lay out the search among them."""
@@ -283,11 +243,10 @@ class PLFewShot(PLReorder):
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
         budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
-        attempts = bootstrapped(job, ledger, budget, bar.update, interrupted)
+        attempts = make_attempts(job, ledger, budget, bar.update, interrupted)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
-        part, pool = (job.part, job.pool) if labelled else ({}, {})
-        slots = self._slots(job.program, part, attempts, pool, sources=job.pool)
+        slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=self.plan(**job.sizes))
@@ -298,23 +257,26 @@ class PLFewShot(PLReorder):
     def _slots(
         self,
         program: dspy.Module,
-        labelled: Mapping[int, dspy.Example],
+        examples: Mapping[int, dspy.Example],
+        findable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
-        pool: Mapping[int, dspy.Example],
         *,
-        sources: Mapping[int, dspy.Example],
+        labelled: bool = True,
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts, which are made of the sources.
+        """Return what can be chosen after these attempts; the examples as they are only where they are labelled.
 
         A ValueError says where there is no demo that keeps to limits.
         """
-        given = [] if isinstance(self.candidates, str) else self.candidates
-        # Of both kinds at once: each demo is rendered, and its tokens are counted.
-        every = pools_of(program, labelled={**labelled, **pool}, attempts=attempts, given=given)
-        apart = {f"trainset[{number}]": place for place, number in enumerate(pool)}
-        chosen = {f"trainset[{number}]" for number in labelled}
+        every = pools_of(  # Of both kinds at once: each demo is rendered, and its tokens are counted.
+            program,
+            labelled={**examples, **findable} if labelled else {},
+            attempts=attempts,
+            given=[] if isinstance(self.candidates, str) else self.candidates,
+        )
+        places = {f"trainset[{number}]": place for place, number in enumerate(findable)}
+        fixed = {f"trainset[{number}]" for number in examples}
         pools = {
-            name: [each for each in demos if each.origin in chosen or each.origin not in apart]
+            name: [each for each in demos if each.origin in fixed or each.origin not in places]
             for name, demos in every.items()
         }
         if not any(pools.values()) and not attempts:
@@ -326,153 +288,41 @@ class PLFewShot(PLReorder):
         limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
         if self.demos == "fixed":
             return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
-        for demos in every.values():
-            demos.sort(key=lambda each: apart.get(each.origin, -1))
-        retrieved = {name: [each for each in demos if each.origin != OWN] for name, demos in every.items()}
-        tokens = self.max_demo_tokens and self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
-        if tokens is not None:
-            retrieved = {
-                n: [each for each in demos if each.tokens <= tokens] for n, demos in retrieved.items()
-            }
+        retrieved = {
+            name: sorted(
+                [each for each in demos if each.origin != OWN], key=lambda each: places.get(each.origin, -1)
+            )
+            for name, demos in every.items()
+        }
+        tokens = None
+        if self.max_demo_tokens is not None:
+            tokens = self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
+            for name, demos in retrieved.items():
+                retrieved[name] = [each for each in demos if each.tokens <= tokens]
         if self.demos == "retrieved" and not any(retrieved.values()) and not attempts:
             raise ValueError(
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
                 "own: no prompt shows the candidates, or they have more than max_demo_tokens; pass demos='fixed'"
             )
         first = default_rule(self.max_demos, tokens)
-        others = variations(first, self.min_demos)
+        others = [rule for rule in variations(first, self.min_demos) if rule != first]
         return RetrievalSlots(
             program,
             pools,
             retrieved=retrieved,
-            examples=sources,
-            rules=[first, *(rule for rule in others if rule != first)],
+            examples=findable,
+            rules=[first, *others],
             min_found=self.min_demos,
             embedder=self.embedder,
             **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
             max_tokens=self.max_demo_tokens,
         )
 
-    def _found_beside(
-        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: ProgramIn
+    def _report_fields(
+        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> dict[str, Any]:
-        """Return the best arrangement of each number of demos, whose programs are kept, and the ways to show demos."""
-        assert isinstance(job.slots, PoolSlots)
-        slots, found = job.slots, _scored(compilation, outcome)
-        best: dict[int, _Scored] = {}
-        for each in sorted(found, key=lambda each: each.ordering != outcome.ordering):
-            if each.ordering == job.original or slots.space.holds(each.ordering):
-                best.setdefault(slots.num_demos(each.ordering), each)
-        self._found = {n: partial(program_in, best[n].ordering, best[n].offsets) for n in sorted(best)}
-        by_number = [
-            BestOfNumber(
-                num_demos=number,
-                ordering=slots.permutations(best[number].ordering),
-                score=best[number].score,
-                interval=best[number].interval,
-                num_examples=best[number].num_examples,
-                tokens=slots.tokens(best[number].ordering),
-            )
-            for number in sorted(best)
-        ]
-        retrieval = _retrieval(job, slots, outcome, found) if isinstance(slots, RetrievalSlots) else None
-        return {"best_by_number": by_number, "retrieval": retrieval, "vote": _vote(job, slots)}
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """What an ordering is expected to score, with the offsets of labels that calibrate it."""
-
-    ordering: Ordering
-    offsets: Sequence[float]
-    score: float
-    num_examples: int
-    interval: tuple[float, float] | None
-
-
-def _scored(compilation: Compilation, outcome: Outcome) -> list[_Scored]:
-    """All that was scored, best first.
-
-    A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
-    means. The paper's algorithm chooses by the selection split alone: there, these are the finalists.
-    """
-    original, searched = compilation.original, compilation.known_scores()
-    if not searched:
-        number = outcome.comparison.num_examples if outcome.comparison else 0
-        best_first = sorted(outcome.candidates, key=lambda result: -result.score)
-        return [_Scored(result.ordering, (), result.score, number, None) for result in best_first]
-    fitted, found = outcome.fitted, []
-    fitted = fitted or compilation.search.model.fit(searched, kept=[original, outcome.ordering])
-    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
-    orderings = [estimate.ordering for estimate in fitted.estimates()]
-    reference = original if original in counts else orderings[0]
-    before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
-    for ordering in orderings:
-        stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
-        score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
-        ends = fitted.interval(ordering, score, reference=reference)
-        moved = () if calibration is None or stays else calibration.offsets
-        found.append(_Scored(ordering, moved, round(score, 6), counts[ordering], ends))
-    return found
-
-
-def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, found: Sequence[_Scored]) -> Retrieval:
-    """Compare the ways to show demos: the best of each kind."""
-    kinds: dict[str, _Scored] = {}
-    for each in found:
-        rule, shown = slots.rule_of(each.ordering), any(slots.permutations(each.ordering).values())
-        kind = ("no demos", "the best fixed demos")[shown]
-        if rule is not None:
-            kind = ("the best rule for each input", "both together")[shown]
-        if each.ordering == job.original:
-            kind = "your program"
-        kinds.setdefault(kind, each)
-        if each.ordering in slots.space.beside[:1]:
-            kinds["the nearest demos, nearest last"] = each
-    models = {str(lm.model) for lm in job.models}
-    price = price_of(*models) if len(models) == 1 else None
-    rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
-    fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
-    return Retrieval(
-        rule=None if rule is None else asdict(rule),
-        text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
-        num_pooled=number,
-        alternatives=[
-            Alternative(
-                name=kind,
-                score=each.score,
-                interval=each.interval,
-                num_examples=each.num_examples,
-                tokens=slots.tokens(each.ordering),
-                found_tokens=slots.found_tokens(each.ordering),
-                cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
-            )
-            for kind, each in kinds.items()
-        ],
-    )
-
-
-def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
-    """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
-    predictors, number, answers = named_predictors(job.program), job.optimizer.max_demos, list[Any]()
-    names = set(predictors[0][1].signature.input_fields)
-    examples = [*job.splits.selection, *job.splits.train][:MOST_VOTES]
-    labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
-    if len(predictors) != 1 or job.splits.classes is None or not labelled or models_of(job.optimizer.metric):
-        return None
-    if isinstance(slots, RetrievalSlots) and slots.found:
-        (pool,) = slots.found.values()
-    else:
-        pool = Pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
-    metric, calls = job.optimizer.metric, NoCalls()
-    over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
-    with suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
-        for example in examples:
-            inputs = dict(example.inputs().items())
-            answer = dspy.Prediction(**pool.vote(inputs, number, without=inputs))
-            answers.append(over_set.outputs(own_copy(example), answer))
-    if calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
-        return None
-    score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
-    name = f"a vote of the {number} nearest examples, without a language model, scores"
-    return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)
+        """Return what a report says of the demos that were chosen, and keep the best program of each number."""
+        scored = expected_scores(compilation, outcome)
+        best = best_by_number(job, outcome, scored)
+        self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in best.items()}
+        return choice_of_demos(job, outcome, scored, best)

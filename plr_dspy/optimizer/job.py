@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import dspy
 
-from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan
+from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
@@ -26,8 +27,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HOOKS = ("arguments", "plan", "work", "search", "check", "calibrated")
-"""Methods of optimizers that a compile calls."""
+NOT_DECIDING = {
+    "metric",
+    "seed",
+    "max_seconds",
+    "max_cost",
+    "num_threads",
+    "max_errors",
+    "log_dir",
+    "accept_changes",
+    "display_progress",
+}
+"""Arguments that do not decide the result, or that an identity names otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +65,11 @@ class Job:
 
     Attributes:
         program: A copy of the student, or of what the student calibrates if that is to be calibrated anew.
-        own: That student; None for others.
+        calibrated_student: That student; None for others.
         examples: All that were passed.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
-        part: The examples of the trainset that demos are made of, by their numbers.
-        pool: Those that demos are made of which are found for each input.
+        demo_examples: The examples of the trainset that demos are made of, by their numbers.
+        findable: Those that the demos are made of which are found for each input.
         teacher: Makes demos; None where the student does.
         attempts: At demos: as many as there may be, then those that were made. The plan knows nothing of their calls.
     """
@@ -71,11 +82,16 @@ class Job:
     plan: Plan
     original: Ordering
     examples: Sequence[dspy.Example]
-    own: CalibratedProgram | None = None
-    part: Mapping[int, dspy.Example] = field(default_factory=dict)
-    pool: Mapping[int, dspy.Example] = field(default_factory=dict)
+    calibrated_student: CalibratedProgram | None = None
+    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
+    findable: Mapping[int, dspy.Example] = field(default_factory=dict)
     teacher: dspy.Module | None = None
     attempts: Sequence[Attempt] = ()
+
+    @property
+    def scored_examples(self) -> list[dspy.Example]:
+        """The examples of the train split, then those of the selection split, as cells number them."""
+        return [*self.splits.train, *self.splits.selection]
 
     @property
     def sizes(self) -> Any:
@@ -94,17 +110,27 @@ class Job:
 
     def arguments(self) -> dict[str, Any]:
         """The user's arguments that decide the result, as plain data."""
-        optimizer = self.optimizer
-        metric = optimizer.metric
-        name = (
-            repr(metric)
-            if isinstance(metric, SetMetric)
-            else getattr(metric, "__name__", type(metric).__name__)
-        )
-        return {"method": optimizer.name, **optimizer.arguments(), "seed": self.seed, "metric": name}
+        optimizer, metric = self.optimizer, self.optimizer.metric
+        # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
+        names = [each.name for each in fields(optimizer) if each.name not in NOT_DECIDING]
+        given = {name: getattr(optimizer, name) for name in names}
+        if (rule := given.get("update")) is not None:
+            parameters = fields(rule) if is_dataclass(rule) else ()
+            given["update"] = {
+                "name": rule.name,
+                **{each.name: getattr(rule, each.name) for each in parameters},
+            }
+        metric_name = getattr(metric, "__name__", type(metric).__name__)
+        return {
+            "method": optimizer.name,
+            **as_plain_data(given),
+            "seed": self.seed,
+            "metric": repr(metric) if isinstance(metric, SetMetric) else metric_name,
+        }
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, as plain data."""
+        """Everything that decides the result, and the limits of the compile, as plain data."""
+        limits = ("num_threads", "max_errors", "max_seconds", "max_cost")
         return {
             **self.arguments(),
             "scored_on": self.optimizer.scored_on,
@@ -113,52 +139,77 @@ class Job:
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
             **asdict(self.plan),
+            **{name: getattr(self.optimizer, name) for name in limits},
+            "most_useful_calls": most_calls(len(self.scored_examples)),
         }
 
 
-def finds_demos(student: Any) -> bool:
+def as_plain_data(value: Any) -> Any:
+    """An argument as plain data; of objects a digest, which is the same in every process."""
+    if isinstance(value, Mapping):
+        return {str(key): as_plain_data(part) for key, part in value.items()}
+    return value if isinstance(value, (bool, int, float, str, type(None))) else digest(value)
+
+
+def finds_demos(program: Any) -> bool:
     """Whether a predictor of a program finds its demos for each input."""
-    predictors = named_predictors(student) if isinstance(student, dspy.Module) else ()
+    predictors = named_predictors(program) if isinstance(program, dspy.Module) else ()
     return any(isinstance(predictor, RetrievingPredict) for _, predictor in predictors)
 
 
-def checked_copy(
+def prepare(
+    optimizer: Reorderer,
+    student: dspy.Module,
+    trainset: Sequence[dspy.Example],
+    valset: Sequence[dspy.Example] | None,
+    *,
+    seed: int,
+    teacher: Any = None,
+) -> Job:
+    """Check the arguments of a compile, and lay it out; no program call is made."""
+    valset, rng = [] if valset is None else valset, random.Random(seed)
+    program, calibrated = _checked_copy(optimizer, student, trainset, valset)
+    choices = optimizer._choices(program, trainset, valset, rng, teacher)
+    given = {"seed": seed, "calibrated_student": calibrated, **choices}
+    return _lay_out(optimizer, program, trainset, valset, rng, **given)
+
+
+def _checked_copy(
     optimizer: Reorderer,
     student: dspy.Module,
     trainset: Sequence[dspy.Example],
     valset: Sequence[dspy.Example],
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
-    """Check what the user passes, and return the `program` and the `own` of the job."""
-    for hook in HOOKS:
-        if not callable(getattr(optimizer, hook)):  # a user's subclass keeps something under its name
-            raise TypeError(
-                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
-            )
+    """Check what the user passes, and return `program` and `calibrated_student` of the job."""
     optimizer.check_together()  # They may have been set since.
     if finds_demos(student) and not optimizer.takes_found:
         raise ValueError(
             f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
             f"choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
-    own = student if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False else None
-    student = student if own is None else own.program
+    calibrated = None
+    if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False:
+        calibrated, student = student, student.program
     check_given(student, name=optimizer.student_name, **{optimizer.trainset_name: trainset, "valset": valset})
-    program = without_results(ProgramFactory(student).build({}))
+    program = ProgramFactory(student).build({})
+    # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no
+    # `log_dir` would be found again.
+    vars(program).pop("reorder_report", None)
+    if isinstance(getattr(program, "candidate_programs", None), list):
+        del program.candidate_programs
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
     optimizer.check(program, trainset)
-    return program, own
+    return program, calibrated
 
 
-def lay_out(
+def _lay_out(
     optimizer: Reorderer,
     program: dspy.Module,
-    slots: PromptSlots,
     trainset: Sequence[dspy.Example],
     valset: Sequence[dspy.Example],
-    *,
-    original: Ordering,
     rng: random.Random,
+    *,
     others: Sequence[Any] = (),
     **given: Any,
 ) -> Job:
@@ -166,56 +217,32 @@ def lay_out(
 
     Neither the program's demos nor the `others` score. Too few examples, and too small a budget, are a ValueError.
     """
-    name = optimizer.trainset_name
-    own = [demo for _, predictor in named_predictors(program) for demo in predictor.demos]
-    prompted = {
-        field for _, predictor in named_predictors(program) for field in predictor.signature.input_fields
-    }
+    name, predictors = optimizer.trainset_name, named_predictors(program)
+    demos = [demo for _, predictor in predictors for demo in predictor.demos]
+    prompted = {field for _, predictor in predictors for field in predictor.signature.input_fields}
     splits = make_splits(
-        trainset, valset, [*own, *others], rng, balanced=optimizer.balanced, name=name, prompted=prompted
+        trainset, valset, [*demos, *others], rng, balanced=optimizer.balanced, name=name, prompted=prompted
     )
-    job = Job(
-        optimizer,
-        program=program,
-        slots=slots,
-        splits=splits,
-        plan=NOTHING_TO_DO,
-        original=original,
-        examples=[*trainset, *valset],
-        **given,
-    )
-    if slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
+    examples = [*trainset, *valset]
+    plan = NOTHING_TO_DO
+    job = Job(optimizer, program=program, splits=splits, plan=plan, examples=examples, **given)
+    if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
         return job
-    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.part)
+    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(
+        others and not job.demo_examples
+    )
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
     if isinstance(optimizer.metric, SetMetric):
         optimizer.metric.check(splits.train, splits.selection)
-    num_usable, num_given = len(splits.train) + len(splits.selection), len(trainset) + len(valset)
+    num_usable = len(job.scored_examples)
     if num_usable < FEW_EXAMPLES and optimizer.judges:
-        fewer = num_given > num_usable
+        fewer = num_usable < len(examples)
         logger.warning(
             "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order "
             "by %.2f, so little can be found: pass 100 examples or more",
             num_usable,
-            f"of the {num_given} " * fewer,
+            f"of the {len(examples)} " * fewer,
             " (the others are demos, or given twice)" * fewer,
             (0.25 / num_usable) ** 0.5,
         )
     return replace(job, plan=optimizer.plan(**job.sizes))
-
-
-def without_results(program: dspy.Module) -> dspy.Module:
-    """Take from a program what an earlier optimizer found beside it, and return the program.
-
-    Every copy would hold copies of those programs; and a report is never twice the same, so that no `log_dir` would be
-    found again.
-    """
-    attributes = vars(program)
-    report, found = attributes.pop("reorder_report", None), attributes.get("candidate_programs")
-    are_candidates = isinstance(found, list) and all(
-        isinstance(part, Mapping) and {"score", "program"} <= part.keys() for part in found
-    )
-    none_compared = isinstance(report, Mapping) and not report.get("candidates")
-    if are_candidates and (found or none_compared):  # Other empty lists are of the user's own.
-        del attributes["candidate_programs"]
-    return program

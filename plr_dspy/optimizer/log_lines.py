@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 from plr_dspy.runtime.terminal import shows_progress
 
@@ -20,29 +19,25 @@ def show_log_lines() -> None:
     They also go to whatever the user has configured, and then to that alone: nothing is shown twice.
     """
     logger = logging.getLogger(PACKAGE)
-    for handler in [handler for handler in logger.handlers if handler.name == HANDLER]:
-        logger.removeHandler(handler)
-    handler = logging.StreamHandler(_DSPyStream())
+    for earlier in [handler for handler in logger.handlers if handler.name == HANDLER]:
+        logger.removeHandler(earlier)
+    handler = _DSPyHandler()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
-    handler.addFilter(_is_needed)
     logger.addHandler(handler)
     logger.setLevel(logger.level or logging.INFO)
 
 
-class _DSPyStream:
-    """The stream of DSPy's log lines; DSPy is imported when there is a line to show, for it takes its time."""
+class _DSPyHandler(logging.Handler):
+    """Shows what nobody else shows: warnings, and where the user wants to see how far things are, all lines."""
 
-    def write(self, text: str) -> None:
-        from dspy.utils.logging_utils import DSPY_LOGGING_STREAM
+    def emit(self, record: logging.LogRecord) -> None:
+        configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
+        if configured or not (record.levelno >= logging.WARNING or shows_progress.get()):
+            return
+        try:
+            from dspy.utils.logging_utils import DSPY_LOGGING_STREAM  # not before, for DSPy takes its time
 
-        DSPY_LOGGING_STREAM.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()  # what DSPy's stream writes to; Python calls this at its end, whatever was written
-
-
-def _is_needed(record: logging.LogRecord) -> bool:
-    """Whether nobody else shows the line, and it is a warning or the user wants to see how far things are."""
-    configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
-    return not configured and (record.levelno >= logging.WARNING or shows_progress.get())
+            DSPY_LOGGING_STREAM.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from numbers import Real
 from typing import Annotated, Any, Literal
 
 import dspy
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
+from pydantic import AfterValidator, Field
 
 from plr_dspy.compilation.plan import Plan, make_plan
-from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
-from plr_dspy.labels.work import LabelWork
-from plr_dspy.optimizer.base import Reorderer, as_plain_data
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
+from plr_dspy.labels.reader import NoProbabilities
+from plr_dspy.labels.work import LabelWork, label_scores
+from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
-from plr_dspy.optimizer.signal import probe, work_of
 from plr_dspy.plackett_luce.updates import update_rule
-from plr_dspy.programs.arguments import Count, Fraction, Number, Probability, WholeNumber, arguments, shown
+from plr_dspy.programs.arguments import Count, Flag, Fraction, Number, Probability, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
+from plr_dspy.report.data import Signal
+from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search
+from plr_dspy.search.space import Ordering
 from plr_dspy.search.stopping import Patience, Stopper, TargetScore
 from plr_dspy.search.thompson import ThompsonSearch
+from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
 
 logger = logging.getLogger(__name__)
 
+MOST_TRIES = 8
+"""Calls that may bring no log-probabilities: replies may be no label, and a program may answer some examples without an
+LM."""
 
-def _flag_or_shares(value: Any) -> Any:
-    """The value, if it is a bool or a dict of numbers that is not empty."""
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, Mapping) or not value:
-        raise ValueError(
-            f"calibrate must be True, False, or a dict from labels to shares; got {shown(value)}"
-        )
-    for label, share in value.items():
-        if isinstance(share, bool) or not isinstance(share, Real) or not math.isfinite(share):
-            raise ValueError(
-                f"calibrate must have a number for each label; got {shown(share)} for {shown(label)}"
-            )
-    return dict(value)
+FIRST_CALLS = 2
+"""Examples of the first look of either kind of search: where the first call fails, the next one tells. Where replies
+were read and had none, no more are tried, unless log-probabilities must come."""
 
 
 @arguments
@@ -114,9 +109,7 @@ class PLReorder(Reorderer):
     name = "PLReorder"
 
     signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]
-    calibrate: Annotated[  # type: ignore[misc]
-        SkipValidation[bool | Mapping[Any, float]], BeforeValidator(_flag_or_shares)
-    ] = False
+    calibrate: Flag | Mapping[Any, Number] = False  # type: ignore[misc]
     update: Annotated[Any, AfterValidator(update_rule)] = Field("mle", validate_default=True)
     auto: Literal["light", "medium", "heavy", "paper"] | None = "light"
     stop_at_score: Number | None = None
@@ -147,34 +140,14 @@ class PLReorder(Reorderer):
     @property
     def stoppers(self) -> list[Stopper]:  # type: ignore[override]
         """What ends the search early."""
-        stoppers: list[Stopper] = []
-        if self.stop_at_score is not None:
-            stoppers.append(TargetScore(self.stop_at_score))
-        if self.patience is not None:
-            stoppers.append(Patience(self.patience))
-        return stoppers
+        target = [] if self.stop_at_score is None else [TargetScore(self.stop_at_score)]
+        patience = [] if self.patience is None else [Patience(self.patience)]
+        return [*target, *patience]
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the user's arguments that decide the result, but for the seed, as plain data."""
-        rule = self.update
-        names: list[str] = [field.name for field in fields(rule)] if is_dataclass(rule) else []
-        parameters = {name: getattr(rule, name) for name in names}
-        return {**super().arguments(), "update": {"name": rule.name, **as_plain_data(parameters)}}
-
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
-        """Lay out a compile."""
-        return make_plan(
-            self.auto,
-            max_metric_calls=self.max_metric_calls,
-            num_iterations=self.num_iterations,
-            num_samples=self.num_samples,
-            elite_fraction=self.elite_fraction,
-            num_final_draws=self.num_final_draws,
-            num_train=num_train,
-            num_selection=num_selection,
-            num_distinct=num_distinct,
-            signal=signal,
-        )
+    def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
+        names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return make_plan(self.auto, signal=signal, **chosen, **sizes)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Warn of a program that is calibrated, and is not to be calibrated anew."""
@@ -182,11 +155,36 @@ class PLReorder(Reorderer):
             logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
 
     def work(self, job: Job) -> MetricWork:
-        """Return what makes a call: it reads log-probabilities where the program and the metric allow for it."""
-        return work_of(job)
+        """Return what makes a call: it reads log-probabilities where the program and the metric allow for it.
+
+        A ValueError says where they do not and must be read, and where shares of labels do not fit the labels.
+        """
+        calibrating, one_prompt = self.calibrate is not False, job.slots.space.num_distinct < 2
+        if calibrating and one_prompt:
+            raise ValueError(
+                "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the "
+                "program to BatchCalibration"
+            )
+        found: LabelWork | str = ""
+        if self.signal != "score" and not one_prompt:
+            found = label_work(job) if job.plan.racing else "auto='paper' scores orders as the paper does"
+        if isinstance(found, LabelWork):
+            label_shares(self.calibrate, found)
+            return found
+        if calibrating:
+            raise ValueError(
+                f"calibrate=True is not possible: {found}. Leave it out; if one predictor of several has labels, "
+                "calibrate the program that comes out with BatchCalibration(predictor=...)"
+            )
+        if self.signal == "logprobs" and found:
+            raise ValueError(
+                f"signal='logprobs' is not possible: {found}. Pass signal='auto', which takes scores in this case"
+            )
+        work = super().work(job)
+        work.signal = Signal(used="score", reason=found, labels=[])
+        return work
 
     def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a plan."""
         shape: dict[str, Any] = {
             "update": self.update,
             "num_samples": plan.num_samples,
@@ -205,29 +203,88 @@ class PLReorder(Reorderer):
             **shape,
         )
 
-    def calibrated(
-        self,
-        job: Job,
-        work: MetricWork,
-        program: dspy.Module,
-        offsets: Sequence[float],
-        shares: Sequence[float],
-    ) -> dspy.Module:
-        """Return a program in an order as it was scored; without offsets, with the calibration that it came with."""
-        own = job.own
-        if not offsets and own:
-            return CalibratedProgram(program, own.calibration, predictor=own.predictor)
-        if self.calibrate is False or not offsets or not isinstance(work, LabelWork):
-            return super().calibrated(job, work, program, offsets, shares)
-        found = Calibration(
-            "batch" if shares else "none",
-            tuple(work.output.labels),
-            tuple(offsets),
-            num_inputs=len(job.splits.train) + len(job.splits.selection),
-            shares=tuple(shares),
-        )
-        return CalibratedProgram(program, found, predictor=work.output.predictor).bound()
-
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
-        """Return the log-probabilities of calls, where the first one has brought any."""
-        return probe(job, work, scorer) if isinstance(work, LabelWork) else None
+        """Make the first call, unless it has been paid, and say in the work's `signal` if log-probabilities come.
+
+        Returns:
+            Where the search finds them; None where there are none, or a NoProbabilities where they must be the signal.
+        """
+        if not isinstance(work, LabelWork):
+            return None
+        calibrating = self.calibrate is not False
+        required = calibrating or self.signal == "logprobs"
+        cell = _telling_cell(job, scorer, work, required=required)
+        if cell is not None and cell.label_logprobs is None:
+            work.requests.wanted = False
+            failed = cell.outcome == FAILED
+            without = "the first calls failed" if failed else "the first answers came without any"
+            reason = work.reason or ("" if failed else work.lacking) or without
+            if required and failed:
+                raise scorer.nothing_ran([cell], 1)
+            if required:
+                asked = "calibrate=True" if calibrating else "signal='logprobs'"
+                cure = "Leave it out" if calibrating else "Pass signal='auto'"
+                raise NoProbabilities(
+                    f"{asked} needs the log-probabilities of labels, and there are none: {reason}. {cure} to go on "
+                    "with scores"
+                )
+            work.signal = Signal(used="score", reason=reason, labels=[])
+            return None
+
+        def log_probabilities(ordering: Ordering, example: int) -> Sequence[float] | None:
+            cell = scorer.cell(ordering, example)
+            return None if cell is None else cell.label_logprobs
+
+        def unseen(ordering: Ordering, example: int) -> Sequence[int]:
+            cell = scorer.cell(ordering, example)
+            return () if cell is None else cell.unseen_labels
+
+        shares = label_shares(self.calibrate, work)
+        return LabelResponses(work.counted_scores(), log_probabilities, unseen, shares, calibrating)
+
+
+def label_work(job: Job) -> LabelWork | str:
+    """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
+    output, metric, examples = label_output(job.program), job.optimizer.metric, job.scored_examples
+    if isinstance(output, str):
+        return output
+    scores = label_scores(metric, examples, output)
+    if isinstance(scores, str):
+        return scores
+    warn_of_labels(job.program, output, right_counts(scores), by_accuracy=not isinstance(metric, SetMetric))
+    own = None if job.calibrated_student is None else job.calibrated_student.calibration
+    work = LabelWork(
+        metric,
+        examples,
+        output=output,
+        scores=scores,
+        calibrating=job.optimizer.calibrate is not False,
+        original=job.slots.demos(job.original),
+        own=None if own is None else own.applied,
+    )
+    work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
+    return work
+
+
+def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
+    """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to."""
+    if isinstance(calibrate, Mapping):
+        return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
+    return shares_to_try(work.scores, between=work.influence is not None)
+
+
+def _telling_cell(job: Job, scorer: CellScorer, work: LabelWork, *, required: bool) -> Cell | None:
+    """The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid."""
+    cell, num_first = None, min(job.plan.num_first_examples, FIRST_CALLS)
+    # A student without demos may never say a label; with demos it does.
+    first = [job.slots.space.identity] * num_first
+    tried = [*first, *job.slots.longest(MOST_TRIES - num_first, job.seed)]
+    for example, ordering in enumerate(tried[: len(job.splits.train)]):
+        if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
+            break
+        cell = cells[ordering][example]
+        if cell.label_logprobs is not None or work.reason:
+            break
+        if example + 1 >= num_first and not required and cell.outcome != WRONG:
+            break
+    return cell

@@ -1,10 +1,14 @@
-"""Makes the report of a compile from what it found."""
+"""Makes the report of a compile from what it found, and logs it to MLflow."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import dspy
@@ -13,21 +17,41 @@ from dspy.adapters.utils import format_field_value
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.lm.prices import cost_of, without_price
-from plr_dspy.metrics.over_set import LabelMetric
-from plr_dspy.optimizer.bootstrapping import attempt_errors
+from plr_dspy.compilation.path import Compilation
+from plr_dspy.labels.work import NoCalls
+from plr_dspy.lm.prices import cost_of, price_of, without_price
+from plr_dspy.metrics.over_set import AverageScoreBy, LabelMetric, SetMetric
+from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import models_of
+from plr_dspy.programs.calls import models_of, own_copy
 from plr_dspy.programs.copies import language_models, named_predictors
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, Signal, SlotReport
+from plr_dspy.programs.splits import source_of
+from plr_dspy.report.data import (
+    Alternative,
+    BestOfNumber,
+    Candidate,
+    Confusion,
+    ProgramState,
+    Report,
+    Retrieval,
+    Signal,
+    SlotReport,
+)
+from plr_dspy.retrieval.rule import Pool
+from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.scoring.cells import error_counts
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
+logger = logging.getLogger(__name__)
+
 LONGEST = 500
 """Characters of a field's text."""
+
+MOST_VOTES = 500
+"""Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 
 _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTIFIER>>", re.S)
 """What DSPy makes of pictures, sounds and files."""
@@ -43,37 +67,32 @@ def build_report(
     **others: Any,
 ) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
-    ledger, original, permutations = scorer.ledger, job.original, job.slots.permutations
     no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
-    candidates = [
-        Candidate(
-            origin=result.origin,
-            ordering=permutations(result.ordering),
-            score=result.score,
-            expected_gain=result.gain.expected,
-            probability=result.gain.probability,
-        )
-        for result in outcome.candidates
-    ]
+    num_distinct = min(job.slots.space.num_distinct, int(sys.float_info.max))
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     return Report(
-        original=_program_state(job, original, scorer),
+        original=_program_state(job, job.original, scorer),
         returned=_program_state(job, outcome.ordering, scorer),
         slots=_slot_reports(job, outcome),
-        distinct_prompts=float(
-            min(job.slots.space.num_distinct, int(sys.float_info.max))
-        ),  # the largest float
-        candidates=candidates,
-        signal=signal and signal.model_copy(update={"leaning": outcome.leaning}),
-        tokens={model: dict(counts) for model, counts in ledger.tokens.items()},
-        cost=None if no_price else cost_of(ledger.tokens),
-        errors=[
-            *attempt_errors(job.attempts),
-            *error_counts(ledger.cells.items(), names),
+        distinct_prompts=float(num_distinct),
+        candidates=[
+            Candidate(
+                origin=result.origin,
+                ordering=job.slots.permutations(result.ordering),
+                score=result.score,
+                expected_gain=result.gain.expected,
+                probability=result.gain.probability,
+            )
+            for result in outcome.candidates
         ],
+        signal=signal and signal.model_copy(update={"leaning": outcome.leaning}),
+        tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
+        cost=None if no_price else cost_of(scorer.ledger.tokens),
+        errors=[*attempt_errors(job.attempts), *error_counts(scorer.ledger.cells.items(), names)],
         confusion=_confusion(job, outcome),
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
+        settings=job.settings(),
         **{name: getattr(outcome, name) for name in found},
         **others,
     )
@@ -81,19 +100,23 @@ def build_report(
 
 def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
     """Count the labels that both programs answered, where the metric is one of labels over a set."""
-    metric, examples = job.optimizer.metric, [*job.splits.train, *job.splits.selection]
+    from sklearn.metrics import confusion_matrix  # not before, for it takes its time
+
+    metric, examples = job.optimizer.metric, job.scored_examples
     if not isinstance(metric, LabelMetric) or not outcome.answered:
         return None
     facts = [metric.fact(examples[example]) for example, *_ in outcome.answered]
     labels = sorted(set(facts))
-    counts = []
-    for which in (1, 2):
-        table = np.zeros((len(labels), len(labels) + 1), dtype=np.int64)
-        for fact, told in zip(facts, outcome.answered, strict=True):
-            label = metric.label_of(told[which])
-            table[labels.index(fact), labels.index(label) if label in labels else -1] += 1
-        counts.append(table.tolist())
-    return Confusion(labels=labels, original=counts[0], returned=counts[1])
+    numbers = {label: number for number, label in enumerate(labels)}
+
+    def table(answers: Iterable[Any]) -> list[list[int]]:
+        told = [numbers.get(metric.label_of(each), len(labels)) for each in answers]
+        counts = confusion_matrix([numbers[fact] for fact in facts], told, labels=range(len(labels) + 1))
+        rows: list[list[int]] = counts[:-1].tolist()  # No example has a label that is none of them.
+        return rows
+
+    _, before, after = zip(*outcome.answered, strict=True)
+    return Confusion(labels=labels, original=table(before), returned=table(after))
 
 
 def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:
@@ -108,11 +131,19 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
 
 
 def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
-    """Make the part of the report for each predictor with demos."""
+    """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
     ordering, original = job.slots.permutations(outcome.ordering), job.slots.permutations(job.original)
-    distributions = iter(outcome.distributions)
-    predictors = dict(named_predictors(job.program))
+    distributions, predictors = iter(outcome.distributions), dict(named_predictors(job.program))
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
+
+    def start(text: str) -> str:
+        text = redact(_DATA.sub("[data]", text)).encode(errors="replace").decode()  # what can be written
+        return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
+
+    def texts(predictor: dspy.Predict, demo: Any) -> dict[str, str]:
+        fields = predictor.signature.fields.items()
+        return {n: start(format_field_value(field, demo[n])) for n, field in fields if n in demo}
+
     return [
         SlotReport(
             predictor=slot.predictor,
@@ -120,7 +151,7 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
             ordering=ordering[slot.predictor],
             blocks=[list(block) for block in slot.blocks],
             distributions=[next(distributions).state_dict() for _ in slot.blocks],
-            demos=_texts(predictors[slot.predictor], slot.demos, redact),
+            demos=[texts(predictors[slot.predictor], demo) for demo in slot.demos],
             origins=[pooled.origin for pooled in slot.pool],
             original=original[slot.predictor],
         )
@@ -128,17 +159,171 @@ def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
     ]
 
 
-def _texts(
-    predictor: dspy.Predict, demos: Sequence[Mapping[str, Any]], redact: Callable[[str], str]
-) -> list[dict[str, str]]:
-    """The fields of each demo that the predictor's prompt shows, as it shows them, without secrets, cut where long."""
+@dataclass(frozen=True)
+class ExpectedScore:
+    """What an ordering is expected to score, with the offsets of labels that calibrate it."""
 
-    def start(text: str) -> str:
-        text = redact(_DATA.sub("[data]", text)).encode(errors="replace").decode()  # what can be written
-        return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
+    ordering: Ordering
+    offsets: Sequence[float]
+    score: float
+    num_examples: int
+    interval: tuple[float, float] | None
 
-    shown = predictor.signature.fields.items()
-    return [
-        {name: start(format_field_value(field, demo[name])) for name, field in shown if name in demo}
-        for demo in demos
-    ]
+
+def expected_scores(compilation: Compilation, outcome: Outcome) -> list[ExpectedScore]:
+    """All that was scored, best first.
+
+    A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
+    means. The paper's algorithm chooses by the selection split alone: there, these are the finalists.
+    """
+    original, scores = compilation.original, compilation.scores()
+    if not (compilation.plan.racing and scores):
+        number = outcome.comparison.num_examples if outcome.comparison else 0
+        best_first = sorted(outcome.candidates, key=lambda result: -result.score)
+        return [ExpectedScore(result.ordering, (), result.score, number, None) for result in best_first]
+    fitted, found = outcome.fitted, []
+    fitted = fitted or compilation.search.model.fit(scores, kept=[original, outcome.ordering])
+    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
+    orderings = [estimate.ordering for estimate in fitted.estimates()]
+    reference = original if original in counts else orderings[0]
+    before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
+    for ordering in orderings:
+        stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
+        score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
+        ends = fitted.interval(ordering, score, reference=reference)
+        offsets = calibration.offsets if calibration and fitted.calibrating and not stays else ()
+        found.append(ExpectedScore(ordering, offsets, round(score, 6), counts[ordering], ends))
+    return found
+
+
+def best_by_number(job: Job, outcome: Outcome, scored: Sequence[ExpectedScore]) -> dict[int, ExpectedScore]:
+    """The best arrangement of each number of demos; the chosen one before all others."""
+    best: dict[int, ExpectedScore] = {}
+    for each in sorted(scored, key=lambda each: each.ordering != outcome.ordering):
+        if each.ordering == job.original or job.slots.space.holds(each.ordering):
+            best.setdefault(job.slots.num_demos(each.ordering), each)
+    return dict(sorted(best.items()))
+
+
+def choice_of_demos(
+    job: Job, outcome: Outcome, scored: Sequence[ExpectedScore], best: Mapping[int, ExpectedScore]
+) -> dict[str, Any]:
+    """The fields of a report that compare numbers of demos, ways to show them, and a vote of neighbours."""
+    slots = job.slots
+    assert isinstance(slots, PoolSlots)
+    return {
+        "best_by_number": [
+            BestOfNumber(
+                num_demos=number,
+                ordering=slots.permutations(each.ordering),
+                score=each.score,
+                interval=each.interval,
+                num_examples=each.num_examples,
+                tokens=slots.tokens(each.ordering),
+            )
+            for number, each in best.items()
+        ],
+        "retrieval": _retrieval(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None,
+        "vote": _vote(job, slots),
+    }
+
+
+def _retrieval(
+    job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]
+) -> Retrieval:
+    """Compare the ways to show demos: the best of each kind."""
+    kinds: dict[str, ExpectedScore] = {}
+    for each in scored:
+        rule, shown = slots.rule_of(each.ordering), any(slots.permutations(each.ordering).values())
+        kind = ("no demos", "the best fixed demos")[shown]
+        if rule is not None:
+            kind = ("the best rule for each input", "both together")[shown]
+        if each.ordering == job.original:
+            kind = "your program"
+        kinds.setdefault(kind, each)
+        if each.ordering in slots.space.beside[:1]:
+            kinds["the nearest demos, nearest last"] = each
+    models = {str(lm.model) for lm in job.models}
+    price = price_of(*models) if len(models) == 1 else None
+    rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
+    fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
+    return Retrieval(
+        rule=None if rule is None else asdict(rule),
+        text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
+        num_pooled=number,
+        alternatives=[
+            Alternative(
+                name=kind,
+                score=each.score,
+                interval=each.interval,
+                num_examples=each.num_examples,
+                tokens=slots.tokens(each.ordering),
+                found_tokens=slots.found_tokens(each.ordering),
+                cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
+            )
+            for kind, each in kinds.items()
+        ],
+    )
+
+
+def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
+    """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
+    predictors, number, answers = named_predictors(job.program), job.optimizer.max_demos, list[Any]()
+    names = set(predictors[0][1].signature.input_fields)
+    examples = [*job.splits.selection, *job.splits.train][:MOST_VOTES]
+    labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
+    if len(predictors) != 1 or job.splits.classes is None or not labelled or models_of(job.optimizer.metric):
+        return None
+    if isinstance(slots, RetrievalSlots) and slots.found:
+        (pool,) = slots.found.values()
+    else:
+        pool = Pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
+    metric, calls = job.optimizer.metric, NoCalls()
+    over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
+    with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
+        for example in examples:
+            inputs = dict(example.inputs().items())
+            answer = dspy.Prediction(**pool.vote(inputs, number, without=inputs))
+            answers.append(over_set.outputs(own_copy(example), answer))
+    if calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
+        return None
+    score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
+    name = f"a vote of the {number} nearest examples, without a language model, scores"
+    return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)
+
+
+def log_to_mlflow(report: Report) -> None:
+    """Log a report to the active MLflow run; do nothing where MLflow is not imported, or no run is active."""
+    mlflow: Any = sys.modules.get("mlflow")
+    try:
+        if run := getattr(mlflow, "active_run", lambda: None)():
+            _log_run(mlflow, report, run.info.run_id)
+    except Exception as error:  # of whatever stores it, wherever that is; the compile is paid for
+        logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)
+
+
+def _log_run(mlflow: Any, report: Report, run_id: str) -> None:
+    """Log settings as parameters; scores by program calls, and in percent as `eval`, by which MLflow compares programs;
+    and the report as ``reorder_report.json``, with matplotlib also as ``reorder_report.html``."""
+    scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
+    if report.signal is not None:
+        scalars["signal_used"] = report.signal.used
+    mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
+    found: list[tuple[str, float, int]] = [("reorder.program_calls", report.program_calls["total"], 0)]
+    if report.cost is not None:
+        found.append(("reorder.cost", report.cost, 0))
+    for round_ in report.history:
+        found.append(("reorder.best_score", round_.best_score_so_far, round_.program_calls))
+        found.append(("reorder.mean_score", round_.mean_score, round_.program_calls))
+        found.append(("eval", 100 * round_.best_score_so_far, round_.program_calls))
+    if report.comparison is not None:
+        for name in ("original", "chosen", "gain"):
+            found.append((f"reorder.{name}", getattr(report.comparison, name), 0))
+    now = int(1_000 * time.time())
+    metrics = [mlflow.entities.Metric(name, float(value), now, step) for name, value, step in found]
+    mlflow.MlflowClient().log_batch(run_id, metrics=metrics)
+    mlflow.log_dict(report.to_dict(), "reorder_report.json")
+    with contextlib.suppress(ImportError):  # no matplotlib
+        from plr_dspy.report.figure import page
+
+        mlflow.log_text(page(report), "reorder_report.html")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,12 +16,11 @@ from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job, checked_copy, finds_demos, lay_out
-from plr_dspy.optimizer.signal import label_work
+from plr_dspy.optimizer.job import Job, finds_demos, prepare
+from plr_dspy.optimizer.plreorder import label_work
 from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
-from plr_dspy.retrieval.slots import FoundOrders
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
@@ -46,16 +44,6 @@ class RandomSample(Reorderer):
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     takes_found = True
     num_orders: Annotated[Count, Field(ge=MIN_ORDERS)] = NUM_ORDERS
-
-    def _prepared(
-        self, student: dspy.Module, trainset: Any, valset: Any, *, seed: int, teacher: Any = None
-    ) -> Job:
-        if not finds_demos(student):
-            return super()._prepared(student, trainset, valset, seed=seed)
-        program, own = checked_copy(self, student, trainset, valset)
-        slots, rng = FoundOrders(program), random.Random(seed)
-        original = slots.space.identity
-        return lay_out(self, program, slots, trainset, valset, original=original, rng=rng, seed=seed, own=own)
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         num_orders, num_examples = min(self.num_orders, num_distinct), num_train + num_selection
@@ -82,37 +70,37 @@ class RandomSample(Reorderer):
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, on fewer examples where failures have cost calls, and say how far apart they lie."""
-        prepared = self._prepared(program, dataset, [], seed=self.seed)
-        num_distinct = prepared.slots.space.num_distinct
+        prepared = prepare(self, program, dataset, [], seed=self.seed)
+        num_distinct, finds = prepared.slots.space.num_distinct, finds_demos(program)
         if num_distinct < 2:
             raise ValueError(
                 "program has one order of its demos only: nothing to compare; choose 2 demos or more"
             )
-        with self._opened(prepared) as (job, work, scorer, _):
+        with self._open(prepared) as (job, work, scorer, _):
             orders, num_examples = self.search(job, job.plan).ask(), job.plan.num_train_examples
-            finds, turned = finds_demos(program), tuple(items[::-1] for items in orders[0])
             if finds:  # Whether the nearest stands last or first is asked before all others.
+                turned = tuple(items[::-1] for items in orders[0])
                 orders = list(dict.fromkeys([orders[0], turned, *orders]))[: len(orders)]
             while num_examples > 2 and not scorer.fits(dict.fromkeys(orders, range(num_examples))):
                 num_examples -= 1
-            first = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
-            scorer.table(orders, first)
+            asked = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
+            scorer.table(orders, asked)
             if not FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample).check():
-                first = range(num_examples)
-            examples, rows = scorer.table(orders, first)
-            scores = work.counted_scores() if isinstance(work, LabelWork) else np.empty((0, 0))
+                asked = range(num_examples)
+                scorer.table(orders, asked)
+            label_scores = work.counted_scores() if isinstance(work, LabelWork) else np.empty((0, 0))
             scorer.refer([(order, {}) for order in orders], least=len(orders))
-            examples, rows = scorer.table(orders, first)
+            examples, rows = scorer.table(orders, asked)
             cells = scorer.known_cells(dict.fromkeys(orders, examples))
             outcomes = np.array([[cells[order][example].outcome for example in examples] for order in orders])
             # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
             table, ended = np.array(rows), outcomes != FAILED
             table = np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
+            low, high = scorer.influence.bounds if scorer.influence else (-np.inf, np.inf)
 
-            def sensitivity(scores: Array, num_unusable: int = 0) -> OrderSensitivity:
+            def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
                 found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, seed=self.seed)
-                low, high = scorer.influence.bounds if scorer.influence else (-np.inf, np.inf)
                 means = np.clip(scores.mean(axis=1), low, high)
                 interval = [min(each, (high - low) / 2) for each in found.interval]
                 gains = [min(each, float(high - means[0])) for each in (found.gain, *found.gain_interval)]
@@ -120,7 +108,6 @@ class RandomSample(Reorderer):
                     scores=means.tolist(),
                     num_distinct=num_distinct,
                     num_examples=scores.shape[1],
-                    num_unusable=num_unusable,
                     p_value=found.p_value,
                     noise=found.noise,
                     deviation=min(found.deviation, (high - low) / 2),
@@ -129,15 +116,18 @@ class RandomSample(Reorderer):
                     expected_gain=gains[0],
                     gain_interval=(gains[1], gains[2]),
                     program_calls=scorer.budget.calls,
+                    **more,
                 )
 
-            found = sensitivity(table, int((outcomes == WRONG).sum()))
-            moved = None
+            found = sensitivity(table, num_unusable=int((outcomes == WRONG).sum()))
+            if finds:
+                found = replace(found, turned=found.scores[1])
             if isinstance(work, LabelWork):
-                told = [list(cells[order].items()) for order in orders]
-                moved = _calibrated(likely_shares(right_counts(work.scores)), scores, told, table)
-            found = replace(found, turned=found.scores[1] if finds else None)
-            return replace(found, calibrated=None if moved is None else sensitivity(moved))
+                shares = likely_shares(right_counts(work.scores))
+                moved = _calibrated_scores(shares, label_scores, [cells[order] for order in orders], table)
+                calibrated = None if moved is None else sensitivity(moved, num_unusable=0)
+                found = replace(found, calibrated=calibrated)
+            return found
 
 
 def order_sensitivity(
@@ -184,28 +174,35 @@ def order_sensitivity(
     return RandomSample(**given).measure(program, dataset)
 
 
-def _calibrated(
-    to_try: Array, scores: Array, cells: Sequence[Sequence[tuple[int, Cell]]], table: Array
+def _calibrated_scores(
+    shares_to_try: Array, label_scores: Array, cells: Sequence[Mapping[int, Cell]], table: Array
 ) -> Array | None:
     """The scores of calibrated answers, ``[orders, examples]``; None where few calls told log-probabilities.
 
     Each order is calibrated by the mean probabilities of its own answers, given as its cells by example, to each of
     some shares of labels, which score ``[E, L]``. What told none keeps its score of the table.
     """
-    tables, num_told = [], 0
-    for shares in to_try:
-        moved, num_told = table.copy(), 0
-        for row, of_order in zip(moved, cells, strict=True):
-            told = [i for i, (_, cell) in enumerate(of_order) if cell.label_logprobs is not None]
-            num_told += len(told)
-            if len(told) < 2:
+    told = [
+        [
+            (i, example, cell)
+            for i, (example, cell) in enumerate(row.items())
+            if cell.label_logprobs is not None
+        ]
+        for row in cells
+    ]
+    if sum(map(len, told)) <= LEAST_SHARE * table.size:
+        return None
+    tables = []
+    for shares in shares_to_try:
+        moved = table.copy()
+        for row, found in zip(moved, told, strict=True):
+            if len(found) < 2:
                 continue
-            known = np.array([of_order[i][1].label_logprobs for i in told])
-            labels = np.arange(known.shape[1])
-            unseen = np.array([np.isin(labels, of_order[i][1].unseen_labels) for i in told])
+            columns, examples, replies = map(list, zip(*found, strict=True))
+            known = np.array([cell.label_logprobs for cell in replies])
+            unseen = np.array([np.isin(range(known.shape[1]), cell.unseen_labels) for cell in replies])
             offsets = batch_offsets(known, unseen=unseen, prior=shares)
             answers = calibrated(known, offsets, unseen=unseen).argmax(axis=1)
-            row[told] = scores[[of_order[i][0] for i in told], answers]
+            row[columns] = label_scores[examples, answers]
         tables.append(moved)
-    best = max(tables, key=lambda each: each.mean())
-    return best if num_told > LEAST_SHARE * table.size else None
+    return max(tables, key=lambda each: float(each.mean()))

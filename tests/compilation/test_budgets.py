@@ -69,12 +69,6 @@ class TestTime:
         assert report.program_calls["total"] == 20
         assert "could be compared" in caplog.text
 
-    def test_no_time_at_all(self, engine):
-        reorder = optimizer(max_seconds=1e-9)
-        reorder.compile(student(), trainset=EXAMPLES)
-        assert engine.num_calls == 0
-        assert reorder.report.stopped == "time limit, nothing compared"
-
     def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
         """A time limit for each night, and the same log_dir: nothing is lost."""
         whole = optimizer(max_metric_calls=400)
@@ -93,25 +87,6 @@ class TestTime:
         assert last.comparison.chosen >= whole.report.comparison.original
         assert last.program_calls["total"] <= 400
         assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
-
-
-class TestScores:
-    @pytest.mark.parametrize(
-        ("options", "stopped"),
-        [
-            ({"stop_at_score": 0.3, "max_metric_calls": 400}, "stop_at_score=0.3 reached"),
-            ({"patience": 1, "max_metric_calls": 600}, "patience=1: no better order"),
-        ],
-    )
-    def test_ends_the_search_but_not_the_comparison(self, engine, options, stopped):
-        kept = {"update": "ema", "max_metric_calls": options.get("max_metric_calls")}
-        whole, early = optimizer(**{**dict.fromkeys(options), **kept}), optimizer(**options)
-        whole.compile(student(), trainset=EXAMPLES)
-        early.compile(student(), trainset=EXAMPLES)
-        assert early.report.stopped == stopped
-        assert stopped in str(early.report)
-        assert early.report.program_calls["total"] < whole.report.program_calls["total"]
-        assert early.report.comparison.num_candidates == 3
 
 
 class TestRounds:

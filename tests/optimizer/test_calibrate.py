@@ -226,7 +226,7 @@ class TestBadInput:
         [
             ({"negative": 0.5}, "share for each"),
             ({"bad": 0.5, "good": 0.5}, "share for each"),
-            ({}, "dict from labels"),
+            ({}, "share for each"),
             ({"negative": 0.5, "positive": 0.6}, "must sum to 1"),
             ({"negative": 1.0, "positive": 0.0}, "above 0"),
         ],

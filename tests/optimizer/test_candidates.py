@@ -44,15 +44,14 @@ def shown(program):
 
 
 class Mine(TwoSteps):
-    """Has attributes of the names that compiled programs have, and sees them when it runs."""
+    """Has an attribute of a name that compiled programs have, and reads it when it runs."""
 
     def __init__(self, kept):
         super().__init__()
-        self.candidate_programs, self.detailed_results = kept, {"mine": 1}
+        self.candidate_programs = kept
 
     def forward(self, question):
-        assert type(self.candidate_programs) in (list, dict, str)
-        assert self.detailed_results == {"mine": 1}
+        assert self.candidate_programs == "text"
         return super().forward(question)
 
 
@@ -106,10 +105,9 @@ def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):
     assert len(first.candidate_programs) > 1, "the student keeps what it has"
 
 
-@pytest.mark.parametrize("kept", [[], "text"])
-def test_attributes_of_the_users_own_stay(kept):
+def test_an_attribute_of_the_users_own_stays():
     optimizer = reorder()
-    program = optimizer.compile(Mine(kept), trainset=EXAMPLES)
-    assert program.candidate_programs == kept
+    program = optimizer.compile(Mine("text"), trainset=EXAMPLES)
+    assert program.candidate_programs == "text"
     assert not optimizer.report.errors
-    assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept
+    assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == "text"

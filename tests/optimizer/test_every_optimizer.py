@@ -7,7 +7,6 @@ from functools import partial
 import dspy
 import litellm
 import pytest
-from dspy.utils.callback import BaseCallback
 from fakes import failure, interrupt, using
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
@@ -230,25 +229,6 @@ class TestMistakes:
         with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match="metric"):
             optimizer.compile(student(), trainset=EXAMPLES)
         assert len(engine.prompts) <= 6
-
-    def test_callbacks_of_optimizers_fire(self, kind):
-        heard = []
-
-        class Recorder(BaseCallback):
-            def on_compile_start(self, call_id, instance, inputs):
-                heard.append(type(instance))
-
-            def on_compile_end(self, call_id, outputs, exception=None):
-                heard.append(type(exception))
-
-        optimizer = KINDS[kind](exact, display_progress=False)
-        with (
-            using(Engine()),
-            dspy.context(callbacks=[Recorder()]),
-            pytest.raises(ValueError, match="trainset"),
-        ):
-            optimizer.compile(student(), trainset=[])
-        assert heard == [type(optimizer), ValueError]
 
 
 def test_a_measurement_keeps_the_same_promises(tmp_path):

@@ -57,20 +57,15 @@ def ordered(log_dir=None):
     return compiled(log_dir).to_dict()
 
 
-def selected(log_dir=None):
-    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False}
-    chooser = PLFewShot(exact_match, max_demos=5, max_bootstrapped=4, log_dir=log_dir, **options)
+def selected(log_dir=None, **options):
+    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False, **options}
+    chooser = PLFewShot(exact_match, max_bootstrapped=4, log_dir=log_dir, **{"max_demos": 5, **options})
     chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     return chooser.report.to_dict()
 
 
 def found_or_fixed(log_dir=None):
-    options = {"max_metric_calls": 150, "num_threads": NUM_THREADS, "display_progress": False}
-    chooser = PLFewShot(
-        exact_match, demos="auto", max_demos=3, candidates="labeled", log_dir=log_dir, **options
-    )
-    chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-    return chooser.report.to_dict()
+    return selected(log_dir, demos="auto", max_demos=3, candidates="labeled", max_metric_calls=150)
 
 
 def compile_in_child(work, log_dir, calls, result, seconds):
@@ -186,42 +181,12 @@ class Marked:
 
 
 class Wrapped(dspy.Module):
-    def __init__(self, depth=1):
+    def __init__(self):
         super().__init__()
-        self.depth = depth
         self.answer = student()
 
     def forward(self, question):
         return self.answer(question=question)
-
-
-def french():
-    program = student()
-    program.signature = program.signature.with_instructions("Answer in French.")
-    return program
-
-
-SOURCE = """
-LIMIT = 1
-SEEN, TIMES, STRAY = [], {"all": 0}, 0
-
-def right(example, prediction):
-    return example.answer == prediction.answer
-
-def metric(example, prediction):
-    global STRAY
-    STRAY += 1
-    TIMES["all"] += 1
-    SEEN.append(example.question)
-    return LIMIT * right(example, prediction)
-"""
-
-
-def metric_of(source):
-    """The metric of a user's module."""
-    namespace = {"__name__": "users"}
-    exec(source, namespace)
-    return namespace["metric"]
 
 
 class TestIdentity:
@@ -234,16 +199,9 @@ class TestIdentity:
             ({"trainset": [*EXAMPLES[:-1], questions(61)[-1]]}, "the examples changed"),
             ({"program": student(4)}, "the demos of self changed"),
             ({"program": dspy.ChainOfThought("question -> answer")}, "self was 'Predict', is 'Chain"),
-            ({"program": Wrapped()}, "the class of"),
-            ({"program": french()}, "the signature of self changed"),
-            ({"program": student(temperature=0.7)}, "the settings of self changed"),
             ({"temperature": 0.7}, "the settings of its models changed"),
             ({"model": "fake/other"}, "models was .*order-sensitive.* is .*other"),
             ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter', is 'JSONAdapter'"),
-            (
-                {"adapter": dspy.ChatAdapter(use_json_adapter_fallback=False)},
-                "adapter_fallback was True, is F",
-            ),
         ],
     )
     def test_another_compile_is_refused(self, tmp_path, engine, change, difference):
@@ -276,27 +234,6 @@ class TestIdentity:
                 extra_headers={"X-Key": "two"},
                 timeout=2,
             )
-        assert engine.num_calls == before
-
-    @pytest.mark.parametrize(
-        ("change", "difference"),
-        [
-            (("LIMIT = 1", "LIMIT = 2"), "LIMIT of users was 1, is 2"),
-            (("== prediction", "!= prediction"), "right of users changed"),
-            (("LIMIT * right", "-LIMIT * right"), r"another compile: the code of the metric changed\. Pass"),
-        ],
-    )
-    def test_what_a_metric_calls_and_reads_counts_and_what_it_writes_does_not(
-        self, tmp_path, engine, change, difference
-    ):
-        """Counters, caches: in the same process, and in one where they begin anew."""
-        metric = metric_of(SOURCE)
-        for each in (metric, metric, metric_of(SOURCE)):
-            compiled(tmp_path, metric=each, max_metric_calls=60)
-        before = engine.num_calls
-        assert before == len(metric.__globals__["SEEN"]) == metric.__globals__["STRAY"]
-        with pytest.raises(ValueError, match=difference):
-            compiled(tmp_path, metric=metric_of(SOURCE.replace(*change)), max_metric_calls=60)
         assert engine.num_calls == before
 
 
@@ -334,20 +271,6 @@ class TestFolders:
         begins[0], before = b'{"cell"', before + 50
         assert same(compiled(tmp_path / "second").to_dict()) == same(expected)
         assert caplog.text.count("No space left") == 1
-
-    def test_keys_in_messages_are_hidden(self, tmp_path, engine, monkeypatch, caplog):
-        monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
-
-        def metric(example, prediction):
-            raise LookupError(
-                "sk-proj-12345678 at http://x/?api_key=abc123def and correct-horse-battery, Bearer xyz987"
-            )
-
-        with pytest.raises(LookupError):
-            compiled(tmp_path, metric=metric, max_errors=3)
-        written = caplog.text + "".join(path.read_text() for path in tmp_path.iterdir())
-        assert "LookupError" in written
-        assert not [s for s in ("12345678", "abc123def", "correct-horse", "xyz987") if s in written]
 
 
 class TestOtherArguments:

@@ -20,7 +20,6 @@ from plr_dspy import (
     load_program,
     order_sensitivity,
 )
-from plr_dspy.baselines import TopKOrder
 
 RARE = [
     dspy.Example(text=f"text {2 * i + (i % 10 == 0)}", label=LABELS[i % 10 == 0]).with_inputs("text")
@@ -118,28 +117,6 @@ def test_expects_of_the_original_what_its_own_answers_give():
     assert report.comparison.expected_chosen[0] > 0.7
 
 
-@pytest.mark.parametrize("kind", [PLFewShot, TopKOrder], ids=lambda kind: kind.__name__)
-def test_other_optimizers_take_it(kind):
-    options = (
-        {"max_demos": 4, "demos": "auto", "candidates": "labeled"}
-        if kind is PLFewShot
-        else {"num_candidates": 8, "max_metric_calls": 300}
-    )
-    _, report = compiled(kind, F1("positive"), **options)
-    assert report.confusion is not None
-    if kind is PLFewShot:
-        assert 0.0 <= report.vote.score <= 1.0
-
-
-def test_calibrated_answers_are_those_of_the_program_in_use():
-    engine = Engine(probabilities=shy)
-    chosen, report = compiled(PLReorder, F1("positive"), engine=engine, calibrate=True, max_metric_calls=200)
-    with using(engine):
-        value = F1("positive").evaluate(chosen, RARE, num_threads=1, display_progress=False)
-    low, high = report.comparison.expected_chosen[1:]
-    assert low <= value <= high
-
-
 @pytest.mark.parametrize("demos", ["retrieved", "auto"])
 def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
     """Neighbours say the label, and the model never answers the rare one unless it is calibrated."""
@@ -214,20 +191,6 @@ def test_order_sensitivity_is_that_of_the_metric():
             student(), F1("positive"), RARE, num_orders=6, max_metric_calls=None, display_progress=False
         )
     assert max(found.scores) > 0.5 > min(found.scores) >= -0.01
-
-
-def test_a_killed_compile_goes_on(tmp_path):
-    """Outputs lie in the log_dir; a folder of a metric by example has none."""
-    engine = Engine(probabilities=shy)
-    _, whole = compiled(PLReorder, F1("positive"), engine=engine, log_dir=tmp_path)
-    calls = len(engine.prompts)
-    _, again = compiled(PLReorder, F1("positive"), engine=engine, log_dir=tmp_path)
-    assert len(engine.prompts) == calls
-    assert again.comparison == whole.comparison
-    other = tmp_path / "other"
-    compiled(PLReorder, lambda example, prediction: example.label == prediction.label, log_dir=other)
-    with pytest.raises(ValueError, match=r"did not keep the outputs.*another log_dir"):
-        compiled(PLReorder, F1("positive"), log_dir=other, accept_changes=True)
 
 
 def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):

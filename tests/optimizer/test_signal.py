@@ -128,36 +128,29 @@ def some(name, share):
     return [number for number in range(1, 200) if digest(f"{name} {number}") < share]
 
 
-class TestPrograms:
-    def check(self, engine=None, **options):
-        engine = engine or Engine()
-        program, report = go(engine, **{"max_metric_calls": 80, **options})
-        assert len(engine.prompts) == report.program_calls["total"]
-        assert all(engine.asked)
-        assert report.signal.used == "logprobs", report.signal
-        assert str(report)
-        return program, report
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"program": student(demos=[]), "num_demos": 4},
-            {"trainset": EXAMPLES[::2]},
-            {"trainset": EXAMPLES[:10], "max_metric_calls": 60},
-            {"program": student(demos=DEMOS[:3]), "max_metric_calls": 300},
-            {"metric": lambda example, prediction: 0.5 + 0.5 * exact(example, prediction)},
-            {"metric": lambda example, prediction: example.text == "text 7" or exact(example, prediction)},
-            {"at": dict.fromkeys(some("fails", 0.2), failure), "max_errors": 1000},
-            {"at": {0: failure}, "max_errors": 5},
-            {"silent": set(some("silent", 0.4))},
-        ],
-    )
-    def test_of_every_shape(self, options):
-        """One class, few examples, few orders, several best labels, failures, replies without log-probabilities."""
-        engine = Engine()
-        engine.at, engine.silent = options.get("at", {}), options.get("silent", set())
-        _, report = self.check(engine, **{n: v for n, v in options.items() if n not in ("at", "silent")})
-        assert bool(report.errors) == bool(engine.at)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"program": student(demos=[]), "num_demos": 4},
+        {"trainset": EXAMPLES[::2]},
+        {"trainset": EXAMPLES[:10], "max_metric_calls": 60},
+        {"program": student(demos=DEMOS[:3]), "max_metric_calls": 300},
+        {"metric": lambda example, prediction: 0.5 + 0.5 * exact(example, prediction)},
+        {"metric": lambda example, prediction: example.text == "text 7" or exact(example, prediction)},
+        {"at": dict.fromkeys(some("fails", 0.2), failure), "max_errors": 1000},
+        {"at": {0: failure}, "max_errors": 5},
+        {"silent": set(some("silent", 0.4))},
+    ],
+)
+def test_programs_of_every_shape(options):
+    """One class, few examples, few orders, several best labels, failures, replies without log-probabilities."""
+    engine, options = Engine(), {"max_metric_calls": 80, **options}
+    engine.at, engine.silent = options.pop("at", {}), options.pop("silent", set())
+    _, report = go(engine, **options)
+    assert len(engine.prompts) == report.program_calls["total"]
+    assert all(engine.asked)
+    assert report.signal.used == "logprobs", report.signal
+    assert bool(report.errors) == bool(engine.at)
 
 
 @pytest.mark.parametrize("fails", [False, True])

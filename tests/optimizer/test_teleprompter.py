@@ -1,10 +1,9 @@
 """PLReorder: what it finds, what it takes into account, what it says."""
 
 import dataclasses
-import math
+import itertools
 
 import dspy
-import litellm
 import pytest
 import torch
 from fakes import digest, exact_match, fake_lm, questions, student
@@ -76,11 +75,6 @@ class TestCompile:
         settings = reorder.report.settings
         assert settings["update"]["name"] == "mixture"
         assert settings["update"]["smoothing"] == 0.7
-        assert reorder.report.comparison.gain >= 0
-        assert (settings["num_iterations"], settings["num_samples"]) == (15, 15)
-        assert (settings["elite_fraction"], settings["num_final_draws"]) == (0.2, 10)
-        assert settings["num_train_examples"] == settings["num_train"] == 11
-        assert settings["num_selection_examples"] == settings["num_selection"] == 3
         assert [iteration.num_samples for iteration in reorder.report.history] == [15] * 15
         assert engine.num_calls == reorder.report.program_calls["total"] < 15 * 15 * 11
 
@@ -101,36 +95,6 @@ class TestCompile:
             assert reports[-1]["tokens"]
             del reports[-1]["seconds"], reports[-1]["settings"]["num_threads"]
         assert reports[0] == reports[1]
-
-    def test_demo_examples_are_left_out_of_both_splits(self, engine):
-        reorder = optimizer()
-        reorder.compile(student(6), trainset=EXAMPLES[20:], valset=EXAMPLES[:20])
-        assert reorder.report.settings["num_train"] == 100
-        assert reorder.report.settings["num_selection"] == 14
-        asked = {texts[-1].split("\n")[1] for texts in engine.requests}
-        assert not asked & {example.question for example in EXAMPLES[:6]}
-
-    @pytest.mark.parametrize(("share", "enough"), [(0.2, True), (0.6, False)])
-    def test_a_tool_that_is_down_at_first_does_not_flatter_the_first_round(
-        self, engine, caplog, share, enough
-    ):
-        def metric(example, prediction):
-            hard = digest(example.question[::-1]) < share
-            if hard and engine.num_calls < 130:
-                raise ConnectionError("down")
-            return not hard
-
-        reorder = PLReorder(
-            metric, num_threads=1, max_errors=10_000, num_iterations=4, display_progress=False
-        )
-        if not enough:
-            with pytest.raises(RuntimeError, match=r"only \d+ of \d+ train examples ran for any order"):
-                reorder.compile(student(), trainset=EXAMPLES)
-            return
-        reorder.compile(student(), trainset=EXAMPLES)
-        scores = [iteration.best_score_so_far for iteration in reorder.report.history]
-        assert scores == pytest.approx([scores[0]] * len(scores), abs=0.15)
-        assert "ran for no order so far: they are left out" in caplog.text
 
     @pytest.mark.parametrize(
         ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]
@@ -159,6 +123,40 @@ class TestCompile:
         assert len(prompts) == 36
         assert len(compiled.predict.demos) == 7
 
+    def test_an_interrupt_in_the_first_round_leaves_the_best_order_that_was_scored(self, engine):
+        class Backwards(dspy.Module):
+            """Right the more often, the later the first demo stood at first; it asks no LM."""
+
+            def __init__(self):
+                super().__init__()
+                self.predict = student(8)
+
+            def forward(self, question):
+                first = EXAMPLES.index(self.predict.demos[0])
+                return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
+
+        count = itertools.count()
+
+        def metric(example, prediction):
+            if next(count) == 400:
+                raise KeyboardInterrupt
+            return prediction.right
+
+        reorder = optimizer(metric=metric, auto="heavy", num_threads=1)
+        with pytest.raises(KeyboardInterrupt):
+            reorder.compile(Backwards(), trainset=EXAMPLES)
+        assert not reorder.report.history
+        assert EXAMPLES.index(reorder.best_program.predict.demos[0]) >= 4
+
+    @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")])
+    def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine, mode):
+        reorder = optimizer(max_metric_calls=150)
+        reorder.compile(student(), trainset=EXAMPLES)
+        expected = reorder.report.candidates
+        with mode():
+            reorder.compile(student(), trainset=EXAMPLES)
+        assert reorder.report.candidates == expected
+
 
 class TestEstimate:
     @pytest.mark.parametrize(
@@ -180,13 +178,7 @@ class TestEstimate:
         assert (before.num_train, before.num_selection) == sizes
         assert "program calls" in str(before)
 
-    def test_counts_prompt_tokens_where_it_can(self, engine):
-        program = student()
-        before = optimizer().estimate(program, trainset=EXAMPLES)
-        messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
-        a_call = litellm.token_counter(model="fake/order-sensitive", messages=messages)
-        assert before.prompt_tokens == pytest.approx(a_call * before.program_calls, rel=0.02)
-
+    def test_prompt_tokens_are_not_known_where_a_predictor_reads_another_s_output(self, engine):
         class Chain(dspy.Module):
             def __init__(self):
                 super().__init__()
@@ -197,24 +189,3 @@ class TestEstimate:
                 return self.second(hint=self.first(question=question).answer)
 
         assert optimizer().estimate(Chain(), trainset=EXAMPLES).prompt_tokens is None
-
-
-class TestReport:
-    def test_estimates_are_numbers_whatever_the_number_of_orders(self, engine):
-        """A model of 256 orders, and more of them known."""
-
-        class Shown(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = student(8)
-
-            def forward(self, question):
-                return dspy.Prediction(shown=[demo.question for demo in self.predict.demos])
-
-        def noise(example, prediction, trace=None):
-            return digest(f"{example.question} {prediction.shown}") < 0.5
-
-        reorder = PLReorder(noise, max_metric_calls=4000, num_threads=1, seed=6, display_progress=False)
-        reorder.compile(Shown(), trainset=EXAMPLES[8:16], valset=EXAMPLES[16:56])
-        assert sum(iteration.num_new for iteration in reorder.report.history) > 256
-        assert all(math.isfinite(candidate.expected_gain) for candidate in reorder.report.candidates)
