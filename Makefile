@@ -25,7 +25,7 @@ EVIDENCE ?=
 .PHONY: demo test pytest test-vllm test-lowest lint compare evidence evidence-live bench docs notebooks dist clean
 
 demo: $(READY)
-	$(BIN)/python examples/quickstart.py --max-calls 100 --random-orders 2 --test 50 $(DEMO)
+	$(BIN)/python examples/quickstart.py --max-calls 80 --random-orders 1 --test 40 $(DEMO)
 
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs=2 lint pytest

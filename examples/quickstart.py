@@ -113,7 +113,10 @@ def print_result(result: Result) -> None:
     print(
         f"chosen           {mean(result.chosen):.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]"
     )
-    print(f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}")
+    if len(spread) == 1:
+        print(f"a random order   {spread[0]:.3f}")
+    else:
+        print(f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}")
     print(f"{result.calls:,} program calls and {result.seconds:.0f} s to choose the order")
 
 

@@ -91,7 +91,7 @@ class LabelReorderer(Reorderer):
     """
 
     scored_on = "probing inputs"
-    judges = False
+    chooses_by_score = False
     fillers: ClassVar[tuple[str, ...]] = ()
     """Texts that each make a probing input; without any, these are the inputs of the train split."""
     temperature: ClassVar[float | None] = None

@@ -26,7 +26,7 @@ class StaticOrder(Reorderer):
     """
 
     name = "StaticOrder"
-    judges = False
+    chooses_by_score = False
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Plan no call."""

@@ -56,8 +56,8 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
     Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
-    evenly mixed, and where scores of the metric choose (`judges`), a student without demos is a candidate as it is.
-    Programs that find demos for each input are refused, unless it `takes_found` ones.
+    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is. Programs
+    that find demos for each input are refused by those that do not take them (`takes_found`).
     """
 
     metric: AnyMetric = Field(kw_only=False)
@@ -76,7 +76,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     student_name: ClassVar[str] = "student"
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
-    judges: ClassVar[bool] = True
+    chooses_by_score: ClassVar[bool] = True
     takes_found: ClassVar[bool] = False
     balanced: ClassVar[bool] = True
     signal: ClassVar[Any] = "auto"
@@ -190,7 +190,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
                 + (f", or pass num_demos to {self.name}" if "num_demos" in vars(self) else "")
             )
-        original = WITHOUT_DEMOS if added and self.judges else slots.space.identity
+        original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}
 
     def _make_demos(

@@ -235,7 +235,7 @@ def _lay_out(
     if isinstance(optimizer.metric, SetMetric):
         optimizer.metric.check(splits.train, splits.selection)
     num_usable = len(job.scored_examples)
-    if num_usable < FEW_EXAMPLES and optimizer.judges:
+    if num_usable < FEW_EXAMPLES and optimizer.chooses_by_score:
         fewer = num_usable < len(examples)
         logger.warning(
             "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order "

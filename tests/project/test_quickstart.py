@@ -32,7 +32,7 @@ def test_it_runs(quickstart, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["quickstart.py", *places, *options])
     quickstart.main()
     printed = capsys.readouterr().out
-    for words in ("original ", "chosen ", "random orders", "program calls", "mean gain", "saved"):
+    for words in ("original ", "chosen ", "a random order", "program calls", "mean gain", "saved"):
         assert words in printed
     loaded = dspy.Predict(Sentiment)
     loaded.load(tmp_path / "program.json")

@@ -64,7 +64,7 @@ def fit_components(
     total: float = PRIOR_VARIANCE,
     noise: float = 1.0,
     fixed: Array | float = 0.0,
-    doubts: Array | float = 0.0,
+    extra_variances: Array | float = 0.0,
 ) -> Components:
     """Maximise the restricted likelihood under a Gamma prior, by fixed-point steps.
 
@@ -76,14 +76,15 @@ def fit_components(
         measure: From the prior covariance and the inverse covariance of what was measured to that itself, less its
             mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise, which begins with `noise`.
         earlier: Variances of the fit before; without any, or of other components, they begin with `total`, their sum.
-        fixed: Further prior covariance, ``[m, m]``; of `doubts`, ``[m]``, it is the diagonal, in the values' own unit.
+        fixed: Further prior covariance, ``[m, m]``.
+        extra_variances: Further prior variances, ``[m]``, in the values' own unit.
     """
     stacked, number, size = np.stack(kernels), len(kernels), len(errors)
     variances, num_steps = np.full(number, total / number), NUM_FIRST_STEPS
     if earlier is not None and len(earlier) == number:
         variances, num_steps = np.array(earlier), NUM_STEPS
     for step in range(num_steps + 1):
-        given = fixed + np.diag(np.zeros(size) + doubts / noise)
+        given = fixed + np.diag(np.zeros(size) + extra_variances / noise)
         covariance = np.tensordot(variances, stacked, axes=1) + given
         inverse, _ = inverted(covariance + errors)
         values, left = measure(covariance, inverse)

@@ -122,7 +122,7 @@ def independent_gains(
     error = float(weights @ np.diag(errors)) + 1e-12
     half = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
-    doubts = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
+    of_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
     others, itself = apart > 0.0, np.arange(len(means)) == reference
 
     def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
@@ -132,7 +132,7 @@ def independent_gains(
         before = np.where(itself, 0.0, 2.0 * scale * estimate + kind * (apart + apart[reference]))
         share = before / (before + 2.0 * size * error)
         log = -half * (np.log(total) + spread / total) - 0.5 * strange.sum()
-        return log, share * (means - means[reference]), share * size * doubts, before > 0.0
+        return log, share * (means - means[reference]), share * size * of_errors, before > 0.0
 
     return _over_scales(at, apart, num_examples)
 

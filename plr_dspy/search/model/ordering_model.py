@@ -95,7 +95,7 @@ class OrderingModel:
                 classes=classes,
                 references=None if self._features is None else self._features.references,
                 kinds=kinds,
-                doubts=responses.doubts,
+                extra_variances=responses.mean_variances,
                 earlier=earlier,
             )
         return FittedModel(self, orderings, process, responses, told=told, table=table)
@@ -289,8 +289,8 @@ class FittedModel:
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
         features = [f[: len(others)] for f in self._model.features(others or self.orderings[:1])]
-        means, doubts = self._responses.predict(features)
-        drawn = self._process.sample(features, num_draws, rng, doubts=doubts)
+        means, variances = self._responses.predict(features)
+        drawn = self._process.sample(features, num_draws, rng, extra_variances=variances)
         drawn[:, : len(self.orderings)] += self._expected
         drawn[:, len(self.orderings) :] += means
         return drawn

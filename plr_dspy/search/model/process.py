@@ -168,7 +168,7 @@ class AdditiveProcess:
         classes: Of the examples, numbers from 0 without gaps, ``[E]``; None for none.
         references: Features of random orderings; they scale the leaning, which without them is not modelled.
         kinds: Of the rows, ``[m]``: `ORDERING`, `APART` or `RULE`; None for orderings alone.
-        doubts: Prior variances of the rows' effects beside those that are estimated, ``[m]``.
+        extra_variances: Prior variances of the rows' effects beside those that are estimated, ``[m]``.
         earlier: `state` of the process that this one goes on from.
 
     Attributes:
@@ -184,7 +184,7 @@ class AdditiveProcess:
         classes: NDArray[np.int64] | None = None,
         references: Sequence[Array] | None = None,
         kinds: NDArray[np.int64] | None = None,
-        doubts: Array | float = 0.0,
+        extra_variances: Array | float = 0.0,
         earlier: Mapping[str, Any] | None = None,
     ) -> None:
         earlier = earlier or {}
@@ -227,7 +227,7 @@ class AdditiveProcess:
             earlier=earlier.get("variances"),
             noise=max(spread, 1e-12),
             fixed=self._apart,
-            doubts=doubts / self._unit**2,
+            extra_variances=extra_variances / self._unit**2,
         )
         self._fit, self._means, self._deviation = fit, means, float(np.sqrt(fit.noise))
         self._weights = fit.weights(self._features)
@@ -254,20 +254,24 @@ class AdditiveProcess:
         return gains._replace(means=unit * gains.means, variances=unit**2 * gains.variances)
 
     def sample(
-        self, features: Sequence[Array], num_draws: int, rng: np.random.Generator, doubts: Array | float = 0.0
+        self,
+        features: Sequence[Array],
+        num_draws: int,
+        rng: np.random.Generator,
+        extra_variances: Array | float = 0.0,
     ) -> Array:
         """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``.
 
         By Matheron's rule: draws from the prior, corrected by what they miss of the scores (J. T. Wilson et al.,
         "Efficiently sampling functions from Gaussian process posteriors", ICML 2020). The others have further prior
-        variances, their `doubts`, ``[c]``.
+        variances, their `extra_variances`, ``[c]``.
         """
         fit, number, count = self._fit, len(self.mean), len(features[0]) if features else 0
         widths = [family.shape[1] for family in self._features]
         variances, own = np.repeat(fit.variances[:-1], widths)[:, None], fit.variances[-1]
         known = np.concatenate([np.zeros((number, 0)), *self._features], axis=1)
         other = np.concatenate([np.zeros((count, 0)), *self._with_leaning(features)], axis=1)
-        further = np.zeros(count) + doubts / (self._unit * self._deviation) ** 2
+        further = np.zeros(count) + extra_variances / (self._unit * self._deviation) ** 2
         alone = own * np.eye(number) + fit.fixed
         slopes = np.sqrt(variances) * rng.normal(size=(len(variances), num_draws))
         drawn = rng.normal(size=(number + count, num_draws))

@@ -104,7 +104,7 @@ class NoResponses:
 
     Attributes:
         components: Variances of the processes of orderings' effects, as JSON data.
-        means, doubts: Expected mean scores of the orderings, ``[m]``, and their variances.
+        means, mean_variances: Expected mean scores of the orderings, ``[m]``, and the variances of these.
         expected: Expected scores on each example as if the cell itself were not known, ``[m, E]``.
         num_examples: Examples that expected scores are means of.
         calibrated_to: Shares of labels that answers are calibrated to, ``[L]``; empty where they are not.
@@ -114,7 +114,7 @@ class NoResponses:
     calibrating = False
     components: list[list[float]] | None = None
     means: Array | None = None
-    doubts: Array | float = 0.0
+    mean_variances: Array | float = 0.0
     expected: Array | float = 0.0
     num_examples = 0
     calibrated_to: Sequence[float] = ()
@@ -212,7 +212,9 @@ class ResponseModel(NoResponses):
         if self._label_offsets.calibrates:
             self.calibrated_to = np.round(self._label_offsets.shares, 6).tolist()
         if features is not None:
-            self.doubts = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
+            self.mean_variances = (
+                self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
+            )
             self.expected = np.where(self._known, self._expected_alone(), table)
 
     @cached_property
