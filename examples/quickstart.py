@@ -116,7 +116,9 @@ def print_result(result: Result) -> None:
     if len(spread) == 1:
         print(f"a random order   {spread[0]:.3f}")
     else:
-        print(f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}")
+        print(
+            f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}"
+        )
     print(f"{result.calls:,} program calls and {result.seconds:.0f} s to choose the order")
 
 

@@ -43,10 +43,10 @@ def by_conditioning(means, covariance, apart, noise, reference):
     return weights @ np.array(gains), weights @ np.array(chances)
 
 
-def found(means, covariance, noise, *, apart=None, reference=0):
+def found(means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES):
     apart = np.zeros((len(means),) * 2) if apart is None else apart
     given = {"covariance": covariance, "apart": apart, "noise": noise, "reference": reference}
-    gains = expected_gains(means, num_examples=NUM_EXAMPLES, **given)
+    gains = expected_gains(means, num_examples=num_examples, **given)
     return gains.summary()[:2]
 
 
@@ -67,3 +67,12 @@ class TestConditioning:
         gains, chances = found(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))
         np.testing.assert_allclose(gains, 0.0, atol=1e-9)
         np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
+
+    def test_the_fewer_examples_the_less_sure(self):
+        """The same spread of scores may be that of errors, of which a few examples do not tell the size."""
+        means = np.array([0.0, 2.0, -1.0, 1.0, -2.0, 0.5])
+        sure = [
+            found(means, np.eye(SIZE), 0.2 * np.eye(SIZE), num_examples=n)[1][1] for n in (3, 10, 30, 1000)
+        ]
+        assert sure == sorted(sure)
+        assert sure[0] < sure[-1] - 0.02
