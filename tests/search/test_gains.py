@@ -24,7 +24,7 @@ def by_conditioning(means, covariance, apart, noise, reference):
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights, gains, chances = [], [], []
-    sizes = (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES)
+    sizes = np.maximum(1.0, (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES))
     # Of another kind or not, and with errors of each size, equally likely.
     for scale, kind, times in itertools.product(SCALES, (0.0, 1.0), sizes):
         prior = scale * covariance + kind * apart

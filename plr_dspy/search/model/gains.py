@@ -79,8 +79,9 @@ def expected_gains(
 
     The variance of orderings is an estimate, and takes chance for an effect where there is none. So it is one of
     several, by the likelihood of the scores: from none to more than the estimate. In the same way orderings that may be
-    of another kind are so or not. The covariance of the errors is an estimate from few examples too, and its size
-    unknown as that of a variance is which has one degree of freedom for each of them but one.
+    of another kind are so or not. The covariance of the errors is an estimate from few examples too. It may be
+    larger by as much as a variance may that has one degree of freedom for each of them but one; it is not taken to be
+    smaller, as that would make surer what chance has brought.
 
     Args:
         means, noise: Mean scores less the effects of their examples, ``[m]``, and the covariance of their errors.
@@ -144,7 +145,7 @@ def _over_scales(
     likelihood there, the gains' means and variances, and whether they are possible."""
     kinds = (0.0, 1.0) if apart.any() else (0.0,)
     known = max(1, num_examples - 1)
-    sizes = known / special.chdtri(known, ERROR_QUANTILES)
+    sizes = np.maximum(1.0, known / special.chdtri(known, ERROR_QUANTILES))
     logs, *gains = map(
         np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds, sizes)), strict=True)
     )
