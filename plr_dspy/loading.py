@@ -40,7 +40,7 @@ def load_program(
 
     Raises:
         OSError: when the file cannot be read.
-        TypeError: when the student is no DSPy program.
+        TypeError: when the student is no DSPy program, or the path none of a file.
         ValueError: when the file holds no saved program, or that of another student.
     """
     if not isinstance(student, dspy.Module):

@@ -34,7 +34,7 @@ from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.arguments import Count, Number, Positive, arguments
+from plr_dspy.programs.arguments import Number, Positive, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
@@ -97,7 +97,7 @@ class LabelReorderer(Reorderer):
     temperature: ClassVar[float | None] = None
     """At which the LM writes the probing inputs; None where it writes none."""
 
-    num_candidates: Annotated[Count, Field(ge=2)] = 24
+    num_candidates: Annotated[WholeNumber, Field(ge=2)] = 24
 
     @abstractmethod
     def criterion(self, job: Job) -> Criterion:

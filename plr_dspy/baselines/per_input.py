@@ -15,7 +15,7 @@ from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
 from plr_dspy.labels.reader import LogprobRequests, labels_read
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.arguments import Count, arguments
+from plr_dspy.programs.arguments import Count, WholeNumber, arguments
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.copies import ProgramFactory
 
@@ -107,7 +107,7 @@ class DEmO(LabelReorderer):
     name = "DEmO"
     fillers = CONTENT_FREE
 
-    num_candidates: Annotated[Count, Field(ge=2)] = 100
+    num_candidates: Annotated[WholeNumber, Field(ge=2)] = 100
     num_kept: Count = 4
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, random_plan
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.programs.arguments import Count, arguments
+from plr_dspy.programs.arguments import Count, WholeNumber, arguments
 
 BATCH = 15
 """Orders scored between two lines of the log."""
@@ -53,7 +53,7 @@ class TopKOrder(Reorderer):
 
     name = "TopKOrder"
 
-    num_candidates: Annotated[Count, Field(ge=2)] = 225
+    num_candidates: Annotated[WholeNumber, Field(ge=2)] = 225
     num_finalists: Count = 10
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:

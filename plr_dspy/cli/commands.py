@@ -128,6 +128,8 @@ def _check_together(args: argparse.Namespace) -> None:
     """Raise unless the arguments go together, as far as that can be told without loading anything."""
     if args.command == "compile" and not args.select and (args.max_demos or args.max_demo_tokens):
         raise ValueError("--max-demos and --max-demo-tokens need --select")
+    if args.command == "compile" and args.out is None and not args.estimate:
+        raise ValueError("--out: name the file for the program, or pass --estimate")
     if args.lm == "local":
         return
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
@@ -165,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_metric(add)
     add("--train", type=_file, required=True, help="examples, as JSON lines")
     add("--val", type=_file, help="examples of the final comparison (default: 20 %% of --train)")
-    add("--out", type=_new_program, required=True, help="the program in its new order (JSON)")
+    add("--out", type=_new_program, help="the program in its new order (JSON); needed without --estimate")
     add("--report", type=_new_file, help="the report (JSON)")
     add("--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)")
     add("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")

@@ -40,7 +40,7 @@ def _compile(args: argparse.Namespace) -> None:
     trainset = _read_examples(args.train, args.inputs)
     valset = None if args.val is None else _read_examples(args.val, args.inputs)
     program = program.program if isinstance(program, CalibratedProgram) else program
-    if args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
+    if args.out is not None and args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
     kind = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(kind)} - {"metric", "demos"}

@@ -198,15 +198,13 @@ def measure(
     scorer: CellScorer,
     original: Ordering,
     *,
-    min_probability: float,
     examples: Collection[int] | None,
 ) -> Outcome:
     """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs answered.
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
     of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
-    and other resampling plans", 1982), and a gain is no surer than by these examples alone, but for what it takes to be
-    chosen.
+    and other resampling plans", 1982), and a gain is no surer than by these examples alone.
     """
     influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
     assert influence is not None and fitted is not None
@@ -225,9 +223,10 @@ def measure(
     gain = outcome.candidates[outcome.chosen].gain
     if (kept := (values[1] - values[0]) / linear if linear else 1.0) > 0:
         gain = replace(gain, expected=min(1.0, kept) * gain.expected)
+    gain = replace(gain, expected=influence.limited(as_it_is + gain.expected) - as_it_is)
     low, high = influence.bounds
     sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
-    probability = min(gain.probability, max(sure, min_probability))
+    probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
     if probability < gain.probability and gain.expected > 0:  # as wide an interval as gives that probability
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), high - low)
         gain = replace(gain, deviation=max(gain.deviation, deviation))
@@ -242,7 +241,7 @@ def measure(
         num_candidates=outcome.comparison.num_candidates,
         gain=gain,
         expected_original=with_interval(original, as_it_is),
-        expected_chosen=with_interval(outcome.ordering, influence.limited(as_it_is + gain.expected)),
+        expected_chosen=with_interval(outcome.ordering, as_it_is + gain.expected),
     )
     changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
     for name in ("interval", "gain_interval"):

@@ -304,7 +304,7 @@ class Compilation:
         if len(rows) == len(entries):
             self.scorer.ledger.settle()
         entries = entries[: len(rows)]
-        outcome = self._judge(entries, rows, examples)
+        outcome = self._judge(entries, rows, examples, min_probability=self._min_probability)
         fitted = outcome.fitted
         if self.scorer.influence is None or fitted is None:
             return outcome
@@ -314,19 +314,23 @@ class Compilation:
         compared = [(self.original, {}), (outcome.ordering, calibrated)]
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
-        return measure(
-            self._judge(entries, rows, examples),
-            self.scorer,
-            self.original,
-            min_probability=self._min_probability,
-            examples=None if self.plan.racing else examples,  # other plans go by the selection split alone
-        )
+        compared_on = None if self.plan.racing else examples  # other plans go by the selection split alone
+        for least in (self._min_probability, math.inf):
+            outcome = self._judge(entries, rows, examples, min_probability=least)
+            outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
+            # By the metric itself the chosen one may be less sure than by its influence: then the original stays.
+            found = outcome.comparison
+            if not outcome.chosen or found is None or found.probability >= self._min_probability:
+                break
+        return outcome
 
     def _judge(
         self,
         entries: Sequence[tuple[str, Ordering]],
         rows: Sequence[Sequence[float]],
         examples: Sequence[int],
+        *,
+        min_probability: float,
     ) -> Outcome:
         """Choose among finalists by their scores on examples, and all others that are known."""
         known = self.staged.scores() if self.plan.racing else {}
@@ -338,7 +342,7 @@ class Compilation:
             examples,
             self._weighted(known),
             self.search.model,
-            min_probability=self._min_probability,
+            min_probability=min_probability,
             by_score=not self.plan.racing,
         )
 

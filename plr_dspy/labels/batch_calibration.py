@@ -21,7 +21,7 @@ from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
-from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, arguments
+from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
@@ -94,7 +94,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """
 
     method: Literal["batch", "contextual", "linear"] = Field("batch", kw_only=False)
-    num_inputs: Annotated[Count, Field(ge=2)] = 64
+    num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
     prior: Mapping[Any, Number] | None = None
     metric: SetMetric | None = None
     predictor: str | None = None

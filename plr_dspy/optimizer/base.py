@@ -28,7 +28,17 @@ from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
 from plr_dspy.optimizer.job import Job, finds_demos, prepare
 from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
-from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, arguments
+from plr_dspy.programs.arguments import (
+    AnyMetric,
+    Checked,
+    Count,
+    Flag,
+    Folder,
+    Positive,
+    Seed,
+    WholeNumber,
+    arguments,
+)
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
@@ -64,7 +74,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     max_metric_calls: Count | None = None
     max_seconds: Positive | None = None
     max_cost: Positive | None = None
-    num_demos: Annotated[Count, Field(ge=2)] | None = 8
+    num_demos: Annotated[WholeNumber, Field(ge=2)] | None = 8
     num_threads: Count | None = None
     max_errors: Count | None = None
     seed: Seed = 0

@@ -18,7 +18,7 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job, finds_demos, prepare
 from plr_dspy.optimizer.plreorder import label_work
-from plr_dspy.programs.arguments import Count, arguments
+from plr_dspy.programs.arguments import WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
@@ -43,7 +43,7 @@ class RandomSample(Reorderer):
     student_name, trainset_name = "program", "dataset"
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     takes_found = True
-    num_orders: Annotated[Count, Field(ge=MIN_ORDERS)] = NUM_ORDERS
+    num_orders: Annotated[WholeNumber, Field(ge=MIN_ORDERS)] = NUM_ORDERS
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         num_orders, num_examples = min(self.num_orders, num_distinct), num_train + num_selection

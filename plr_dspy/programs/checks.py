@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
@@ -173,6 +174,8 @@ def saved_state(path: str | Path) -> dict[str, Any]:
 
     What cannot be read is an OSError; what holds no saved program a ValueError.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be that of a file that save wrote; got {path!r}")
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(

@@ -350,9 +350,10 @@ class Report(Part):
             return cls.model_validate_json(Path(path).read_bytes())
         except ValidationError as error:
             found = error.errors()[0]
+            what = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
             raise ValueError(
-                f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION} "
-                f"({'.'.join(map(str, found['loc']))}: {found['msg']}): read it with the plr_dspy version that wrote it"
+                f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION} ({what}): pass a file "
+                "that report.save wrote, and read it with the plr_dspy version that wrote it"
             ) from error
 
     def details(self) -> str:

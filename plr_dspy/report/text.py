@@ -341,7 +341,12 @@ def _numbers_of_demos(report: Report) -> list[str]:
     for other in report.best_by_number:
         if other is chosen or other.interval is None:
             continue
-        gap = other.score - chosen.score
+        gap, gain = other.score - chosen.score, report.comparison
+        if not other.num_demos and not report.original.num_demos and gain is not None:
+            # No demos are the program as it was, over which the gain is known.
+            kind = "worse beyond chance" if gain.gain_interval[0] > 0 else "may be as good"
+            found[kind].append(f"0 ({gap:+.3f})" if gain.gain_interval[0] > 0 else "0")
+            continue
         # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
         ends = (other.interval[gap < 0] - other.score, chosen.interval[gap > 0] - chosen.score)
         if abs(gap) <= math.hypot(*ends):

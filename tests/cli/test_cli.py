@@ -125,9 +125,12 @@ def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
 
 def test_select_chooses_the_demos(folder, capsys):
     selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
-    assert cli.main([*selecting, "--estimate"]) == 0
+    nowhere = [each for each in selecting if each not in ("--out", "program.json")]
+    assert cli.main([*nowhere, "--estimate"]) == 0
     said = capsys.readouterr().out
     assert "at most 36 program calls" in said
+    assert cli.main(nowhere) == 2
+    assert "--out: name the file for the program, or pass --estimate" in capsys.readouterr().err
     assert "arrangements on" in said
     assert not (folder / "program.json").exists()
     assert cli.main(selecting) == 0

@@ -171,6 +171,12 @@ COMPILE = [
 ]
 
 
+def test_the_least_number_that_is_named_is_taken():
+    with pytest.raises(ValueError, match="num_demos must be greater than or equal to 2; got 0"):
+        PLReorder(exact_match, num_demos=0)
+    PLReorder(exact_match, num_demos=2)
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in CONSTRUCTOR.items() for value in values]
 )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fakes import using
 from label_engines import LABELS
-from label_world import Engine, student, two
+from label_world import EXAMPLES, Engine, student, two
 from sklearn.metrics import f1_score
 
 from plr_dspy import (
@@ -273,6 +273,29 @@ def test_recall_at_a_precision_orders_a_calibrated_program():
         calibrated = BatchCalibration(display_progress=False).compile(student(), trainset=RARE)
     _, report = compiled(PLReorder, RecallAtPrecision("positive", 0.8), engine=engine, program=calibrated)
     assert 0.0 <= report.comparison.expected_original[0] <= 1.0
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_the_probability_that_is_asked_for_is_no_evidence(seed):
+    """Whoever asks for more gets the same number, or keeps the original; and no gain is beyond what F1 can be."""
+    options = {
+        "engine": Engine(),
+        "trainset": EXAMPLES,
+        "signal": "score",
+        "max_metric_calls": 60,
+        "seed": seed,
+    }
+    found = [
+        compiled(PLFewShot, F1("positive"), min_probability=least, **options)[1].comparison
+        for least in (0.5, 0.9)
+    ]
+    for c, least in zip(found, (0.5, 0.9), strict=True):
+        if c.expected_gain > 0:
+            assert c.probability >= least
+            assert c.probability == found[0].probability
+            assert c.expected_chosen[0] == pytest.approx(c.expected_original[0] + c.expected_gain)
+        else:
+            assert c.expected_chosen[0] == c.expected_original[0]
 
 
 def test_an_open_ended_program_is_ordered_by_a_function_of_lists(tmp_path):

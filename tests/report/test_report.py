@@ -271,6 +271,13 @@ class TestText:
             "numbers of demos: 2 chosen; worse beyond chance: 0 (-0.400); better beyond chance: 3 (+0.190); "
             "may be as good: 1\n"
         ) in text
+        report = by_hand(
+            best_by_number=numbers
+        )  # Without demos, the program is the one that the gain is over.
+        plain = report.original.model_copy(update={"num_demos": 0})
+        for low, said in ((0.01, "worse beyond chance: 0 (-0.400)"), (-0.1, "may be as good: 0, 1")):
+            compared = report.comparison.model_copy(update={"gain_interval": (low, 0.5)})
+            assert said in str(report.model_copy(update={"original": plain, "comparison": compared}))
         (line,) = re.findall(r"numbers of demos: (\d) chosen", str(chosen))
         assert int(line) == len(chosen.slots[0].ordering) == chosen.returned.num_demos
         assert f"{chosen.returned.demo_tokens} tokens" in str(chosen)
