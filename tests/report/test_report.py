@@ -145,7 +145,7 @@ class TestData:
                 ValueError, match=r"odd.json holds no plr_dspy report of schema version 15"
             ) as caught:
                 Report.load(path)
-        assert "schema_version: Input should be 15): read it with" in str(caught.value)
+        assert "schema_version: Input should be 15): pass a file" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
