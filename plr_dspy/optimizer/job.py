@@ -194,8 +194,12 @@ def _checked_copy(
     program = ProgramFactory(student).build({})
     # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no
     # `log_dir` would be found again.
-    vars(program).pop("reorder_report", None)
-    if isinstance(getattr(program, "candidate_programs", None), list):
+    report, found = vars(program).pop("reorder_report", None), vars(program).get("candidate_programs")
+    are_candidates = isinstance(found, list) and all(
+        isinstance(part, Mapping) and {"score", "program"} <= part.keys() for part in found
+    )
+    none_compared = isinstance(report, Mapping) and not report.get("candidates")
+    if are_candidates and (found or none_compared):  # Other empty lists are of the user's own.
         del program.candidate_programs
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.

@@ -110,9 +110,7 @@ class Ledger:
             if self._closed:
                 return False
             self.cells[key] = cell
-            self.calls += 1
-            for model, counts in tokens.items():
-                self.tokens[model].update(counts)
+            self._count(tokens)
             name = str(example) if self._keys is None else self._keys[example]
             self._write({"cell": (fingerprint, name), "score": cell.score, **told})
             return True
@@ -149,6 +147,12 @@ class Ledger:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
+
+    def _count(self, tokens: Tokens) -> None:
+        """Count a call and its tokens."""
+        self.calls += 1
+        for model, counts in tokens.items():
+            self.tokens[model].update(counts)
 
     def _write(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a line; what is paid for must not be lost to a disk that cannot take it."""
@@ -201,9 +205,7 @@ class Ledger:
                 if key in self.earlier and self.earlier[key].outcome != FAILED:
                     raise ValueError(f"it repeats {key}")
                 self.earlier[key] = cell
-                self.calls += 1
-                for model, counts in tokens.items():
-                    self.tokens[model].update(counts)
+                self._count(tokens)
                 self.resumed_tokens.append(tokens)
                 if cell.outcome == FAILED:
                     unsettled.append(key)
