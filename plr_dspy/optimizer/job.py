@@ -181,6 +181,11 @@ def _checked_copy(
     valset: Sequence[dspy.Example],
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
     """Check what the user passes, and return `program` and `calibrated_student` of the job."""
+    for hook in ("plan", "search", "work", "check"):
+        if not callable(getattr(optimizer, hook)):  # a user's subclass keeps something under its name
+            raise TypeError(
+                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
+            )
     optimizer.check_together()  # They may have been set since.
     if finds_demos(student) and not optimizer.takes_found:
         raise ValueError(

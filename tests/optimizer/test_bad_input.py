@@ -171,6 +171,15 @@ COMPILE = [
 ]
 
 
+@pytest.mark.parametrize("hook", ["search", "work"])
+def test_an_attribute_in_place_of_a_method_is_refused_before_any_call(engine, hook):
+    wrong = optimizer()
+    setattr(wrong, hook, True)
+    with pytest.raises(TypeError, match=f"PLReorder.{hook} must be the method of PLReorder: rename"):
+        wrong.compile(student(), trainset=EXAMPLES)
+    assert engine.num_calls == 0
+
+
 def test_the_least_number_that_is_named_is_taken():
     with pytest.raises(ValueError, match="num_demos must be greater than or equal to 2; got 0"):
         PLReorder(exact_match, num_demos=0)
