@@ -147,6 +147,7 @@ def make_plan(
     max_metric_calls: int | None = None,
     signal: str = "score",
     searched: str = "orders",
+    spent: int = 0,
     **chosen: Any,
 ) -> Plan:
     """Lay out a compile.
@@ -158,6 +159,7 @@ def make_plan(
             its own; None leaves them to it.
         signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.
         searched: What the search is for: "orders" of given demos, or "demos" and their order.
+        spent: Calls of the budget that make demos before the search, or may.
 
     Raises:
         ValueError: when a budget is too small for what was asked.
@@ -172,10 +174,12 @@ def make_plan(
             calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes
         )
 
+    total = max_metric_calls or BUDGETS.get(auto or "light")
+    budget = None if total is None else total - spent
     if auto == "paper":
-        has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
-        return _paper_plan(max_metric_calls, fixed, num_train, num_selection, has_light)
-    budget = max_metric_calls or BUDGETS[auto or "light"]
+        has_light = budget is not None and plan_for(budget) is not None
+        return _paper_plan(budget, fixed, num_train, num_selection, has_light, spent=spent)
+    assert budget is not None
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
     if plan is not None:
         return plan
@@ -184,8 +188,11 @@ def make_plan(
     if "num_samples" in fixed:
         purpose = f"num_samples={fixed['num_samples']}"
         lower = ", or lower num_samples" if plan_for(budget, num_samples=1) is not None else ""
-    came = f"got {budget}: raise it" if max_metric_calls is not None else f"{auto=} gives {budget}: pass it"
-    raise ValueError(f"max_metric_calls must be at least {enough} for {purpose}; {came}{lower}")
+    if spent:
+        purpose = f"{spent} calls that may make demos, then {purpose}"
+        lower = ", or pass candidates='labeled', which makes none by calls"
+    came = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass it"
+    raise ValueError(f"max_metric_calls must be at least {enough + spent} for {purpose}; {came}{lower}")
 
 
 def _racing_plan(
@@ -260,7 +267,13 @@ def _exhaustive_plan(
 
 
 def _paper_plan(
-    budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, has_light: bool
+    budget: int | None,
+    fixed: Mapping[str, Any],
+    num_train: int,
+    num_selection: int,
+    has_light: bool,
+    *,
+    spent: int,
 ) -> Plan:
     """The paper's values; `has_light` says whether other settings have a plan for the budget."""
     plan = Plan(
@@ -280,8 +293,9 @@ def _paper_plan(
         cures += ["pass fewer examples"] * (plan.num_finalists + plan.num_samples <= budget)
         cures += ["use auto='light'"] * has_light
         raise ValueError(
-            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
-            f"the finalists; got {budget}: {', or '.join(cures)}"
+            f"max_metric_calls must be at least {least + spent} with auto='paper' on these splits, for one iteration, "
+            f"the finalists{f' and {spent} calls that may make demos' * bool(spent)}; got {budget + spent}: "
+            f"{', or '.join(cures)}"
         )
     return plan
 

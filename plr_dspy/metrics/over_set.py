@@ -294,8 +294,8 @@ class RecallAtPrecision(LabelMetric):
         if found is None:
             raise MetricTypeError(
                 f"{self!r} needs the probability of its label: calibrate the program first (BatchCalibration(), "
-                "without this metric), and pass what comes out without calibrate=True; or name an output that "
-                "holds the probability as confidence='...'"
+                "without this metric), and pass what comes out; or name an output that holds the probability as "
+                "confidence='...'"
             )
         return [self._label(example, prediction), round(as_score(found), 4)]
 

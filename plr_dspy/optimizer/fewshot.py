@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
-from plr_dspy.compilation.plan import BUDGETS, NOTHING_TO_DO, Plan, make_plan
+from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
 from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins
@@ -158,18 +158,8 @@ class PLFewShot(PLReorder):
 
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         """Lay out what follows the calls that make demos."""
-        budget = self.max_metric_calls or BUDGETS.get(self.auto or "")
-        left = None if budget is None else max(1, budget - self._spent)
-        try:
-            return make_plan(self.auto, max_metric_calls=left, signal=signal, searched="demos", **sizes)
-        except ValueError as error:
-            if not self._spent:
-                raise
-            raise ValueError(
-                f"max_metric_calls={budget} is too small: {self._spent} of them may go to bootstrapped demos, and for "
-                f"the search with what is left, {error}. Add the calls of bootstrapped demos to that, or pass "
-                "candidates='labeled', which makes none"
-            ) from error
+        given: Any = {"max_metric_calls": self.max_metric_calls, "spent": self._spent}
+        return make_plan(self.auto, signal=signal, searched="demos", **given, **sizes)
 
     def program_with(self, num_demos: int) -> dspy.Module:
         """Make the program with the best arrangement that the last compile found of a number of demos.

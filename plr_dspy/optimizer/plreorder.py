@@ -14,7 +14,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork, label_scores
-from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.plackett_luce.updates import update_rule
@@ -126,6 +126,11 @@ class PLReorder(Reorderer):
             raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
         if self.calibrate is not False and self.signal == "score":
             raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
+        if self.calibrate is not False and isinstance(self.metric, RecallAtPrecision):
+            raise ValueError(
+                "calibrate: RecallAtPrecision takes the best threshold of any calibration: leave calibrate out, and "
+                "pass a student that BatchCalibration(), without this metric, has calibrated"
+            )
         if self.auto == "paper" and (self.calibrate is not False or self.signal == "logprobs"):
             what = "calibrate" if self.calibrate is not False else "signal='logprobs'"
             raise ValueError(

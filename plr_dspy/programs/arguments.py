@@ -114,8 +114,12 @@ def _in_a_line(positional: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except ValidationError as found:
-        errors = found.errors(include_url=False)
-        raise ValueError("; ".join(_sentence(error, positional) for error in errors)) from None
+        errors: dict[Any, Any] = {}
+        for error in found.errors(include_url=False):  # Each type that an argument may have tells its own.
+            first = errors.setdefault((error["loc"][:1], id(error["input"])), error)
+            if first is not error:
+                first["msg"] += error["msg"].replace("Input should be", " or")
+        raise ValueError("; ".join(_sentence(error, positional) for error in errors.values())) from None
 
 
 def shown(value: Any) -> str:

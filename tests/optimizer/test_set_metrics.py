@@ -258,6 +258,8 @@ class TestBadInput:
         assert len(engine.prompts) == 1
         with pytest.raises(ValueError, match="takes the best threshold of any calibration"):
             BatchCalibration(metric=RecallAtPrecision("positive", 0.8))
+        with pytest.raises(ValueError, match="leave calibrate out, and pass a student that BatchCalibration"):
+            PLReorder(RecallAtPrecision("positive", 0.8), calibrate=True)
 
     def test_a_function_that_raises_ends_the_compile(self):
         def broken(examples, predictions):
