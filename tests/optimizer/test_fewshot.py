@@ -284,7 +284,7 @@ class TestBadInput:
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
-            ({"max_metric_calls": 12}, {}, "may go to bootstrapped demos"),
+            ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that may make demos, then a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": TwoPredictors()}, "teacher must be a program like student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
