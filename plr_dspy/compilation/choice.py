@@ -248,8 +248,15 @@ def measure(
         least, most = getattr(compared, name)
         changed[name] = (max(least, low - high), min(most, high - low))
     if effect is not None:
-        always = [influence.value(each) for each in influence.constant_answers()]
-        effect = effect.model_copy(update={"always": always})
+        told: dict[str, Any] = {"always": [influence.value(each) for each in influence.constant_answers()]}
+        for name, ordering in (("original", original), ("chosen", outcome.ordering)):
+            for suffix, calibrated in (("", False), ("_calibrated", True)):
+                answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))
+                told[name + suffix] = round(influence.value(answered.items()), 6)
+        told["chosen_calibrated" if effect.applied else "chosen"] = round(as_it_is + gain.expected, 6)
+        if effect.applied and outcome.ordering == original:
+            told["original_calibrated"] = told["chosen_calibrated"]
+        effect = effect.model_copy(update=told)
     finalists = [replace(each, score=influence.limited(each.score)) for each in outcome.candidates]
     for number, value in ((0, values[0]), (outcome.chosen, values[1])):
         finalists[number] = replace(finalists[number], score=value)

@@ -230,7 +230,8 @@ class CalibrationEffect(Part):
         num_examples: Examples that the scores are expected on.
         original, original_calibrated, chosen, chosen_calibrated: Scores of both orders as they are and calibrated, as
             log-probabilities let one expect them. Replies that say nothing of labels count as they were scored, but not
-            in `original_calibrated` where answers are not calibrated.
+            in `original_calibrated` where answers are not calibrated. By a metric over a set they are its values for
+            the answers that the calls gave, as they are and calibrated.
         offsets: Of the labels, that calibrate the chosen order.
         applied: Whether the returned program is calibrated.
         shares: Of the labels, that answers are calibrated to, ``[L]``; empty where no calibration scores better.

@@ -178,8 +178,10 @@ def _claims(report: Report) -> list[str]:
         unread = report.original.num_failed / max(1, report.original.num_calls)
         alone = (1 - unread) * effect.original_calibrated
         if alone > effect.original and alone >= effect.chosen:
+            metric = str(report.settings.get("metric"))
+            by = f"(metric={metric})" * ("(" in metric)  # as metrics over a set are written
             lines.append(
-                "calibration alone, which needs no search, is expected to give as much: use BatchCalibration, or "
+                f"calibration alone, which needs no search, is expected to give as much: use BatchCalibration{by}, or "
                 f"calibrate=True for an {noun(report)} that is chosen under it"
             )
     lines += [*_numbers_of_demos(report), *_retrieval(report)]

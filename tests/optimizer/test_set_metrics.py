@@ -117,6 +117,16 @@ def test_expects_of_the_original_what_its_own_answers_give():
     assert report.comparison.expected_chosen[0] > 0.7
 
 
+def test_says_what_calibration_alone_gives_where_the_rare_label_is_never_answered():
+    """No order answers it, so that the metric is far from linear; calibrated, nearly all answers are right."""
+    engine = Engine(probabilities=lambda demos, text: two(3.0 * (int(text.split()[-1]) % 2) - 5.0))
+    _, report = compiled(PLReorder, F1("positive"), engine=engine)
+    effect = report.calibration
+    assert effect.original == effect.chosen == 0.0
+    assert 0.8 < effect.original_calibrated == effect.chosen_calibrated <= 1.0
+    assert "use BatchCalibration(metric=F1(label='positive'" in str(report)
+
+
 @pytest.mark.parametrize("demos", ["retrieved", "auto"])
 def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
     """Neighbours say the label, and the model never answers the rare one unless it is calibrated."""

@@ -265,9 +265,12 @@ class FittedModel:
         counted = {o: dict(zip(examples, row, strict=True)) for o, row in rows.items() if self.calibrating}
         return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
 
-    def answers(self, ordering: Ordering) -> dict[int, int]:
-        """The labels, by example, that an ordering's calibrated answers are; none where answers are not calibrated."""
-        if not self.calibrating or ordering not in self.orderings:
+    def answers(self, ordering: Ordering, *, calibrated: bool | None = None) -> dict[int, int]:
+        """The labels, by example, that an ordering's answers are, where they are calibrated; none where they are not.
+
+        Whether they are is what the search scores by, unless it is said.
+        """
+        if not (self.calibrating if calibrated is None else calibrated) or ordering not in self.orderings:
             return {}
         labels = self._responses.answers(self.orderings.index(ordering))
         return {
