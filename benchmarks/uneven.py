@@ -2,6 +2,7 @@
 
 python benchmarks/uneven.py                         # 50, 20, 10 and 5 % of one label, 300 and 1,000 calls, 48 worlds
 python benchmarks/uneven.py --shares .1 --pools 100 --calls 300 --worlds mixed nothing --ways score --seeds 0 1 2 3
+python benchmarks/uneven.py --recorded --shares .15 --pools 80 --calls 300     # answers of SmolLM2-135M, 25 minutes
 
 The worlds are those of `landscapes.py`, with so many examples of "label 1"; their answers come through DSPy, from a
 simulated model. In "mixed" `PLReorder` orders 8 demos; in "classes", "items" and "nothing" (no arrangement is better
@@ -9,23 +10,28 @@ than another) `PLFewShot` chooses from 16. "Ways" are by scores, by log-probabil
 have the F1 of "label 1" on held-out examples (2,000 or 1,000): of the original, of accuracy's choice, of F1's choice,
 and how far this is above both; how often the report of F1's choice says "better" (p >= .9) and how often the program is
 worse by more than a point then, and how often the F1 of the returned program lies in the interval that is expected.
+
+Recorded answers are those of `recorded/`: 5 demos, whose first order the seed decides, and each label in turn as the
+rare one. The pool is drawn with the share; all other examples are held out, and weighted so that they have it, too.
+Lines have the F1 of each way to spend the calls; `BatchCalibration` takes 64 or fewer.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 
 import dspy
 import numpy as np
 import pandas as pd
 import torch
-from command import head, options, percent, processes, row, with_interval
-from landscapes import ArrangementWorld, Landscape, SyntheticLandscape
+from command import RECORDED, head, options, percent, processes, row, with_interval
+from landscapes import ArrangementWorld, Landscape, RecordedLandscape, SyntheticLandscape
 from replay import metric, replayed_examples, replayed_program, replaying, shown_order
 from sklearn.metrics import f1_score
 
-from plr_dspy import F1, PLFewShot, PLReorder
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
 
 LABELS = ("label 0", "label 1")
@@ -47,12 +53,16 @@ def world(name: str, seed: int, pool: int, share: float) -> Landscape:
     return made
 
 
-def held_out(program: dspy.Module, made: Landscape, pool: int) -> float:
-    """The F1 of a program on the examples of a landscape after the first ones."""
+def held_out(
+    program: dspy.Module, made: Landscape, examples: Sequence[int], rare: int, share: float
+) -> float:
+    """The F1 of a label by a program on some examples of a landscape, of which the label has this share by weight."""
     calibration = getattr(program, "calibration", None)
-    offsets = np.zeros(2) if calibration is None else np.array(calibration.offsets)
-    answers = (made.log_probabilities(shown_order(program)) + offsets).argmax(axis=1)
-    return float(f1_score(made.right_labels[pool:], answers[pool:], zero_division=0.0))
+    offsets = np.zeros(made.num_labels) if calibration is None else np.array(calibration.offsets)
+    answers = (made.log_probabilities(shown_order(program)) + offsets).argmax(axis=1)[examples] == rare
+    right = made.right_labels[examples] == rare
+    weights = np.where(right, share / right.mean(), (1.0 - share) / (1.0 - right.mean()))
+    return float(f1_score(right, answers, zero_division=0.0, sample_weight=weights))
 
 
 def compiled(task: tuple[str, int, int, float, int, str]) -> dict[str, float]:
@@ -61,15 +71,17 @@ def compiled(task: tuple[str, int, int, float, int, str]) -> dict[str, float]:
     torch.set_num_threads(1)
     made = world(name, seed, pool, share)
     common = {"max_metric_calls": calls, "num_threads": 1, "seed": seed, "display_progress": False}
+    others = range(pool, made.num_examples)
     with replaying(made, LABELS):
         student, examples = replayed_program(made, LABELS), replayed_examples(made, LABELS)[:pool]
         kind = PLReorder if name == "mixed" else PLFewShot
         if kind is PLFewShot:
             common["candidates"], student.demos = list(student.demos), []
-        found = {"original": held_out(student, made, pool)}
+        found = {"original": held_out(student, made, others, 1, share)}
         for by, objective in (("accuracy", metric), ("F1", F1("label 1"))):
             optimizer = kind(objective, **common, **WAYS[way])
-            found[by] = held_out(optimizer.compile(student, trainset=examples), made, pool)
+            program = optimizer.compile(student, trainset=examples)
+            found[by] = held_out(program, made, others, 1, share)
     comparison = optimizer.report.comparison
     if comparison is not None:
         low, high = comparison.expected_chosen[1:]
@@ -79,11 +91,45 @@ def compiled(task: tuple[str, int, int, float, int, str]) -> dict[str, float]:
     return found
 
 
+def recorded(task: tuple[str, int, int, int, float, int]) -> dict[str, float]:
+    """The held-out F1 of a label of recorded answers, made rare, by each way to spend the calls."""
+    name, rare, seed, pool, share, calls = task
+    torch.set_num_threads(1)
+    made, rng = RecordedLandscape(RECORDED / f"{name}.npz", seed), np.random.default_rng(seed)
+    is_rare = made.right_labels == rare
+    own, others = np.flatnonzero(is_rare), np.flatnonzero(~is_rare)
+    known = [*own[: round(share * pool)], *others[: pool - round(share * pool)]]
+    rest = sorted({*range(made.num_examples)} - {*known})
+    labels = [f"label {label}" for label in range(made.num_labels)]
+    f1, common = F1(labels[rare]), {"num_threads": 1, "seed": seed, "display_progress": False}
+
+    def search(objective: object, way: str) -> PLReorder:
+        return PLReorder(objective, max_metric_calls=calls, **common, **WAYS[way])
+
+    ways = {
+        "PLReorder(accuracy)": search(metric, "logprobs"),
+        "PLReorder(F1), by scores": search(f1, "score"),
+        "PLReorder(F1)": search(f1, "logprobs"),
+        "PLReorder(F1, calibrate=True)": search(f1, "calibrated"),
+        "BatchCalibration()": BatchCalibration(**common),
+        "BatchCalibration(metric=F1)": BatchCalibration(metric=f1, **common),
+    }
+    with replaying(made, labels):
+        student, examples = replayed_program(made, labels), replayed_examples(made, labels)
+        student.demos = [student.demos[demo] for demo in rng.permutation(made.num_demos)]
+        programs = {"original": student}
+        for way, optimizer in ways.items():
+            trainset = [examples[example] for example in rng.permutation(known)]
+            programs[way] = optimizer.compile(student.deepcopy(), trainset=trainset)
+    return {way: held_out(program, made, rest, rare, share) for way, program in programs.items()}
+
+
 def main() -> None:
     args = options(
         __doc__ or "",
         among={"worlds": ["mixed", "classes", "items", "nothing"], "ways": list(WAYS)},
         worlds=["mixed", "classes", "nothing"],
+        recorded=False,
         shares=[0.5, 0.2, 0.1, 0.05],
         pools=[100, 400],
         calls=[300, 1_000],
@@ -92,10 +138,24 @@ def main() -> None:
         jobs=1,
     )
     logging.disable(logging.WARNING)
-    columns = ("original", "accuracy", "F1", "F1 less accuracy", "F1 less original", "promised")
-    shape = "world, share, examples, calls, way"
-    print(head(shape, *columns, "better", "worse then", "in the interval"), flush=True)
     with processes(args.jobs) as mapped:
+        if args.recorded:
+            tasks = [(name, rare) for name in ("mr", "subj") for rare in range(2)]
+            tasks += [("agnews", rare) for rare in range(4)]
+            for shape in itertools.product(args.pools, args.shares, args.calls):
+                made = [(*task, seed, *shape) for task in tasks for seed in args.seeds]
+                found = pd.DataFrame(mapped(recorded, made))
+                print(
+                    f"\n{shape[0]} examples, {shape[1]:g} of them rare, {shape[2]} calls, {len(found)} draws\n"
+                )
+                print(head("", "F1", "less the original's", "less PLReorder(accuracy)'s"))
+                for way, values in found.items():
+                    others = (found["original"], found["PLReorder(accuracy)"])
+                    gains = [with_interval((values - other).to_numpy()) for other in others]
+                    print(row(way, f"{values.mean():.3f}", *gains), flush=True)
+            return
+        columns = ("original", "accuracy", "F1", "F1 less accuracy", "F1 less original", "promised")
+        print(head("world, share, examples, calls, way", *columns, "better", "worse then", "in the interval"))
         for name, share, pool, calls, way in itertools.product(
             args.worlds, args.shares, args.pools, args.calls, args.ways
         ):
