@@ -177,7 +177,9 @@ def comparison(
     scores = [0.0, 1.0, *original, *chosen]
     largest, margin = max(scores) - min(scores), DEVIATIONS * gain.deviation
     low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
-    least, most = max(gain.expected - margin, -largest), min(gain.expected + margin, largest)
+    # What is expected is shrunk, so that the gain may be larger rather than smaller: as large as was seen, or more.
+    least = max(gain.expected - margin, -largest)
+    most = min(max(gain.expected, sum(gains) / len(gains)) + margin, largest)
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),

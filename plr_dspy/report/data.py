@@ -155,7 +155,8 @@ class Comparison(Part):
         interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
         num_examples, num_candidates: Examples and orders that were compared, the original included.
         expected_gain, gain_interval: On new examples, shrunk for few examples and for being the best of many orders,
-            with its 95 % interval by the model of scores.
+            with its 95 % interval by the model of scores. It reaches as far above `gain` where that is larger, for what
+            is shrunk may be more.
         probability: That the chosen order is better there; 0 where the original one stayed.
         expected_original, expected_chosen: Scores on new examples, each with the ends of its 95 % interval, from its
             own calls and those of the original alone. The original is the user's program as it is.
