@@ -201,6 +201,19 @@ def uneven_classes(compiles: Compiles) -> Figures:
             yield Figure(f"{name}, {column}", cell, found[column], 20)
 
 
+def rare_labels(compiles: Compiles) -> Figures:
+    """F1 of each way to spend calls, on recorded answers of which a label was made rare."""
+    seeds = range(2, 2 + max(1, compiles.count // len(uneven.RARE)))
+    found = pd.DataFrame(
+        compiles.run(
+            uneven.recorded, [(*task, seed, 70, 0.15, 300) for seed in seeds for task in uneven.RARE]
+        )
+    )
+    cells = (cell for _, cell, *_ in rows(page("metrics"), "| F1 | above"))
+    for way, cell in zip(found, cells, strict=True):
+        yield Figure(f"a rare label, {way}", cell, found[way], 48)
+
+
 PARTS = {
     "calibration": calibrated,
     "recorded": recorded,
@@ -211,6 +224,7 @@ PARTS = {
     "lone_original": lone_original,
     "sensitivity": order_sensitivity,
     "uneven": uneven_classes,
+    "rare": rare_labels,
 }
 
 

@@ -36,6 +36,9 @@ from plr_dspy.report.text import MIN_WIN_PROBABILITY
 
 LABELS = ("label 0", "label 1")
 WAYS = {"score": {"signal": "score"}, "logprobs": {}, "calibrated": {"calibrate": True}}
+RARE = [(name, label) for name, number in (("mr", 2), ("subj", 2), ("agnews", 4)) for label in range(number)]
+"""Recorded answers, and the label that is made rare."""
+
 FOUND = ("original", "accuracy", "F1", "promised", "claimed", "worse", "inside")
 
 
@@ -140,10 +143,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     with processes(args.jobs) as mapped:
         if args.recorded:
-            tasks = [(name, rare) for name in ("mr", "subj") for rare in range(2)]
-            tasks += [("agnews", rare) for rare in range(4)]
             for shape in itertools.product(args.pools, args.shares, args.calls):
-                made = [(*task, seed, *shape) for task in tasks for seed in args.seeds]
+                made = [(*task, seed, *shape) for task in RARE for seed in args.seeds]
                 found = pd.DataFrame(mapped(recorded, made))
                 print(
                     f"\n{shape[0]} examples, {shape[1]:g} of them rare, {shape[2]} calls, {len(found)} draws\n"
