@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
 # Shells start jobs of the background with SIGINT ignored, and Python leaves it so: Ctrl-C is tested all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -31,15 +34,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["CI"] = "true"  # one thread for local models
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-LOCAL_MODEL = (
-    "test_cli",
-    "test_completion",
-    "test_end_to_end",
-    "test_label_local",
-    "test_local",
-    "test_paper_run",
-    "test_quickstart",
-)
+LOCAL_MODEL = ["test_cli", "test_completion", "test_end_to_end", "test_label_local", "test_local"]
+LOCAL_MODEL += ["test_paper_run", "test_quickstart"]
 """Files whose tests need it run one after another in one process: two servers would share the cores."""
 CHILDREN = ("test_paper_failures", "test_resume")
 """They share a server that forks processes, which takes seconds to start."""
@@ -80,6 +76,17 @@ def server() -> Iterator["LocalServer"]:  # noqa: F821
         yield running
 
 
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Knows the answers of the `EXAMPLES` of a test's file; the LM that asks it is DSPy's."""
+    import dspy
+    from fakes import fake_lm
+
+    lm, engine = fake_lm(request.module.EXAMPLES)
+    with dspy.context(lm=lm):
+        yield engine
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of the local model together, and those of a file, which share what they made.
@@ -91,9 +98,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0]).stem
-            return {**dict.fromkeys(LOCAL_MODEL, "local model"), **dict.fromkeys(CHILDREN, "children")}.get(
-                file, file
-            )
+            return "local model" if file in LOCAL_MODEL else "children" if file in CHILDREN else file
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

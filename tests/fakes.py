@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,9 +46,7 @@ class OrderSensitiveEngine:
         requests: Every conversation, and how often it came.
     """
 
-    def __init__(
-        self, answers: dict[str, str], *, at: Any = None, mumbles: Any = lambda texts: False
-    ) -> None:
+    def __init__(self, answers: dict[str, str], *, at: Any = None, mumbles: Any = lambda t: False) -> None:
         self.answers, self.at, self.mumbles = answers, dict(at or {}), mumbles
         self.requests: Counter[tuple[str, ...]] = Counter()
         self._lock = threading.Lock()
@@ -90,12 +87,8 @@ class OrderSensitiveEngine:
 
 
 def _value(name: str, answer: str) -> str:
-    return {
-        "reasoning": "because",
-        "next_thought": "done",
-        "next_tool_name": "finish",
-        "next_tool_args": "{}",
-    }.get(name, answer)
+    acting = {"next_thought": "done", "next_tool_name": "finish", "next_tool_args": "{}"}
+    return {"reasoning": "because", **acting}.get(name, answer)
 
 
 def _output_fields(system: str) -> list[str]:
@@ -110,25 +103,11 @@ def digest(text: str) -> float:
 
 def chat_response(text: str, *, prompt_tokens: int = 10, logprobs: Any = None) -> Any:
     """A chat completion that says `text`."""
-    return lm15.response_from_openai_chat(
-        {
-            "id": "fake",
-            "model": "fake",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": text},
-                    "finish_reason": "stop",
-                    "logprobs": logprobs,
-                }
-            ],
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": 5,
-                "total_tokens": prompt_tokens + 5,
-            },
-        }
-    )
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 5, "total_tokens": prompt_tokens + 5}
+    reply = {"id": "fake", "model": "fake", "choices": [choice], "usage": usage}
+    return lm15.response_from_openai_chat(reply)
 
 
 def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
@@ -137,23 +116,20 @@ def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
     def told(token: str, p: float) -> dict[str, Any]:
         return {"token": token, "logprob": math.log(p) if p > 0 else -9999.0}
 
-    return {
-        "content": [
-            {
-                **told(max(top, key=top.__getitem__), max(top.values())),
-                "top_logprobs": [told(token, p) for token, p in top.items()],
-            }
-            for top in tokens
-        ]
-    }
+    said = [told(max(top, key=top.__getitem__), max(top.values())) for top in tokens]
+    likely = [[told(token, p) for token, p in top.items()] for top in tokens]
+    return {"content": [{**one, "top_logprobs": top} for one, top in zip(said, likely, strict=True)]}
+
+
+def said_surely(*tokens: str) -> Any:
+    """A chat completion of tokens that nothing else might have stood for."""
+    return chat_response("".join(tokens), logprobs=logprobs_of([{token: 1.0} for token in tokens]))
 
 
 def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
     """Examples ``question -> answer`` with few answers."""
-    return [
-        dspy.Example(question=f"question {i}", answer=f"answer {i % classes}").with_inputs("question")
-        for i in range(count)
-    ]
+    pairs = [{"question": f"question {i}", "answer": f"answer {i % classes}"} for i in range(count)]
+    return [dspy.Example(pair).with_inputs("question") for pair in pairs]
 
 
 def student(demos: Any = 6, signature: str = "question -> answer", **config: Any) -> dspy.Predict:
@@ -161,6 +137,41 @@ def student(demos: Any = 6, signature: str = "question -> answer", **config: Any
     program = dspy.Predict(signature, **config)
     program.demos = questions(demos) if isinstance(demos, int) else list(demos)
     return program
+
+
+class ScriptedEngine:
+    """Answers in turn, and keeps the requests."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.requests: list[Any] = []
+
+    def complete(self, request: Any) -> Any:
+        self.requests.append(request)
+        return chat_response(self.answers.pop(0))
+
+
+class Wrapped(dspy.Module):
+    """Holds such a predictor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = student()
+
+    def forward(self, question):  # type: ignore[no-untyped-def]
+        return self.answer(question=question)
+
+
+class TwoPredictors(dspy.Module):
+    """The second one reads what the first one says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hint = dspy.Predict("question -> hint")
+        self.answer = dspy.ChainOfThought("question, hint -> answer")
+
+    def forward(self, question: str) -> Any:
+        return self.answer(question=question, hint=self.hint(question=question).hint)
 
 
 class CopyingEngine(OrderSensitiveEngine):
@@ -221,15 +232,6 @@ def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine
     return dspy.LM("fake/order-sensitive", engine=engine, cache=False, provider=FineTuning()), engine
 
 
-@contextmanager
-def configured(examples: list[dspy.Example]) -> Iterator[dspy.LM]:
-    """Such an LM is DSPy's, and nothing warns."""
-    lm, _ = fake_lm(examples)
-    with warnings.catch_warnings(), dspy.context(lm=lm):
-        warnings.simplefilter("ignore")
-        yield lm
-
-
 class FineTuning(Provider):
     """Takes training data; the model that comes of them has another name, and answers as before.
 
@@ -261,23 +263,12 @@ def scored(scorer: Any, orderings: Any, examples: Any) -> list[float]:
 
 def printed_whatever_the_hashes(code: str) -> str:
     """What code prints in new processes, which must not depend on how they hash strings."""
-    printed = {
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"import sys; sys.path[:0] = sys.argv[1:]; {code}",
-                *(str(folder) for folder in [Path(__file__).parent, *Path(__file__).parent.iterdir()]),
-            ],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(printed) == 1
-    return printed.pop()
+    folders = map(str, [Path(__file__).parent, *Path(__file__).parent.iterdir()])
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = sys.argv[1:]; {code}", *folders]
+    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    first, second = (subprocess.check_output(command, env=each, text=True) for each in environments)
+    assert first == second
+    return first
 
 
 class PlainLabels:

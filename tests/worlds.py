@@ -77,6 +77,10 @@ class World:
         return float(0.1 * (self.truth(ordering) + 4 * self.easiness[example] + 2 * noise))
 
 
+def correlation(first, second):
+    return np.corrcoef(np.ravel(first), np.ravel(second))[0, 1]
+
+
 def random_orderings(space, count, seed=0):
     rng = np.random.default_rng(seed)
     return [space.canonical([rng.permutation(size).tolist() for size in space.sizes]) for _ in range(count)]

@@ -6,7 +6,7 @@ import re
 import dspy
 import numpy as np
 import pytest
-from fakes import exact_match, fake_lm, questions, student
+from fakes import Wrapped, exact_match, questions, student
 
 from plr_dspy import BatchCalibration, MaximumLikelihood, PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
@@ -14,24 +14,8 @@ from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
 EXAMPLES = questions(120)
 
 
-@pytest.fixture
-def engine():
-    lm, engine = fake_lm(EXAMPLES)
-    with dspy.context(lm=lm):
-        yield engine
-
-
 def optimizer(**options):
     return PLReorder(**{"metric": exact_match, "num_threads": 4, "display_progress": False, **options})
-
-
-class Wrapped(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = student()
-
-    def forward(self, question):
-        return self.answer(question=question)
 
 
 class Anything(Wrapped):
@@ -120,6 +104,9 @@ CONSTRUCTOR = {
     "min_probability": [1.1, -0.1, "sure"],
 }
 
+OTHERS = [dspy.Example(q="q", a=str(i)) for i in range(4)]
+TEXT = dspy.Example(text="t", answer="a").with_inputs("text")
+BOTH = [example.with_inputs("question", "answer") for example in EXAMPLES]
 COMPILE = [
     (lambda: None, {}, "student must be a dspy.Module; got NoneType"),
     (lambda: Wrapped, {}, "student must be a dspy.Module; .*pass an instance, not the class"),
@@ -130,11 +117,7 @@ COMPILE = [
     (Twins, {}, "several predictors of one name.*rename"),
     (knn_few_shot, {}, "KNNFewShot.*PLFewShot.metric, demos='retrieved'"),
     (lambda: student(["text", "more"]), {}, "demo 0 of predictor 'self' must be a dspy.Example"),
-    (
-        lambda: student([dspy.Example(q="q", a=str(i)) for i in range(4)]),
-        {},
-        "demos of predictor 'self' hold .*'a', 'q'.*rename the fields",
-    ),
+    (lambda: student(OTHERS), {}, "demos of predictor 'self' hold .*'a', 'q'.*rename the fields"),
     (lambda: without_demos(None), {}, "demos of predictor 'self' must be a list; got NoneType"),
     (student, {"trainset": EXAMPLES[:7]}, "trainset must hold at least two .*pass more examples"),
     (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, the others are shown by demos or given twice"),
@@ -143,23 +126,15 @@ COMPILE = [
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
     (student, {"trainset": [{"question": "q"}]}, r'trainset\[0\] .*got dict: .*with_inputs\("question"\)'),
     (student, {"trainset": [("q", "a")]}, r'got tuple: make each one .*with_inputs\("question"\)$'),
-    (
-        student,
-        {"trainset": [dspy.Example(question="q")] * 9},
-        r'trainset\[0\] has no inputs.*\("question"\)$',
-    ),
+    (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\)$'),
     (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\)$'),
     (Anything, {"trainset": [{"question": "q"}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
     (
         student,
-        {"trainset": [*EXAMPLES, dspy.Example(text="t", answer="a").with_inputs("text")]},
+        {"trainset": [*EXAMPLES, TEXT]},
         r"trainset\[120\] must give the program's inputs: it needs \['question'\]; it has \['text'\]: rename",
     ),
-    (
-        Wrapped,
-        {"trainset": [e.with_inputs("question", "answer") for e in EXAMPLES]},
-        r"trainset\[0\] must give the program's inputs: forward\(question\) cannot take them.*rename",
-    ),
+    (Wrapped, {"trainset": BOTH}, r"\[0\] must give .* inputs: forward\(question\) cannot take them.*rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
     (student, {"valset": EXAMPLES[:6]}, "valset must hold an example that no demo shows"),
     (student, {"seed": -3}, "seed"),
@@ -186,9 +161,7 @@ def test_the_least_number_that_is_named_is_taken():
     PLReorder(exact_match, num_demos=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in CONSTRUCTOR.items() for value in values]
-)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, v in CONSTRUCTOR.items() for value in v])
 def test_constructor(name, value):
     """When it is given, and where it can be checked later, too."""
     with pytest.raises((TypeError, ValueError), match=name):
@@ -226,12 +199,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
         (PLFewShot, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
-        (
-            PDO,
-            {"setting": "prior", "prior": {"a": 1}},
-            {"setting": "few-shot"},
-            "prior needs setting='prior'",
-        ),
+        (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
         (PLFewShot, {}, {"update": Unsmoothed()}, "update must have a smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
@@ -264,24 +232,20 @@ def test_compile(engine, make, options, message):
     assert engine.num_calls == 0
 
 
-def test_an_example_that_is_given_again_is_no_further_evidence(engine, caplog):
+def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(engine, caplog):
     reorder = optimizer(max_metric_calls=500)
     reorder.compile(
         student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13]
     )
     assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
     assert "only 9 of the 127 examples can score orders of the demos (the others are" in caplog.text
-
-
-def test_demos_that_no_prompt_shows_are_warned_of(engine, caplog):
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
     optimizer(max_metric_calls=60).compile(student(demos), trainset=EXAMPLES)
     assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("value", "field"),
-    [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")],
+    ("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")]
 )
 def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, value, field):
     """The budget is well spent: the program can be pickled, and used as it is."""
@@ -386,14 +350,12 @@ class TestCures:
         program.answer._compiled = False
         compiled(program=program)
 
-    def test_of_an_ensemble(self, engine):
+    def test_of_an_ensemble_and_of_no_demos(self, engine):
         members = [student(5), student(EXAMPLES[:4])]
         with pytest.raises(TypeError, match="compile its members with PLReorder first, then ensemble them"):
             compiled(program=dspy.Ensemble(reduce_fn=dspy.majority).compile(members))
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([compiled(program=m) for m in members])
         assert ensemble(question="question 50").answer
-
-    def test_of_no_demos(self, engine):
         with pytest.raises(ValueError, match="or pass num_demos to PLReorder"):
             compiled(optimizer(num_demos=None), student([]))
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))

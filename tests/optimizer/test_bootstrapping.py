@@ -5,20 +5,11 @@ import random
 import sys
 
 import dspy
+import fakes
 import pytest
 from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
-from fakes import (
-    FIELD,
-    CopyingEngine,
-    OrderSensitiveEngine,
-    engine_for,
-    exact_match,
-    interrupt,
-    lm_of,
-    questions,
-    using,
-)
+from fakes import engine_for, exact_match, questions, using
 
 from plr_dspy.optimizer.fewshot import PLFewShot
 
@@ -80,7 +71,7 @@ class TestTeachers:
         programs = {name: predict(dspy.ChainOfThought) for name in ("student", "teacher")}
         programs[whose].predictors()[0].demos = [demo(example) for example in EXAMPLES[:40]]
         teacher = programs["teacher"] if whose == "teacher" else None
-        with using(CopyingEngine()) as engine:
+        with using(fakes.CopyingEngine()) as engine:
             chooser().compile(programs["student"], trainset=EXAMPLES, teacher=teacher)
         assert 39 in engine.numbers_of_demos
         assert engine.copied == 0
@@ -90,7 +81,7 @@ class TestTeachers:
     def test_each_keeps_its_own_model(self, engine, whose, num_demos):
         """Without demos of its own the teacher is shown labelled ones, and keeps none."""
         own, programs = engine_for(EXAMPLES), {name: predict() for name in ("student", "teacher")}
-        programs[whose].set_lm(lm_of(own, "fake/own"))
+        programs[whose].set_lm(fakes.lm_of(own, "fake/own"))
         programs["teacher"].demos = EXAMPLES[:num_demos]
         optimizer = chooser(candidates="both")
         teacher = programs["teacher"] if whose == "teacher" else None
@@ -186,18 +177,18 @@ def test_other_demos_reuse_what_is_paid(engine, tmp_path, earlier):
     assert engine.num_calls == optimizer.report.program_calls["total"] <= 300
 
 
-class Noting(OrderSensitiveEngine):
+class Noting(fakes.OrderSensitiveEngine):
     """Keeps each call as what was asked and the questions that were shown."""
 
     def answer(self, system, texts):
-        shown = [dict(FIELD.findall(text))["question"].strip() for text in [texts[-1], *texts[:-1:2]]]
+        shown = [dict(fakes.FIELD.findall(text))["question"].strip() for text in [texts[-1], *texts[:-1:2]]]
         vars(self).setdefault("calls", []).append((shown[0], frozenset(shown[1:])))
         return super().answer(system, texts)
 
 
 def noted(log_dir, trainset, *, last=10_000, **options):
     """The calls of a compile that is killed after so many of them."""
-    engine = Noting({example.question: example.answer for example in EXAMPLES}, at={last: interrupt})
+    engine = Noting({example.question: example.answer for example in EXAMPLES}, at={last: fakes.interrupt})
     optimizer = chooser(log_dir=log_dir, num_threads=1, **options)
     with using(engine), contextlib.suppress(KeyboardInterrupt):
         optimizer.compile(predict(), trainset=trainset)

@@ -122,7 +122,7 @@ class TestOrdersUnderCalibration:
             return two((2.5 if number(text) % 10 else -2.5) + 0.7 * normal(text))
 
         rare = [
-            dspy.Example(text=f"text {i}", label=LABELS[bool(i % 10)]).with_inputs("text") for i in range(120)
+            dspy.Example(text=f"text {i}", label=LABELS[i % 10 > 0]).with_inputs("text") for i in range(120)
         ]
 
         def calibrated(**options):
@@ -164,10 +164,8 @@ class TestTheStudentAsItIs:
             program, report = go(engine_of(probabilities), calibrate=True, **options)
             before, after = accuracy(student()), accuracy(program)
             comparison = report.comparison
-            for (_, low, high), true in (
-                (comparison.expected_original, before),
-                (comparison.expected_chosen, after),
-            ):
+            expected = comparison.expected_original, comparison.expected_chosen
+            for (_, low, high), true in zip(expected, (before, after), strict=True):
                 held.append(low - 1e-9 <= true <= high + 1e-9)
             held.append(comparison.gain_interval[0] <= after - before + 1e-9)
             gains.append(after - before)
@@ -251,18 +249,17 @@ class TestBadInput:
         assert len(engine.prompts) == before
 
 
-class TestWithoutIt:
-    def test_reports_say_what_calibration_would_give(self):
-        program, report = go(Engine(), max_metric_calls=150)
-        assert isinstance(program, dspy.Predict)
-        effect = report.calibration
-        assert effect.original_calibrated > effect.original + 0.05  # Orders differ in nothing but leaning.
-        assert "use BatchCalibration, or calibrate=True" in str(report)
-        assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report
-        assert "use BatchCalibration, or calibrate=True" in page(report)
-        _, report = go(Engine(), signal="score")
-        assert report.calibration is None
-        assert "calibrat" not in report.details()
+def test_without_it_reports_say_what_calibration_would_give():
+    program, report = go(Engine(), max_metric_calls=150)
+    assert isinstance(program, dspy.Predict)
+    effect = report.calibration
+    assert effect.original_calibrated > effect.original + 0.05  # Orders differ in nothing but leaning.
+    assert "use BatchCalibration, or calibrate=True" in str(report)
+    assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report
+    assert "use BatchCalibration, or calibrate=True" in page(report)
+    _, report = go(Engine(), signal="score")
+    assert report.calibration is None
+    assert "calibrat" not in report.details()
 
 
 class TestSensitivity:

@@ -5,7 +5,7 @@ import json
 
 import dspy
 import pytest
-from fakes import configured, exact_match, questions
+from fakes import exact_match, questions
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -13,10 +13,7 @@ from plr_dspy.baselines import TopKOrder
 EXAMPLES = questions(60)
 
 
-@pytest.fixture(autouse=True)
-def lm():
-    with configured(EXAMPLES) as lm:
-        yield lm
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 class TwoSteps(dspy.Module):

@@ -2,7 +2,7 @@
 
 import dspy
 import pytest
-from fakes import configured, exact_match, questions
+from fakes import exact_match, questions
 
 import chains
 from plr_dspy import PLReorder
@@ -10,10 +10,7 @@ from plr_dspy import PLReorder
 EXAMPLES = questions(60)
 
 
-@pytest.fixture(autouse=True)
-def lm():
-    with configured(EXAMPLES) as lm:
-        yield lm
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def reorder(**options):
@@ -28,10 +25,10 @@ def texts(program):
 
 
 @pytest.mark.parametrize("name", chains.CHAINS)
-def test_the_example_of_each_family(name, lm, monkeypatch):
+def test_the_example_of_each_family(name, monkeypatch):
     monkeypatch.setattr(chains, "CALLS", 60)
     student = dspy.Predict("question -> answer")
-    program = chains.CHAINS[name](student, EXAMPLES, exact_match, lm)
+    program = chains.CHAINS[name](student, EXAMPLES, exact_match, dspy.settings.lm)
     assert not student.demos
     assert program(question=EXAMPLES[0].question).answer
     reports = [
@@ -41,11 +38,11 @@ def test_the_example_of_each_family(name, lm, monkeypatch):
     assert all(report["program_calls"]["total"] <= chains.CALLS for report in reports)
 
 
-def test_inside_better_together(lm):
+def test_inside_better_together():
     """Which passes arguments on; demos stay what they were."""
     strategy = "few -> reorder -> reorder"
     student = dspy.Predict("question -> answer")
-    student.set_lm(lm)
+    student.set_lm(dspy.settings.lm)
     optimizer = dspy.BetterTogether(metric=exact_match, few=dspy.LabeledFewShot(k=5), reorder=reorder())
     compiled = optimizer.compile(
         student,

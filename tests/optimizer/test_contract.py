@@ -4,21 +4,11 @@ from functools import partial
 
 import dspy
 import pytest
-from fakes import configured, exact_match, questions
+from fakes import TwoPredictors, exact_match, questions
 
 from plr_dspy import PLFewShot, PLReorder
 
 EXAMPLES = questions(60)
-
-
-class TwoPredictors(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.hint = dspy.Predict("question -> hint")
-        self.answer = dspy.ChainOfThought("question, hint -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question, hint=self.hint(question=question).hint)
 
 
 class WithFrozenPart(dspy.Module):
@@ -58,17 +48,11 @@ def bootstrap(program):
 
 
 def state(program):
-    return [
-        (name, list(map(id, predictor.demos)), predictor.signature, id(predictor.lm))
-        for name, predictor in program.named_predictors()
-    ]
+    return [(name, list(map(id, p.demos)), p.signature, id(p.lm)) for name, p in program.named_predictors()]
 
 
 def multiset(program):
-    return {
-        name: sorted(repr(sorted(dict(demo).items())) for demo in predictor.demos)
-        for name, predictor in program.named_predictors()
-    }
+    return {n: sorted(repr(sorted(dict(d).items())) for d in p.demos) for n, p in program.named_predictors()}
 
 
 def prompts(program):
@@ -76,13 +60,7 @@ def prompts(program):
     return [adapter.format_demos(predictor.signature, predictor.demos) for predictor in program.predictors()]
 
 
-@pytest.fixture
-def lm():
-    with configured(EXAMPLES) as lm:
-        yield lm
-
-
-def check(shape, make, student, lm, folder):
+def check(shape, make, student, folder):
     """The student is not changed, one and eight threads find the same, and the program is saved and loaded."""
     before, runs = state(student), []
     for num_threads in (1, 8):
@@ -103,28 +81,20 @@ def check(shape, make, student, lm, folder):
     return compiled, report
 
 
-@pytest.mark.parametrize(
-    ("shape", "choose_demos"),
-    [
-        ("predict", labeled_few_shot),
-        ("chain_of_thought", bootstrap),
-        ("two_predictors", bootstrap),
-        ("react", bootstrap),
-        ("frozen_part", labeled_few_shot),
-    ],
-)
-def test_what_others_chose_is_ordered(shape, choose_demos, lm, tmp_path):
+@pytest.mark.parametrize("shape", sorted(PROGRAMS))
+def test_what_others_chose_is_ordered(shape, engine, tmp_path):
+    choose_demos = labeled_few_shot if shape in ("predict", "frozen_part") else bootstrap
     student = choose_demos(PROGRAMS[shape]())
-    student.set_lm(lm)
-    compiled, _ = check(shape, partial(PLReorder, exact_match), student, lm, tmp_path)
+    student.set_lm(dspy.settings.lm)
+    compiled, _ = check(shape, partial(PLReorder, exact_match), student, tmp_path)
     for name, predictor in student.named_predictors():
         assert not predictor.demos or multiset(compiled)[name] == multiset(student)[name]
 
 
 @pytest.mark.parametrize("shape", sorted(PROGRAMS))
-def test_choosing_demos(shape, lm, tmp_path):
+def test_choosing_demos(shape, engine, tmp_path):
     make = partial(PLFewShot, exact_match, max_demos=3, max_bootstrapped=3)
-    compiled, report = check(shape, make, PROGRAMS[shape](), lm, tmp_path)
+    compiled, report = check(shape, make, PROGRAMS[shape](), tmp_path)
     assert {slot.predictor for slot in report.slots} == {
         name for name, _ in compiled.named_predictors() if not name.startswith("frozen")
     }

@@ -110,8 +110,7 @@ def accuracy(program, kind, count=40):
 
 class TestOrders:
     @pytest.mark.parametrize(
-        ("kind", "signal"),
-        [("choice", "logprobs"), ("bool in fields", "logprobs"), ("noul", "logprobs"), ("choice", "score")],
+        ("kind", "signal"), [("choice", "logprobs"), ("bool in fields", "logprobs"), ("noul", "score")]
     )
     def test_the_order_is_found_saved_and_loaded(self, engine, kind, signal, tmp_path):
         optimizer = reorder(signal=signal, max_metric_calls=240)
@@ -134,11 +133,7 @@ class TestOrders:
 
 class TestCalibration:
     @pytest.mark.parametrize(
-        ("kind", "adapter"),
-        [
-            *((kind, dspy.ChatAdapter()) for kind in KINDS),
-            ("noul", dspy.JSONAdapter()),
-        ],
+        ("kind", "adapter"), [*((kind, dspy.ChatAdapter()) for kind in KINDS), ("noul", dspy.JSONAdapter())]
     )
     def test_takes_away_the_lean_and_tells_probabilities(self, engine, kind, adapter, tmp_path):
         engine.probabilities = leaning

@@ -4,14 +4,8 @@ from collections import Counter
 
 import dspy
 import pytest
-from fakes import (
-    FIELD,
-    LabelEngine,
-    chat_response,
-    digest,
-    logprobs_of,
-    using,
-)
+from fakes import FIELD, LabelEngine, chat_response, digest, said_surely, using
+from label_engines import exact
 
 from plr_dspy.optimizer.fewshot import PLFewShot
 
@@ -48,9 +42,8 @@ class MumblingEngine(LabelEngine):
         if not self.mumbles(texts[:-1], text):
             return super().complete(request)
         self.mumbled[text] += 1
-        tops = [{part: 1.0} for part in ("[[ ## label ## ]]\n", "maybe", "\n\n[[ ## completed ## ]]")]
-        said = "".join(part for top in tops for part in top)
-        return chat_response(said, logprobs=logprobs_of(tops) if self.logprobs else None)
+        parts = "[[ ## label ## ]]\n", "maybe", "\n\n[[ ## completed ## ]]"
+        return said_surely(*parts) if self.logprobs else chat_response("".join(parts))
 
     def true_score(self, demos, texts):
         """Share of right answers."""
@@ -67,21 +60,12 @@ def label_of(text):
 
 
 def compiled(engine, seed, **options):
-    examples = [
-        dspy.Example(text=text, label=label_of(text)).with_inputs("text")
-        for text in (f"text {seed}, {i}" for i in range(60))
-    ]
-    chooser = PLFewShot(
-        lambda example, prediction: example.label == prediction.label,
-        max_metric_calls=CALLS,
-        max_demos=4,
-        candidates="labeled",
-        seed=seed,
-        display_progress=False,
-        **options,
-    )
+    texts = [f"text {seed}, {i}" for i in range(60)]
+    trainset = [dspy.Example(text=text, label=label_of(text)).with_inputs("text") for text in texts]
+    options |= {"max_metric_calls": CALLS, "max_demos": 4, "candidates": "labeled", "seed": seed}
+    chooser = PLFewShot(exact, display_progress=False, **options)
     with using(engine, "openai/fake"):
-        program = chooser.compile(dspy.Predict("text -> label: Literal['yes', 'no']"), trainset=examples)
+        program = chooser.compile(dspy.Predict("text -> label: Literal['yes', 'no']"), trainset=trainset)
     return chooser, len(program.predictors()[0].demos)
 
 

@@ -1,34 +1,17 @@
 """PLFewShot: which demos, how many, in what order."""
 
-import warnings
 from typing import Literal
 
 import dspy
+import fakes
 import pytest
-from fakes import (
-    CopyingEngine,
-    LabelEngine,
-    chat_response,
-    exact_match,
-    fake_lm,
-    logprobs_of,
-    questions,
-    using,
-)
+from fakes import exact_match, questions, using
+from label_engines import LABELS, classifier, exact
+from label_world import EXAMPLES as LABELLED
 
 from plr_dspy.optimizer.fewshot import PLFewShot
 
 EXAMPLES = questions(90)
-
-
-class TwoPredictors(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.hint = dspy.Predict("question -> hint")
-        self.answer = dspy.ChainOfThought("question, hint -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question, hint=self.hint(question=question).hint)
 
 
 def optimizer(**options):
@@ -40,25 +23,23 @@ def predict():
     return dspy.Predict("question -> answer")
 
 
+def chosen(program=None, **options):
+    """What is compiled, and the optimizer."""
+    chooser = optimizer(**options)
+    return chooser.compile(program or predict(), trainset=EXAMPLES), chooser
+
+
 def with_demos(program, demos=EXAMPLES[:3]):
     for predictor in program.predictors():
         predictor.demos = list(demos)
     return program
 
 
-@pytest.fixture
-def engine():
-    lm, engine = fake_lm(EXAMPLES)
-    with warnings.catch_warnings(), dspy.context(lm=lm):
-        warnings.simplefilter("ignore")
-        yield engine
-
-
-class ShyEngine(LabelEngine):
+class ShyEngine(fakes.LabelEngine):
     """Says "maybe", which is no label, unless it is shown so many demos."""
 
     def __init__(self, least):
-        super().__init__(["yes", "no"], lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
+        super().__init__(LABELS, lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
         self.least, self.most_shown = least, 0
 
     def complete(self, request):
@@ -66,9 +47,7 @@ class ShyEngine(LabelEngine):
         self.most_shown = max(self.most_shown, shown)
         if shown >= self.least:
             return super().complete(request)
-        tops = [{text: 1.0} for text in ("[[ ## label ## ]]\n", "maybe", "\n\n[[ ## completed ## ]]")]
-        text = "".join(token for top in tops for token in top)
-        return chat_response(text, logprobs=logprobs_of(tops))
+        return fakes.said_surely("[[ ## label ## ]]\n", "maybe", "\n\n[[ ## completed ## ]]")
 
 
 def shown(program):
@@ -77,8 +56,7 @@ def shown(program):
 
 class TestChoice:
     def test_finds_demos_and_an_order_better_than_none(self, engine):
-        chooser = optimizer(candidates="labeled", max_metric_calls=250)
-        program = chooser.compile(predict(), trainset=EXAMPLES)
+        program, chooser = chosen(candidates="labeled", max_metric_calls=250)
         assert chooser.report.comparison.chosen > chooser.report.comparison.original
         assert 2 <= len(program.demos) <= 4
         assert program._compiled
@@ -86,8 +64,7 @@ class TestChoice:
         assert chooser.best_program is program
 
     def test_a_students_own_demos_in_their_order_are_what_is_compared_with(self, engine):
-        chooser = optimizer(candidates="labeled")
-        chooser.compile(with_demos(predict()), trainset=EXAMPLES)
+        _, chooser = chosen(with_demos(predict()), candidates="labeled")
         (slot,) = chooser.report.slots
         assert chooser.report.candidates[0].origin == "original"
         assert chooser.report.candidates[0].ordering == {"self": [0, 1, 2]}
@@ -97,8 +74,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("limits", [{"max_demos": 2}, {"min_demos": 4}, {"max_demo_tokens": 40}])
     def test_a_student_outside_the_limits_is_a_finalist_all_the_same(self, engine, limits):
-        chooser = optimizer(candidates="labeled", **limits)
-        chooser.compile(with_demos(predict()), trainset=EXAMPLES)
+        _, chooser = chosen(with_demos(predict()), candidates="labeled", **limits)
         first, *others = chooser.report.candidates
         assert first.ordering == {"self": [0, 1, 2]}
         assert others
@@ -106,14 +82,12 @@ class TestChoice:
 
     def test_stays_where_nothing_does_better(self, engine):
         engine.answers = {}
-        chooser = optimizer(candidates="labeled")
-        program = chooser.compile(predict(), trainset=EXAMPLES)
+        program, chooser = chosen(candidates="labeled")
         assert program.demos == []
         assert "every score was 0" in chooser.report.stopped
 
     def test_numbers_of_demos(self, engine):
-        chooser = optimizer(candidates="labeled", min_demos=2, max_demos=3)
-        program = chooser.compile(predict(), trainset=EXAMPLES)
+        program, chooser = chosen(candidates="labeled", min_demos=2, max_demos=3)
         best = {found.num_demos: found for found in chooser.report.best_by_number}
         assert set(best) <= {0, 2, 3}
         assert {2, 3} <= set(best)
@@ -128,8 +102,7 @@ class TestChoice:
 
     def test_the_papers_algorithm_with_draws_that_are_cut_off(self, engine):
         limits = {"min_demos": 1, "max_demos": 3}
-        chooser = optimizer(auto="paper", candidates="labeled", max_metric_calls=1_500, **limits)
-        program = chooser.compile(predict(), trainset=EXAMPLES)
+        program, chooser = chosen(auto="paper", candidates="labeled", max_metric_calls=1_500, **limits)
         report = chooser.report
         assert 1 <= len(program.demos) <= 3
         assert report.comparison.chosen > report.comparison.original
@@ -139,8 +112,7 @@ class TestChoice:
         assert [dict(demo) for demo in chooser.program_with(number).demos] == [dict(d) for d in program.demos]
 
     def test_two_predictors_have_pools_of_their_own(self, engine):
-        chooser = optimizer(max_metric_calls=200)
-        program = chooser.compile(TwoPredictors(), trainset=EXAMPLES)
+        program, chooser = chosen(fakes.TwoPredictors(), max_metric_calls=200)
         hint, answer = chooser.report.slots
         assert (hint.predictor, answer.predictor) == ("hint", "answer.predict")
         assert all(origin.startswith("bootstrapped") for origin in hint.origins)  # examples have no hint
@@ -156,14 +128,12 @@ class TestChoice:
             assert optimizer().estimate(program, trainset=EXAMPLES).bootstrap_calls == calls
         asked = optimizer(candidates="bootstrapped")
         assert asked.estimate(dspy.Predict(signature), trainset=EXAMPLES).bootstrap_calls == 8
-        chooser = optimizer()
-        chooser.compile(dspy.Predict(signature), trainset=EXAMPLES)
+        _, chooser = chosen(dspy.Predict(signature))
         assert "bootstrap" not in chooser.report.program_calls
 
     def test_a_list_of_candidates(self, engine):
         demos = [{"question": f"other {i}", "answer": f"answer {i % 3}"} for i in range(3)]
-        chooser = optimizer(candidates=demos, max_metric_calls=400)
-        chooser.compile(predict(), trainset=EXAMPLES)
+        _, chooser = chosen(candidates=demos, max_metric_calls=400)
         (slot,) = chooser.report.slots
         assert slot.origins == ["candidates[0]", "candidates[1]", "candidates[2]"]
         assert chooser.report.distinct_prompts == 1 + 3 + 6 + 6
@@ -174,14 +144,14 @@ class TestLeaks:
     @pytest.mark.parametrize("candidates", ["labeled", "both"])
     def test_no_example_is_scored_with_its_own_answer_in_the_prompt(self, candidates):
         doubled = EXAMPLES[:60] + [example.copy() for example in EXAMPLES[:60]]
-        with using(CopyingEngine()) as engine:
+        with using(fakes.CopyingEngine()) as engine:
             optimizer(candidates=candidates).compile(predict(), trainset=doubled, valset=doubled[50:70])
         assert engine.num_calls > 60
         assert engine.copied == 0
 
     def test_nor_with_the_students_own_or_those_of_a_list(self):
         chooser = optimizer(candidates=[dict(example) for example in EXAMPLES[10:20]])
-        with using(CopyingEngine()) as engine:
+        with using(fakes.CopyingEngine()) as engine:
             chooser.compile(with_demos(predict()), trainset=EXAMPLES)
         assert engine.copied == 0
 
@@ -202,10 +172,8 @@ class TestTokens:
             engine.requests.clear()
             chooser = optimizer(candidates=list(map(dict, EXAMPLES[:4])), max_demos=3, max_demo_tokens=limit)
             chooser.compile(predict(), trainset=EXAMPLES[4:])
-            assert (
-                max(len(texts) // 2 for texts in engine.requests)
-                == chooser.report.best_by_number[-1].num_demos
-            )
+            most = chooser.report.best_by_number[-1].num_demos
+            assert max(len(texts) // 2 for texts in engine.requests) == most
             return {best.num_demos: best.tokens for best in chooser.report.best_by_number}
 
         tokens = numbers(None)
@@ -233,60 +201,41 @@ class TestTokens:
         assert engine.num_calls == 0
 
 
-class TestPromises:
-    @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
-    def test_log_probabilities_are_taken_where_they_come(self, least, limit, most):
-        """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
-        examples = [
-            dspy.Example(text=f"text {i}", label="yes" if i % 2 else "no").with_inputs("text")
-            for i in range(60)
-        ]
-        chooser = PLFewShot(
-            lambda example, prediction: example.label == prediction.label,
-            max_metric_calls=120,
-            max_demos=5,
-            max_demo_tokens=limit,
-            candidates="labeled",
-            display_progress=False,
-        )
-        with using(ShyEngine(least), "openai/fake") as engine:
-            chooser.compile(dspy.Predict("text -> label: Literal['yes', 'no']"), trainset=examples)
-        assert chooser.report.signal.used == "logprobs"
-        assert engine.most_shown == most
+@pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
+def test_log_probabilities_are_taken_where_they_come(least, limit, most):
+    """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
+    options = {"max_metric_calls": 120, "max_demos": 5, "max_demo_tokens": limit, "candidates": "labeled"}
+    chooser = PLFewShot(exact, display_progress=False, **options)
+    with using(ShyEngine(least), "openai/fake") as engine:
+        chooser.compile(classifier(), trainset=LABELLED)
+    assert chooser.report.signal.used == "logprobs"
+    assert engine.most_shown == most
 
 
-class TestResume:
-    def test_another_teacher_is_asked_and_the_same_one_not_again(self, engine, tmp_path):
-        teacher = with_demos(predict(), EXAMPLES[:4])
-        counts = []
-        for options in ({"teacher": teacher}, {"teacher": teacher}, {}):
-            chooser = optimizer(log_dir=tmp_path, max_metric_calls=300 if not options else 150)
-            chooser.compile(predict(), trainset=EXAMPLES, **options)
-            counts.append(engine.num_calls)
-        assert counts[0] == counts[1] <= 150 < counts[2] == chooser.report.program_calls["total"] <= 300
+def test_another_teacher_is_asked_and_the_same_one_not_again(engine, tmp_path):
+    teacher = with_demos(predict(), EXAMPLES[:4])
+    counts = []
+    for options in ({"teacher": teacher}, {"teacher": teacher}, {}):
+        chooser = optimizer(log_dir=tmp_path, max_metric_calls=300 if not options else 150)
+        chooser.compile(predict(), trainset=EXAMPLES, **options)
+        counts.append(engine.num_calls)
+    assert counts[0] == counts[1] <= 150 < counts[2] == chooser.report.program_calls["total"] <= 300
 
 
 class TestBadInput:
     @pytest.mark.parametrize(
-        "options",
-        [
-            {"candidates": "some"},
-            {"candidates": []},
-            {"candidates": ["text"]},
-            {"max_demos": None},
-            {"min_demos": 5},
-        ],
+        ("name", "value"),
+        [*(("candidates", c) for c in ("some", [], ["text"])), ("max_demos", None), ("min_demos", 5)],
     )
-    def test_arguments(self, options):
-        (name,) = options
+    def test_arguments(self, name, value):
         with pytest.raises((TypeError, ValueError), match=name):
-            optimizer(**options)
+            optimizer(**{name: value})
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
             ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that may make demos, then a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
-            ({}, {"teacher": TwoPredictors()}, "teacher must be a program like student"),
+            ({}, {"teacher": fakes.TwoPredictors()}, "teacher must be a program like student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),
@@ -298,8 +247,6 @@ class TestBadInput:
         with pytest.raises(ValueError, match="call compile first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-
-    def test_too_little_time_for_bootstrapping(self, engine):
         with pytest.raises(RuntimeError, match="max_seconds=1e-09 were over when 0 demos"):
             optimizer(max_seconds=1e-9).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0

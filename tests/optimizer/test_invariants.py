@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dspy
 import orjson
-from fakes import OrderSensitiveEngine, digest, questions
+from fakes import digest, engine_for, lm_of, questions
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -15,111 +15,83 @@ from plr_dspy import PLReorder
 from plr_dspy.scoring.ledger import Ledger
 
 EXAMPLES = questions(24, classes=2)
-
-complete = st.builds(
-    lambda i: dspy.Example(question=f"demo {i}", answer=f"answer {i % 2}"), st.integers(0, 4)
+DEMOS = st.one_of(  # with and without an answer, never shown, and plain data
+    st.integers(0, 4).map(lambda i: dspy.Example(question=f"demo {i}", answer=f"answer {i % 2}")),
+    st.integers(0, 2).map(lambda i: dspy.Example(question=f"demo {i}")),
+    st.just(dspy.Example(other="never shown")),
+    st.integers(5, 8).map(lambda i: {"question": f"demo {i}", "answer": "answer 0"}),
 )
-incomplete = st.builds(lambda i: dspy.Example(question=f"demo {i}"), st.integers(0, 2))
-unseen = st.just(dspy.Example(other="never shown"))
-plain = st.builds(lambda i: {"question": f"demo {i}", "answer": "answer 0"}, st.integers(5, 8))
-demo_lists = st.lists(st.one_of(complete, incomplete, unseen, plain), max_size=6)
 
 
 class Program(dspy.Module):
-    """Predictors one after another; the first or the last answers."""
+    """Predictors one after another, of which the last answers; it fails on a share of the questions."""
 
-    def __init__(self, demos, reasons):
+    def __init__(self, predictors, failing):
         super().__init__()
-        kinds = [dspy.ChainOfThought if reason else dspy.Predict for reason in reasons]
-        self.steps = [kind("question -> answer") for kind in kinds]
-        for step, chosen in zip(self.steps, demos, strict=True):
-            step.predictors()[0].demos = list(chosen)
+        self.steps, self.failing = [], failing
+        for demos, reasons in predictors:
+            self.steps.append((dspy.ChainOfThought if reasons else dspy.Predict)("question -> answer"))
+            self.steps[-1].predictors()[0].demos = list(demos)
 
     def forward(self, question):
-        if fails("program", question, len(self.steps)):
+        if digest(f"program {question}") < self.failing:
             raise ConnectionError(question)
         return [step(question=question) for step in self.steps][-1]
 
 
-def fails(where, question, salt):
-    """Deterministic, for a share of the questions that the salt decides."""
-    return digest(f"{where} {question} {salt}") < SHARE[where]
+def multisets(program):
+    """The demos of each predictor, whatever their order."""
+    every = [[dict(demo.items()) for demo in predictor.demos] for predictor in program.predictors()]
+    return [sorted(orjson.dumps(demo, option=orjson.OPT_SORT_KEYS) for demo in demos) for demos in every]
 
 
-SHARE = {"program": 0.0, "metric": 0.0}
-
-
-def metric(example, prediction):
-    if fails("metric", example.question, 0):
-        raise ZeroDivisionError(example.question)
-    return example.answer == prediction.answer
-
-
-def multiset(demos):
-    return Counter(orjson.dumps(dict(demo.items()), option=orjson.OPT_SORT_KEYS) for demo in demos)
-
-
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    predictors=st.lists(st.tuples(demo_lists, st.booleans()), min_size=1, max_size=3),
+    predictors=st.lists(st.tuples(st.lists(DEMOS, max_size=6), st.booleans()), min_size=1, max_size=3),
     program_fails=st.sampled_from([0.0, 0.0, 0.2]),
     metric_fails=st.sampled_from([0.0, 0.0, 0.3]),
     update=st.sampled_from(["mle", "ema"]),
-    budget=st.integers(60, 160),
+    max_metric_calls=st.integers(60, 160),
     num_threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 3),
 )
-def test_invariants(predictors, program_fails, metric_fails, update, budget, num_threads, seed):
-    demos, reasons = zip(*predictors, strict=True)
-    assume(any("question" in demo for chosen in demos for demo in chosen))
-    SHARE.update(program=program_fails, metric=metric_fails)
-    student = Program(demos, reasons)
-    before = [multiset(p.demos) for p in student.predictors()]
-    engine = OrderSensitiveEngine({example.question: example.answer for example in EXAMPLES})
-    calls = []
+def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, **options):
+    assume(any("question" in demo for demos, _ in predictors for demo in demos))
+    student, calls = Program(predictors, program_fails), []
+    before = multisets(student)
 
-    def counted(example, prediction):
+    def metric(example, prediction):
         calls.append(example.question)
-        return metric(example, prediction)
+        if digest(f"metric {example.question}") < metric_fails:
+            raise ZeroDivisionError(example.question)
+        return example.answer == prediction.answer
 
-    with tempfile.TemporaryDirectory() as log_dir:
-        reorder = PLReorder(
-            counted,
-            update=update,
-            max_metric_calls=budget,
-            num_threads=num_threads,
-            max_errors=1000,
-            seed=seed,
-            log_dir=log_dir,
-            display_progress=False,
-        )
-        with dspy.context(lm=dspy.LM("fake/order-sensitive", engine=engine, cache=False)):
-            planned = reorder.estimate(student, trainset=EXAMPLES).program_calls
-            compiled = reorder.compile(student, trainset=EXAMPLES)
-        report = reorder.report
+    with tempfile.TemporaryDirectory() as log_dir, dspy.context(lm=lm_of(engine_for(EXAMPLES))):
+        options |= {"max_metric_calls": max_metric_calls, "max_errors": 1000, "log_dir": log_dir}
+        reorder = PLReorder(metric, display_progress=False, **options)
+        planned = reorder.estimate(student, trainset=EXAMPLES).program_calls
+        compiled, report = reorder.compile(student, trainset=EXAMPLES), reorder.report
         ledger = Ledger(Path(log_dir) / "cells.jsonl")
         ledger.close()
         saved = json.loads((Path(log_dir) / "report.json").read_text())
 
     # The multiset of demos is kept, in the copy and in the student.
-    assert [multiset(p.demos) for p in compiled.predictors()] == before
-    assert [multiset(p.demos) for p in student.predictors()] == before
-    for slot in report.slots:
-        assert sorted(slot.ordering) == list(range(slot.num_demos))
+    assert multisets(compiled) == multisets(student) == before
+    assert all(sorted(slot.ordering) == list(range(slot.num_demos)) for slot in report.slots)
 
     # The budget is kept, and the log has every call.
     total = report.program_calls["total"]
-    assert total <= planned <= budget
+    assert total <= planned <= max_metric_calls
     phases = ("search", "race", "final", "original")
     assert total == sum(report.program_calls[phase] for phase in phases) == ledger.calls
     in_program = sum(error.count for error in report.errors if error.type == "ConnectionError")
     assert len(calls) == total - in_program
 
     # The report is what the log and the files say.
-    names = [f"trainset[{i}]" for i in range(len(EXAMPLES))]
     logged = Counter(cell.error for cell in ledger.earlier.values() if cell.error)
     assert logged == Counter({error.type: error.count for error in report.errors})
-    assert {name for error in report.errors for name in error.examples} <= set(names)
+    names = {f"trainset[{i}]" for i in range(len(EXAMPLES))}
+    assert {name for error in report.errors for name in error.examples} <= names
     assert (
         saved == json.loads(json.dumps(report.to_dict())) == json.loads(json.dumps(compiled.reorder_report))
     )

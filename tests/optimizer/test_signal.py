@@ -2,32 +2,20 @@
 
 import time
 
+import label_world
 import numpy as np
 import pytest
 from dspy import lm15
 from fakes import digest, failure
-from label_world import (
-    DEMOS,
-    EXAMPLES,
-    FRESH,
-    LABELS,
-    Engine,
-    Twice,
-    exact,
-    found,
-    go,
-    judged,
-    number,
-    probabilities,
-    student,
-    whole_prediction,
-)
+from label_world import DEMOS, EXAMPLES, Engine, exact, found, go, number, probabilities, student
 
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.report.figure import page
 
 REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
 SILENCE = "fake/x gives no log-probabilities"
+ALONE = "the metric raises TypeError for a prediction that holds 'label' alone"
+SEVERAL = "the program calls its classifier several times for an answer"
 PAPER = {"auto": "paper", "max_metric_calls": 300, "num_samples": 3, "num_final_draws": 2}
 
 
@@ -39,15 +27,11 @@ class TestScoresWhereThereIsNothingElse:
             (SILENCE, {"logprobs": False}, {"program": student(demos=[]), "num_demos": 4}),
             ("fake/x refuses requests for log-probabilities", {"refusal": REFUSAL}, {}),
             ("auto='paper' scores orders as the paper does", {}, PAPER),
-            (
-                "the metric raises TypeError for a prediction that holds 'label' alone",
-                {},
-                {"metric": whole_prediction},
-            ),
-            ("the metric calls a language model", {}, {"metric": judged}),
+            (ALONE, {}, {"metric": label_world.whole_prediction}),
+            ("the metric calls a language model", {}, {"metric": label_world.judged}),
             ("no output is a Literal, an enum or a bool", {}, {"program": student(str)}),
             ("the first calls failed", {}, {"failing": (0, 1), "max_errors": 5}),
-            ("the program calls its classifier several times for an answer", {}, {"program": Twice()}),
+            (SEVERAL, {}, {"program": label_world.Twice()}),
         ],
     )
     def test_the_same_calls_are_made_and_the_same_is_found(self, reason, engine, options):
@@ -73,8 +57,8 @@ class TestScoresWhereThereIsNothingElse:
     def test_signals_that_are_not_possible_are_refused_before_any_call(self):
         for options, reason in [
             ({"program": student(str)}, "no output is a Literal, an enum or a bool"),
-            ({"metric": whole_prediction}, "the metric raises TypeError for a prediction"),
-            ({"metric": judged}, "calls a language model"),
+            ({"metric": label_world.whole_prediction}, "the metric raises TypeError for a prediction"),
+            ({"metric": label_world.judged}, "calls a language model"),
         ]:
             engine = Engine()
             for option in ({"signal": "logprobs"}, {"calibrate": True}):
@@ -98,7 +82,7 @@ class TestLogProbabilities:
 
         def accuracy(program):
             shown = [demo["text"] for demo in program.demos]
-            return np.mean([(probabilities(shown, text)[1] > 0.5) == number(text) % 2 for text in FRESH])
+            return np.mean([(probabilities(shown, t)[1] > 0.5) == number(t) % 2 for t in label_world.FRESH])
 
         told, alone = (
             [accuracy(go(Engine(), signal=signal, seed=seed)[0]) for seed in range(4)]
@@ -110,7 +94,8 @@ class TestLogProbabilities:
     def test_the_leaning_is_about_the_true_one(self):
         program, report = go(Engine(), max_metric_calls=150)
         leans = report.signal.leaning
-        assert (report.signal.used, report.signal.reason, report.signal.labels) == ("logprobs", "", LABELS)
+        signal = report.signal
+        assert (signal.used, signal.reason, signal.labels) == ("logprobs", "", label_world.LABELS)
         assert leans.right == pytest.approx([0.5, 0.5], abs=0.12)
         for shares, demos in [(leans.original, DEMOS), (leans.chosen, program.demos)]:
             shown = [demo["text"] for demo in demos]

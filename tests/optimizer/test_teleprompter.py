@@ -2,22 +2,16 @@
 
 import dataclasses
 import itertools
+from contextlib import nullcontext
 
 import dspy
 import pytest
 import torch
-from fakes import digest, exact_match, fake_lm, questions, student
+from fakes import TwoPredictors, digest, exact_match, questions, student
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
 
 EXAMPLES = questions(120)
-
-
-@pytest.fixture
-def engine():
-    lm, engine = fake_lm(EXAMPLES)
-    with dspy.context(lm=lm):
-        yield engine
 
 
 def optimizer(**options):
@@ -70,13 +64,13 @@ class TestCompile:
         assert settings == {"name": "prior", "weighted": True}
 
     def test_the_papers_search_has_the_papers_shape_with_any_update(self, engine):
-        reorder = optimizer(auto="paper", update=MixtureEM(num_components=2))
+        reorder = optimizer(auto="paper", update=MixtureEM(num_components=2), num_iterations=4)
         reorder.compile(student(), trainset=EXAMPLES[:20])
         settings = reorder.report.settings
         assert settings["update"]["name"] == "mixture"
         assert settings["update"]["smoothing"] == 0.7
-        assert [iteration.num_samples for iteration in reorder.report.history] == [15] * 15
-        assert engine.num_calls == reorder.report.program_calls["total"] < 15 * 15 * 11
+        assert [iteration.num_samples for iteration in reorder.report.history] == [15] * 4
+        assert engine.num_calls == reorder.report.program_calls["total"]
 
     def test_same_report_at_any_number_of_threads_where_calls_fail(self, engine):
         """Token counts and messages included."""
@@ -148,44 +142,16 @@ class TestCompile:
         assert not reorder.report.history
         assert EXAMPLES.index(reorder.best_program.predict.demos[0]) >= 4
 
-    @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")])
-    def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine, mode):
-        reorder = optimizer(max_metric_calls=150)
-        reorder.compile(student(), trainset=EXAMPLES)
-        expected = reorder.report.candidates
-        with mode():
-            reorder.compile(student(), trainset=EXAMPLES)
-        assert reorder.report.candidates == expected
+    def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine):
+        reorder, found = optimizer(max_metric_calls=100), []
+        for mode in (nullcontext, torch.inference_mode, lambda: torch.device("meta")):
+            with mode():
+                reorder.compile(student(), trainset=EXAMPLES)
+            found.append(reorder.report.candidates)
+        assert found[0] == found[1] == found[2]
 
 
-class TestEstimate:
-    @pytest.mark.parametrize(
-        ("options", "num_demos"),
-        [({"auto": "light"}, 2), ({}, 6), ({"auto": "paper", "num_iterations": 4}, 4)],
-    )
-    def test_is_never_exceeded_and_costs_nothing(self, engine, options, num_demos):
-        reorder = optimizer(**options)
-        program, trainset = student(num_demos), EXAMPLES[:30]
-        before = reorder.estimate(program, trainset=trainset)
-        assert engine.num_calls == 0
-        reorder.compile(program, trainset=trainset)
-        report = reorder.report
-        assert report.program_calls["total"] <= before.program_calls
-        assert report.program_calls["search"] <= before.search_calls
-        assert before.search_calls + before.race_calls + before.final_calls == before.program_calls
-        assert report.distinct_prompts == before.distinct_prompts == before.orders["self"]
-        sizes = report.settings["num_train"], report.settings["num_selection"]
-        assert (before.num_train, before.num_selection) == sizes
-        assert "program calls" in str(before)
-
-    def test_prompt_tokens_are_not_known_where_a_predictor_reads_another_s_output(self, engine):
-        class Chain(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.first = student()
-                self.second = dspy.Predict("hint -> answer")
-
-            def forward(self, question):
-                return self.second(hint=self.first(question=question).answer)
-
-        assert optimizer().estimate(Chain(), trainset=EXAMPLES).prompt_tokens is None
+def test_an_estimate_knows_no_prompt_tokens_where_a_predictor_reads_another_s_output(engine):
+    program = TwoPredictors()
+    program.answer.predict.demos = [dspy.Example(hint="none", **each) for each in EXAMPLES[:4]]
+    assert optimizer().estimate(program, trainset=EXAMPLES).prompt_tokens is None

@@ -51,9 +51,8 @@ def test_autolog_records_a_compile(store):
         (i.program_calls, pytest.approx(i.best_score_so_far)) for i in report.history
     ]
     client, number = mlflow.MlflowClient(), run.info.run_id
-    files = {
-        each.path: client.download_artifacts(number, each.path) for each in client.list_artifacts(number)
-    }
+    paths = [each.path for each in client.list_artifacts(number)]
+    files = {path: client.download_artifacts(number, path) for path in paths}
     assert Report.load(files["reorder_report.json"]) == report
     with open(files["reorder_report.html"]) as page:
         assert "as the prompt shows them" in page.read()
