@@ -29,23 +29,20 @@ def ask(engine, program, adapter=None, *, lm=None, **inputs):
 
 class TestAnswers:
     def test_the_likeliest_label_by_calibrated_probabilities(self):
+        """Without a calibration it tells the probabilities, and decides nothing."""
         prediction = ask(positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE))
         assert prediction.label == "negative"
         odds = 0.2 / 0.8 * 2.718281828**10
-        assert prediction.probabilities == pytest.approx(
-            {"negative": odds / (1 + odds), "positive": 1 / (1 + odds)}
-        )
+        assert [*prediction.probabilities.values()] == pytest.approx([odds / (1 + odds), 1 / (1 + odds)])
+        prediction = ask(positive(), CalibratedProgram(student()))
+        assert prediction.label == "positive"
+        assert prediction.probabilities == pytest.approx({"negative": 0.2, "positive": 0.8})
 
     def test_a_label_that_is_not_among_the_likeliest_tokens_is_never_the_answer(self):
         engine = Classifier(lambda text: {"negative": 0.0, "positive": 0.9})
         prediction = ask(engine, CalibratedProgram(student(), TOWARDS_NEGATIVE))
         assert prediction.label == "positive"
         assert prediction.probabilities["positive"] > 0.5
-
-    def test_without_a_calibration_it_tells_the_probabilities_and_decides_nothing(self):
-        prediction = ask(positive(), CalibratedProgram(student()))
-        assert prediction.label == "positive"
-        assert prediction.probabilities == pytest.approx({"negative": 0.2, "positive": 0.8})
 
     @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(), dspy.JSONAdapter(), PlainTextAdapter()])
     def test_replies_that_cannot_be_read(self, adapter):
@@ -66,12 +63,7 @@ class TestAnswers:
             ask(engine, CalibratedProgram(student(module=dspy.ChainOfThought), TOWARDS_NEGATIVE))
         assert len(engine.asked) == len(bare.asked) == 2
 
-    def test_several_completions(self):
-        prediction = ask(positive(), CalibratedProgram(student(n=3), TOWARDS_NEGATIVE))
-        assert [each.label for each in map(prediction.completions.__getitem__, range(3))] == ["negative"] * 3
-        assert prediction.probabilities["negative"] > 0.9
-
-    def test_what_the_program_makes_of_the_label(self):
+    def test_what_the_program_makes_of_the_label_and_of_several_completions(self):
         def answer(classify, text):
             label = classify(text=text).label
             return label if text == "bare" else dspy.Prediction(label=label.upper())
@@ -81,17 +73,17 @@ class TestAnswers:
         prediction = ask(positive(), program)
         assert prediction.label == "NEGATIVE"
         assert prediction.probabilities["negative"] > 0.9
+        prediction = ask(positive(), CalibratedProgram(student(n=3), TOWARDS_NEGATIVE))
+        assert [each.label for each in map(prediction.completions.__getitem__, range(3))] == ["negative"] * 3
+        assert prediction.probabilities["negative"] > 0.9
 
     def test_the_probabilities_are_those_of_the_call_whose_label_was_taken(self):
         def first(classify, text):
             told, _ = (classify(text=f"{text} {each}") for each in ("first", "second"))
             return told
 
-        engine = Classifier(
-            lambda text: (
-                {"negative": 0.9, "positive": 0.1} if "first" in text else {"negative": 0.3, "positive": 0.7}
-            )
-        )
+        shares = {True: {"negative": 0.9, "positive": 0.1}, False: {"negative": 0.3, "positive": 0.7}}
+        engine = Classifier(lambda text: shares["first" in text])
         prediction = ask(engine, CalibratedProgram(Around(first), Calibration.none(LABELS)))
         assert prediction.label == "negative"
         assert prediction.probabilities["negative"] == pytest.approx(0.9)
@@ -123,36 +115,34 @@ class TestAnswers:
         assert sorted(engine.asked, key=str) == [20, None]
 
 
-class TestConstruction:
-    @pytest.mark.parametrize(
-        ("make", "error", "match"),
-        [
-            (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
-            (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
-            (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
-            (
-                lambda: CalibratedProgram(student(Literal["a", "b"]), TOWARDS_NEGATIVE),
-                ValueError,
-                "the calibration is of the labels",
-            ),
-            (lambda: Calibration("batch", tuple(LABELS), (1.0,)), ValueError, "finite offset and scale"),
-            (lambda: Calibration("batch", tuple(LABELS), (1.0, float("nan"))), ValueError, "finite offset"),
-        ],
-    )
-    def test_bad_input(self, make, error, match):
-        with pytest.raises(error, match=match):
-            make()
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
+        (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
+        (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
+        (
+            lambda: CalibratedProgram(student(Literal["a", "b"]), TOWARDS_NEGATIVE),
+            ValueError,
+            "the calibration is of the labels",
+        ),
+        (lambda: Calibration("batch", tuple(LABELS), (1.0,)), ValueError, "finite offset and scale"),
+        (lambda: Calibration("batch", tuple(LABELS), (1.0, float("nan"))), ValueError, "finite offset"),
+    ],
+)
+def test_bad_input(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
 
 
-class TestWithoutLogProbabilities:
-    @pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
-    def test_an_error_for_each_prediction_and_one_call(self, endpoint):
-        engine = Classifier(positive().probabilities, **endpoint)
-        program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
-        for _ in range(2):
-            with pytest.raises(NoProbabilities, match="fake/x gives none"):
-                ask(engine, program)
-        assert engine.asked == [20, 20]
+@pytest.mark.parametrize("endpoint", [{"logprobs": False}, {"refusal": REFUSAL}])
+def test_without_log_probabilities_an_error_for_each_prediction_and_one_call(endpoint):
+    engine = Classifier(positive().probabilities, **endpoint)
+    program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
+    for _ in range(2):
+        with pytest.raises(NoProbabilities, match="fake/x gives none"):
+            ask(engine, program)
+    assert engine.asked == [20, 20]
 
 
 class TestSaving:

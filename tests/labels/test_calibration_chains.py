@@ -77,9 +77,7 @@ def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_
 def test_what_is_scored_is_the_calibrated_answer(engine):
     """Nearly every raw answer is "positive", which is right for one half."""
     program = calibrated()
-    raw, told = (
-        np.mean([exact(each, one(text=each.text)) for each in EXAMPLES]) for one in (student(), program)
-    )
+    raw, told = (np.mean([exact(e, one(text=e.text)) for e in EXAMPLES]) for one in (student(), program))
     assert told > raw + 0.1
     reorder = TopKOrder(exact, num_candidates=2, num_threads=2, display_progress=False)
     reorder.compile(program, trainset=EXAMPLES[:30], valset=EXAMPLES[30:])

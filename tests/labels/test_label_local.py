@@ -1,29 +1,18 @@
 """Label probabilities of the real local model, and what lives on them, counted at its server."""
 
 import math
-from typing import Literal
 
 import dspy
 import numpy as np
-from brief import brief_reviews
+from brief import Sentiment
 from dspy import lm15
 
 from plr_dspy import PlainTextAdapter
-from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.reader import LogprobRequests, labels_read
 
 REVIEWS = load_reviews("train")
-
-
-class Sentiment(dspy.Signature):
-    review: str = dspy.InputField()
-    sentiment: Literal["negative", "positive"] = dspy.OutputField()
-
-
-def accuracy(example, prediction, trace=None):
-    return example.sentiment == prediction.sentiment
 
 
 def program(reviews=REVIEWS):
@@ -48,14 +37,3 @@ def test_are_those_of_the_next_token(server):
     p = np.array([top[" negative"], top[" positive"]])
     np.testing.assert_allclose(np.exp(found.log_probabilities), p / p.sum(), atol=0.02)
     assert answer.sentiment == found.label == ["negative", "positive"][int(p.argmax())]
-
-
-def test_a_method_that_lives_on_them(server, tmp_path):
-    """The others run in notebooks (GlobalE, PDO) and in a grid (DEmO)."""
-    reviews = brief_reviews("train", 31)
-    optimizer = LocalE(accuracy, num_candidates=2, max_metric_calls=10, display_progress=False)
-    with dspy.context(lm=server.lm(), adapter=PlainTextAdapter()):
-        compiled = optimizer.compile(program(reviews), trainset=reviews[:24])
-        assert compiled(review=reviews[30].review).sentiment in ("negative", "positive")
-    assert 0 < optimizer.report.program_calls["total"] <= 10
-    compiled.save(tmp_path / "program.json")

@@ -1,6 +1,7 @@
 """What a metric gives to each label, found without a call of a model; which log-probabilities are learned from."""
 
 import dspy
+import label_world
 import numpy as np
 import pytest
 from dspy.utils import BaseCallback
@@ -11,12 +12,9 @@ from label_world import DEMOS, Engine, go
 from plr_dspy.labels import work as module
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.work import label_scores
-from plr_dspy.scoring.ledger import Ledger
 
 OUTPUT = LabelOutput("self", "label", {label: label for label in LABELS})
-EXAMPLES = [
-    dspy.Example(text=f"text {i}", label=LABELS[i % 2], weights=[1]).with_inputs("text") for i in range(4)
-]
+EXAMPLES = [example.copy(weights=[1]).with_inputs("text") for example in label_world.EXAMPLES[:4]]
 TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
 
 
@@ -158,11 +156,3 @@ def test_the_label_is_what_the_program_answered_and_not_what_the_metric_makes_of
 
     _, report = go(Engine(), metric=metric)
     assert report.signal.used == "logprobs"
-
-
-@pytest.mark.parametrize("values", ["[]", "1", "[null]", '["-1"]', "[true]", "[1e999]", "{}"])
-def test_a_ledger_with_others_cannot_be_read(tmp_path, values):
-    path = tmp_path / "cells.jsonl"
-    path.write_text(f'{{"cell":["x",0],"score":1.0,"label_logprobs":{values}}}\n')
-    with pytest.raises(ValueError, match="line 1 of"):
-        Ledger(path)

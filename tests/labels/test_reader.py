@@ -17,15 +17,9 @@ from label_engines import KIND, REFUSAL, Async, classifier
 from servers import Server, completion, running
 
 from plr_dspy import PlainTextAdapter, completion_lm
+from plr_dspy.labels import reader as module
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.labels.reader import (
-    LEAST,
-    LogprobRequests,
-    Position,
-    from_alternatives,
-    label_position,
-    labels_read,
-)
+from plr_dspy.labels.reader import LogprobRequests, from_alternatives, label_position, labels_read
 from plr_dspy.lm.finite_outputs import labels_of
 
 
@@ -113,31 +107,29 @@ class TestReading:
         assert probabilities(found) == pytest.approx([0.06 / 0.98, 0.92 / 0.98])
         assert engine.requests == [20]
 
-    def test_labels_that_share_their_first_token_are_followed(self):
+    def test_labels_that_share_their_first_token_are_followed_and_others_not_found(self):
         engine = chat({"very ": 0.8, "neutral": 0.2}, {"good": 0.75, "bad": 0.25})
         _, (found,) = asked(engine, kind=Literal["very bad", "very good", "neutral"])
         assert probabilities(found) == pytest.approx([0.2, 0.6, 0.2])
+        tokens = {" ]]\npositive": 0.9, " ]]\nnegative": 0.1}  # None of them begins like a label.
+        answer, readings = asked(Scripted("[[ ## label ##", tokens))
+        assert (answer.label, readings) == ("positive", [None])
 
     @pytest.mark.parametrize(
         ("told", "kind", "expected"),
         [
+            ({"yes": 0.9, "no": 0.09, "the": 0.01}, Literal["no", "yes", "mixed"], [0.09, 0.9, 0.01]),
             (
-                {"positive": 0.9, "negative": 0.09, "the": 0.01},
-                Literal["negative", "positive", "mixed"],
-                [0.09, 0.9, 0.01],
-            ),
-            ({"positive": 1.0, "negative": 0.0}, KIND, [math.exp(LEAST), 1.0]),  # Servers write -9999 for 0.
+                {"positive": 1.0, "negative": 0.0},
+                KIND,
+                [math.exp(module.LEAST), 1.0],
+            ),  # Servers write -9999 for 0.
         ],
         ids=["what the unlikeliest token has", "what a server does not compute"],
     )
     def test_an_unlikely_label(self, told, kind, expected):
         _, (found,) = asked(chat(told), kind=kind)
         assert probabilities(found) == pytest.approx(expected, rel=1e-6)
-
-    def test_no_label_among_the_likeliest_tokens(self):
-        tokens = {" ]]\npositive": 0.9, " ]]\nnegative": 0.1}  # None of them begins like a label.
-        answer, readings = asked(Scripted("[[ ## label ##", tokens))
-        assert (answer.label, readings) == ("positive", [None])
 
 
 class TestTheProgramStaysAsItIs:
@@ -223,12 +215,7 @@ class TestEndpointsThatGiveNone:
         ("refusal", "logprobs", "asked_for", "reason"),
         [
             (REFUSAL, True, [20, None, None, None], "refuses requests for log-probabilities"),
-            (
-                lm15.UnsupportedFeatureError("no", feature="x"),
-                True,
-                [20, None, None, None],
-                "refuses requests",
-            ),
+            (lm15.UnsupportedFeatureError("", feature="x"), True, [20, None, None, None], "refuses requests"),
             (None, False, [20, None, None], "gives no log-probabilities"),
         ],
         ids=["refusal", "unsupported", "silence"],
@@ -386,10 +373,8 @@ class TestFromAlternatives:
         for text in {label[:i] for label in labels for i in range(len(label) + 1)}:
             drawn = data.draw(st.lists(st.integers(1, 9), min_size=4, max_size=4))
             after[text] = tokens({t: n / sum(drawn) for t, n in zip("abc\n", drawn, strict=True)})
-        exact = [
-            math.prod(math.exp(after[label[:i]][letter]) for i, letter in enumerate(label + "\n"))
-            for label in labels
-        ]
+        ended = [[(label[:i], letter) for i, letter in enumerate(label + "\n")] for label in labels]
+        exact = [math.prod(math.exp(after[text][letter]) for text, letter in each) for each in ended]
         found = from_alternatives(after, labels)
         # Once a label is the only one left, its remaining letters are taken for granted.
         assert np.all(found >= np.array(exact) - 1e-9)
@@ -399,13 +384,7 @@ class TestFromAlternatives:
 @pytest.mark.parametrize(
     ("reply", "labels", "answered", "name", "position"),
     [
-        (
-            "[[| ##| sentiment| ##| ]]\n|positive|\n\n|[[ ## completed ## ]]",
-            "positive negative",
-            0,
-            "sentiment",
-            5,
-        ),
+        ("[[| ##| mood| ##| ]]\n|positive|\n\n|[[ ## completed ## ]]", "positive negative", 0, "mood", 5),
         # Unreadable; what was thought aloud comes first; tokens that hold more; parts of words; no label at all; words
         # after the answer; a word of the format; something else in the label's place.
         ("It| is| negative| or| positive", "positive negative", None, "label", 2),
@@ -421,6 +400,6 @@ class TestFromAlternatives:
 )
 def test_where_the_label_stands(reply, labels, answered, name, position):
     labels = labels.split()
-    places = [Position(text, {text: -0.1}) for text in reply.split("|")]
+    places = [module.Position(text, {text: -0.1}) for text in reply.split("|")]
     label = None if answered is None else labels[answered]
     assert label_position(places, labels, label, name=name) == position

@@ -83,13 +83,8 @@ class TestLlamaCpp:
 class TestRequest:
     @pytest.mark.parametrize("prefix", ["", "hosted_vllm/"])
     def test_is_a_plain_completion_whatever_the_provider(self, stub, prefix):
-        settings = {
-            "max_tokens": 3,
-            "top_p": 0.9,
-            "seed": 5,
-            "frequency_penalty": 0.1,
-            "presence_penalty": 0.2,
-        }
+        penalties = {"frequency_penalty": 0.1, "presence_penalty": 0.2}
+        settings = {"max_tokens": 3, "top_p": 0.9, "seed": 5, **penalties}
         lm = stub.lm(f"{prefix}org/stub", **settings)
         assert lm.model == f"{prefix or 'text-completion-openai/'}org/stub"
         assert ask(lm, config={"temperature": 0.5}).sentiment == "positive"
@@ -176,7 +171,7 @@ class TestReply:
         with pytest.raises(exceptions.LMProviderError):
             ask(stub.lm())
 
-    def test_of_async_calls(self, stub):
+    def test_of_async_calls_and_one_that_is_late(self, stub):
         async def call():
             return await stub.lm().acall("Q:")
 
@@ -188,8 +183,6 @@ class TestReply:
         with pytest.raises(exceptions.LMRateLimitError):
             asyncio.run(call())
         assert len(stub.bodies) == 3
-
-    def test_that_is_late(self, stub):
         stub.delay = 0.6
         with pytest.raises(exceptions.LMTimeoutError):
             ask(stub.lm(timeout=0.2))

@@ -8,8 +8,8 @@ import dspy
 import pydantic
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import chat_response, lm_of
-from hypothesis import assume, given
+from fakes import ScriptedEngine, lm_of
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from label_engines import Async
 
@@ -30,18 +30,6 @@ class Color(enum.Enum):
 class Point(pydantic.BaseModel):
     x: int
     y: int
-
-
-class ScriptedEngine:
-    """Answers in turn, and keeps the requests."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.requests = []
-
-    def complete(self, request):
-        self.requests.append(request)
-        return chat_response(self.answers.pop(0))
 
 
 def prompt(signature, demos, inputs, **kwargs):
@@ -84,9 +72,13 @@ class TestPrompt:
             "Question: four\nReasoning: r4\nAnswer: a4",
         ]
 
-    def test_demos_without_any_input_or_output_are_left_out(self):
+    def test_demos_and_values_that_lack_a_field(self):
+        """None is a value where the type allows it, and no line elsewhere."""
         demos = [{"review": "x"}, {"sentiment": "positive"}, {"review": "x", "sentiment": None}, {}]
         assert blocks(SENTIMENT, demos) == []
+        signature = dspy.Signature("a: Optional[str], b -> c: Optional[int]")
+        demos = [{"a": None, "b": None, "c": None}, {"b": "x", "c": 1}]
+        assert blocks(signature, demos) == ["A: None\nC: None", "B: x\nC: 1"]
 
     def test_fields_come_in_the_signature_s_order_with_their_titles(self):
         signature = dspy.Signature("context, user_question -> reasoning, is_true: bool")
@@ -125,20 +117,13 @@ class TestPrompt:
             'Points: [{"x": 1, "y": 2}]\nOptions: {"é": 3}\nColor: dark blue'
         ]
 
-    def test_none_is_a_value_where_the_type_allows_it_and_no_line_elsewhere(self):
-        signature = dspy.Signature("a: Optional[str], b -> c: Optional[int]")
-        demos = [{"a": None, "b": None, "c": None}, {"b": "x", "c": 1}]
-        assert blocks(signature, demos) == ["A: None\nC: None", "B: x\nC: 1"]
-
     @pytest.mark.parametrize(
         "annotation", [dspy.Image, dspy.History, list[dspy.Image], dspy.Image | None, dspy.Tool]
     )
     def test_types_that_are_not_text_are_refused_by_name(self, annotation):
-        signature = dspy.Signature(
-            {"evidence": (annotation, dspy.InputField()), "a": (str, dspy.OutputField())}
-        )
-        with pytest.raises(ValueError, match=r"'evidence'.*use another adapter"):
-            PlainTextAdapter().format(signature, [], {"evidence": None})
+        signature = dspy.Signature("seen -> a").with_updated_fields("seen", type_=annotation)
+        with pytest.raises(ValueError, match=r"'seen'.*use another adapter"):
+            PlainTextAdapter().format(signature, [], {"seen": None})
 
 
 LABELS = Literal["negative", "positive"]
@@ -176,10 +161,7 @@ class TestAnswer:
     @pytest.mark.parametrize(
         ("annotation", "completion"),
         [
-            *(
-                (LABELS, text)
-                for text in (" positively", "positive.", "very positive", "pos", "\npositive", " ")
-            ),
+            *((LABELS, t) for t in (" positively", "positive.", "very positive", "pos", "\npositive", " ")),
             *((LABELS, text) for text in ("'positive'", "positive negative", "a: positive")),
             *((bool, text) for text in ("yes", "1")),
             *((int, text) for text in ("12.5", "12 apples")),
@@ -219,6 +201,7 @@ class TestAnswer:
         with pytest.raises(AdapterParseError, match=message):
             parse(dspy.Signature("question -> reasoning, answer: int"), completion)
 
+    @settings(max_examples=20)
     @given(st.lists(st.text(min_size=1), min_size=1, max_size=4, unique_by=str.strip), st.data())
     def test_any_label_parses_back(self, labels, data):
         assume(all(label.strip() and label.strip() != "None" for label in labels))

@@ -66,25 +66,24 @@ def compiled(provider, *, lm=None, **options):
 ROUTES = pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 
 
-class TestLasting:
-    @pytest.mark.parametrize(
-        ("trouble", "error", "route"),
-        [
-            (status(401, kind="invalid_api_key"), exceptions.LMAuthError, {}),
-            (status(402, kind="billing"), exceptions.LMBillingError, {}),
-            (status(429, kind="insufficient_quota"), exceptions.LMBillingError, {"engine": "litellm"}),
-            (status(404, kind="model_not_found"), exceptions.LMUnsupportedModelError, {}),
-        ],
-        ids=["401", "402", "quota of litellm", "404"],
-    )
-    def test_where_every_further_call_would_fail_it_ends_at_once(self, trouble, error, route, caplog):
-        with serving(lambda number, prompt: trouble if number >= 10 else None) as provider:
-            result = compiled(provider, lm=provider.lm(**route), max_errors=1000)
-        assert isinstance(result.error, error)
-        assert provider.num_requests <= 10 + 1 + NUM_THREADS
-        assert result.report.program_calls["total"] == provider.num_requests
-        assert result.report.errors[0].type == error.__name__
-        assert "sk-secret" not in caplog.text + json.dumps(result.report.to_dict())
+@pytest.mark.parametrize(
+    ("trouble", "error", "route"),
+    [
+        (status(401, kind="invalid_api_key"), exceptions.LMAuthError, {}),
+        (status(402, kind="billing"), exceptions.LMBillingError, {}),
+        (status(429, kind="insufficient_quota"), exceptions.LMBillingError, {"engine": "litellm"}),
+        (status(404, kind="model_not_found"), exceptions.LMUnsupportedModelError, {}),
+    ],
+    ids=["401", "402", "quota of litellm", "404"],
+)
+def test_where_every_further_call_would_fail_it_ends_at_once(trouble, error, route, caplog):
+    with serving(lambda number, prompt: trouble if number >= 10 else None) as provider:
+        result = compiled(provider, lm=provider.lm(**route), max_errors=1000)
+    assert isinstance(result.error, error)
+    assert provider.num_requests <= 10 + 1 + NUM_THREADS
+    assert result.report.program_calls["total"] == provider.num_requests
+    assert result.report.errors[0].type == error.__name__
+    assert "sk-secret" not in caplog.text + json.dumps(result.report.to_dict())
 
 
 @ROUTES

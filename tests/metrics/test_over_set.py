@@ -11,14 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
-from plr_dspy import (
-    F1,
-    AverageScoreBy,
-    BalancedAccuracy,
-    DatasetMetric,
-    MatthewsCorrelation,
-    RecallAtPrecision,
-)
+import plr_dspy
+from plr_dspy import F1, AverageScoreBy, DatasetMetric, RecallAtPrecision
 from plr_dspy.scoring import influence
 from plr_dspy.scoring.influence import Influence
 
@@ -46,8 +40,8 @@ BY_SKLEARN = {
     F1(average="micro"): lambda t, p, w: sklearn_metrics.f1_score(
         t, p, labels=sorted(set(t)), average="micro", sample_weight=w, zero_division=0.0
     ),
-    MatthewsCorrelation(): lambda t, p, w: sklearn_metrics.matthews_corrcoef(t, p, sample_weight=w),
-    BalancedAccuracy(): lambda t, p, w: np.mean(
+    plr_dspy.MatthewsCorrelation(): lambda t, p, w: sklearn_metrics.matthews_corrcoef(t, p, sample_weight=w),
+    plr_dspy.BalancedAccuracy(): lambda t, p, w: np.mean(
         [
             np.average(np.array(p)[np.array(t) == label] == label, weights=np.array(w)[np.array(t) == label])
             for label in set(t)
@@ -61,6 +55,7 @@ BOTH = st.lists(
 
 @pytest.mark.parametrize("metric", BY_SKLEARN, ids=repr)
 class TestLabels:
+    @settings(deadline=None, max_examples=25)
     @given(both=BOTH)
     def test_values_are_those_of_scikit_learn(self, metric, both):
         right, answers = zip(*both, strict=True)
@@ -68,7 +63,7 @@ class TestLabels:
         found = value(metric, map(example, right), [dspy.Prediction(label=label) for label in answers])
         assert found == pytest.approx(BY_SKLEARN[metric](right, answers, [1.0] * len(both)))
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=10)
     @given(both=BOTH, moved=st.integers(0, 39), to=st.sampled_from(LABELS))
     def test_influence_is_the_derivative_and_its_mean_the_metric(self, metric, both, moved, to):
         """Against finite differences of scikit-learn, where some weight of an example goes to another answer."""
@@ -101,10 +96,7 @@ class TestLabels:
         assert found.score(0, "a") > found.score(0, None)
 
 
-@given(
-    groups=st.lists(st.tuples(st.sampled_from("xyz"), st.floats(0, 1)), min_size=3, max_size=30),
-    worst=st.booleans(),
-)
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.floats(0, 1)), min_size=3, max_size=30), st.booleans())
 def test_average_score_by_group(groups, worst):
     metric = AverageScoreBy("group", lambda example, prediction: prediction.points, worst=worst)
     examples = [dspy.Example(text="t", group=name).with_inputs("text") for name, _ in groups]
@@ -133,6 +125,10 @@ class TestRecallAtPrecision:
         assert told == ["a", 0.4]
 
 
+class Mood(enum.Enum):
+    GOOD = "good"
+
+
 class TestAnyFunction:
     def test_gets_lists_of_examples_and_plain_predictions(self):
         def share_of_longest(examples, predictions):
@@ -152,11 +148,6 @@ class TestAnyFunction:
     def test_that_returns_no_number_is_an_error(self, value):
         with pytest.raises((ValueError, TypeError), match="metric must return a"):
             DatasetMetric(lambda examples, predictions: value)(example("a"), dspy.Prediction(label="a"))
-
-    def test_that_raises_is_an_error(self):
-        metric = DatasetMetric(lambda examples, predictions: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            Influence(metric, [example("a")]).refer([(0, {"label": "a"})])
 
 
 class TestBadInput:
@@ -213,9 +204,6 @@ def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
     class Answer(pydantic.BaseModel):
         label: str
 
-    class Mood(enum.Enum):
-        GOOD = "good"
-
     def share(examples, predictions):
         if len(examples) < 2:
             raise ValueError("too few")
@@ -233,15 +221,9 @@ def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
     assert all(each.label is Mood.GOOD for each in devset)
 
 
-def test_the_field_of_the_group_is_no_label():
-    metric = AverageScoreBy("group")
-    assert metric(example("a").copy(group="x"), dspy.Prediction(label="a")) == 1.0
-
-
-def test_labels_are_compared_by_what_demos_call_them():
-    class Mood(enum.Enum):
-        GOOD = "good"
-
+def test_labels_are_compared_by_what_demos_call_them_and_no_group_is_one():
     assert F1(Mood.GOOD)(example("good"), dspy.Prediction(label=Mood.GOOD)) == 1.0
     assert F1(True)(example(True), dspy.Prediction(label=True)) == 1.0
     assert F1("x", field="kind")(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0
+    metric = AverageScoreBy("group")
+    assert metric(example("a").copy(group="x"), dspy.Prediction(label="a")) == 1.0

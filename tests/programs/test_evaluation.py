@@ -1,12 +1,11 @@
 """Programs scored side by side on examples that no optimizer has seen."""
 
-from typing import Literal
-
 import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
 from fakes import LabelEngine, lm_of
+from label_engines import exact
 
 from plr_dspy import F1, CalibratedProgram, Calibration, evaluate_programs
 
@@ -35,10 +34,6 @@ def examples(count, yes):
     ]
 
 
-def right(example, prediction, trace=None):
-    return example.label == prediction.label
-
-
 @pytest.fixture(autouse=True)
 def quiet():
     with dspy.context(lm=lm_of(LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])), num_threads=1):
@@ -51,7 +46,7 @@ def evaluated(programs, metric, devset):
 
 def test_accuracy_recall_and_difference():
     devset, half = examples(20, range(5)), Answering(range(2, 8), unread=[19])
-    found = evaluated({"never": Answering([]), "half": half}, right, devset)
+    found = evaluated({"never": Answering([]), "half": half}, exact, devset)
     never, half = found.programs.values()
     assert (never.score, half.score) == (0.75, 14 / 20)
     assert half.difference == pytest.approx(-0.05)
@@ -74,14 +69,10 @@ def test_a_metric_over_a_set():
 
 
 def test_the_confidence_of_a_calibrated_program():
-    class Sign(dspy.Signature):
-        text: str = dspy.InputField()
-        label: Literal["no", "yes"] = dspy.OutputField()
-
     devset = [dspy.Example(text=str(n), label="yes").with_inputs("text") for n in range(4)]
     calibration = Calibration("batch", ("no", "yes"), (0.0, float(np.log(3.0))))
-    program = CalibratedProgram(dspy.Predict(Sign), calibration)
-    (found,) = evaluated({"calibrated": program}, right, devset).programs.values()
+    program = CalibratedProgram(dspy.Predict("text -> label: Literal['no', 'yes']"), calibration)
+    (found,) = evaluated({"calibrated": program}, exact, devset).programs.values()
     assert found.score == 1.0
     assert found.confidence == pytest.approx(0.75)
 
@@ -106,9 +97,9 @@ def test_intervals_of_a_metric_over_a_set_hold():
 
 def test_a_failed_call_is_no_wrong_answer():
     with pytest.raises(RuntimeError, match=r"1 of 20 calls failed, the first by ConnectionError: no route"):
-        evaluated({"failing": Answering([], failing=[3])}, right, examples(20, range(5)))
+        evaluated({"failing": Answering([], failing=[3])}, exact, examples(20, range(5)))
     with pytest.raises(ConnectionError, match="no route"):
-        evaluated({"failing": Answering([], failing=range(20))}, right, examples(20, range(5)))
+        evaluated({"failing": Answering([], failing=range(20))}, exact, examples(20, range(5)))
     with pytest.raises(AttributeError, match="nothing"):
         evaluated({"fine": Answering([])}, lambda e, p: p.nothing, examples(20, range(5)))
 
@@ -125,4 +116,4 @@ def test_a_failed_call_is_no_wrong_answer():
 )
 def test_bad_arguments_are_refused(programs, devset, error, words):
     with pytest.raises(error, match=words):
-        evaluated(programs, right, devset)
+        evaluated(programs, exact, devset)

@@ -6,9 +6,8 @@ import threading
 import dspy
 import numpy as np
 import pytest
-from dspy import lm15
-from dspy.utils.exceptions import AdapterParseError, LMAuthError
-from fakes import OrderSensitiveEngine, exact_match, fake_lm, questions, scored, student, using
+from dspy.utils.exceptions import AdapterParseError
+from fakes import OrderSensitiveEngine, exact_match, questions, scored, student, using
 
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
@@ -20,13 +19,6 @@ from plr_dspy.scoring.scorer import CellScorer
 EXAMPLES = questions(40)
 NAMES = [f"example {i}" for i in range(40)]
 IDENTITY, REVERSED = ((0, 1, 2),), ((2, 1, 0),)
-
-
-@pytest.fixture
-def engine():
-    lm, engine = fake_lm(EXAMPLES)
-    with dspy.context(lm=lm):
-        yield engine
 
 
 def scorer(program=None, *, metric=exact_match, **options):
@@ -172,18 +164,6 @@ class TestErrors:
 
         with using(OrderSensitiveEngine({})), pytest.raises(AdapterParseError):
             scored(scorer(metric=judge, max_errors=3), [IDENTITY], range(10))
-
-    def test_an_authentication_error_stops_at_once(self):
-        calls = []
-
-        class Locked:
-            def complete(self, request):
-                calls.append(1)
-                raise lm15.AuthError("bad key", status=401)
-
-        with using(Locked()), pytest.raises(LMAuthError, match="bad key"):
-            scored(scorer(num_threads=4, max_errors=1000), [IDENTITY], range(30))
-        assert len(calls) <= 5
 
     def test_messages_that_cannot_be_written(self, engine, tmp_path):
         class Mute(Exception):

@@ -188,10 +188,7 @@ class TestOwned:
             (lambda program: Colleague(program).ask, lambda held: held.__self__.program),
             (lambda program: functools.partial(program.forward, 1), lambda held: held.func.__self__),
             (lambda program: deque([program]), lambda held: held[0]),
-            (
-                lambda program: {"a": [dspy.Tool(Colleague(program).ask)]},
-                lambda held: held["a"][0].func.__self__.program,
-            ),
+            (lambda program: [dspy.Tool(Colleague(program).ask)], lambda held: held[0].func.__self__.program),
         ],
         ids=["object", "slots", "method", "partial", "deque", "tool"],
     )

@@ -23,7 +23,8 @@ def with_input(values, **fixed):
 
 
 class TestDemosAreLeftOut:
-    def test_whatever_kind_of_demo(self):
+    def test_whatever_kind_of_demo_and_names(self):
+        """Predictors rename the input, or take only some of the inputs."""
         examples = questions(10)
         demos = [
             examples[0],
@@ -32,11 +33,7 @@ class TestDemosAreLeftOut:
             dspy.Example(hint="another predictor's demo"),
         ]
         assert shown_by(demos, examples) == {0, 1, 2}
-
-    def test_predictors_that_rename_the_input(self):
         assert shown_by([{"query": "question 5", "passages": "p"}], questions(60)) == {5}
-
-    def test_predictors_that_take_only_some_of_the_inputs(self):
         examples = with_input([(i, f"question {i}") for i in range(60)], style="short")
         assert shown_by([{"question": "question 7", "answer": "a"}], examples) == {7}
 
@@ -80,6 +77,7 @@ class TestSplits:
         assert [examples[40:][int(name[7:-1])] for name in parts.names[39:]] == parts.selection
         assert "9 examples are in both" in caplog.text
 
+    @settings(deadline=None, max_examples=15)
     @given(st.integers(0, 20), st.booleans())
     def test_classes_keep_their_shares_in_every_prefix(self, seed, with_valset):
         """Sorted by class, as many files are."""

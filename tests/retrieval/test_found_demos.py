@@ -1,8 +1,6 @@
 """PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
 
 import re
-import subprocess
-import sys
 import warnings
 from collections import Counter
 
@@ -128,10 +126,8 @@ class TestLeaks:
 
     @MODES
     def test_of_a_list_of_candidates(self, demos):
-        engine, given = (
-            Copier(),
-            [{**example, "question": example.question.upper()} for example in examples(30)],
-        )
+        engine = Copier()
+        given = [{**example, "question": example.question.upper()} for example in examples(30)]
         compiled(engine, demos=demos, candidates=given)
         assert engine.copied == 0 and max(map(len, engine.shown)) == 4
 
@@ -205,13 +201,10 @@ class TestChoice:
             warnings.simplefilter("error", RuntimeWarning)
             optimizer.compile(classifier(), trainset=LABELLED)
         report = optimizer.report
-        assert (
-            report.signal.used == "logprobs" and len(engine.prompts) == report.program_calls["total"] <= 120
-        )
-        assert {each.name for each in report.retrieval.alternatives} >= {
-            "your program",
-            "the best rule for each input",
-        }
+        assert report.signal.used == "logprobs"
+        assert len(engine.prompts) == report.program_calls["total"] <= 120
+        names = {each.name for each in report.retrieval.alternatives}
+        assert names >= {"your program", "the best rule for each input"}
         assert all(0.2 < each.score < 1 for each in report.retrieval.alternatives)
 
     @pytest.mark.parametrize(
@@ -313,7 +306,7 @@ class TestChoice:
 
 
 class TestUse:
-    def test_a_calibrated_one_is_loaded_in_a_new_process(self, tmp_path):
+    def test_a_calibrated_one_is_loaded(self, tmp_path):
         with using(Engine(), "fake/x"):
             inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
             program = BatchCalibration(num_inputs=20, display_progress=False).compile(
@@ -323,16 +316,8 @@ class TestUse:
             with pytest.raises((KeyError, ValueError), match=r"load it with plr_dspy\.load_program"):
                 classifier().load(tmp_path / "p.json")
             said = program(text="text 7")
+            assert load_program(classifier(), tmp_path / "p.json")(text="text 7").toDict() == said.toDict()
         assert isinstance(program, CalibratedProgram) and set(said.probabilities) == set(LABELS)
-        code = (
-            "import sys; sys.path[:0] = sys.argv[2:]\n"
-            "from label_world import *; from plr_dspy import load_program\n"
-            "with using(Engine(), 'fake/x'):\n"
-            "    print(load_program(classifier(), sys.argv[1])(text='text 7').probabilities)"
-        )
-        arguments = [sys.executable, "-c", code, str(tmp_path / "p.json"), *sys.path]
-        printed = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
-        assert printed.strip() == str(said.probabilities)
 
     def test_order_sensitivity_shows_the_same_demos_in_other_orders(self, tmp_path):
         class Rising(Copier):
@@ -355,11 +340,6 @@ class TestUse:
         assert len(set(map(frozenset, engine.shown))) <= found.num_examples and found.num_distinct == 24
         assert "the other way round" in str(found)
 
-    def test_another_student_is_refused(self, tmp_path):
-        compiled(Copier(), max_metric_calls=0)[0].save(tmp_path / "p.json")
-        with pytest.raises(ValueError, match="none of the fields"):
-            load_program(predict("text -> label"), tmp_path / "p.json")
-
 
 class TestBadInput:
     @pytest.mark.parametrize(
@@ -377,11 +357,14 @@ class TestBadInput:
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
 
-    def test_nothing_to_find(self):
+    def test_nothing_to_find_and_another_student(self, tmp_path):
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
         with using(Copier()), pytest.raises(ValueError, match="demos='retrieved' needs demos"):
             chooser(max_metric_calls=0).compile(Renaming(student), trainset=examples())
+        compiled(Copier(), max_metric_calls=0)[0].save(tmp_path / "p.json")
+        with pytest.raises(ValueError, match="none of the fields"):
+            load_program(predict("text -> label"), tmp_path / "p.json")
 
 
 class Renaming(dspy.Module):

@@ -20,9 +20,7 @@ LABELS = ["cat", "dog", "cat", "bird", "cat"]
 
 
 def letters(texts):
-    return (
-        np.array([[text.count(letter) for letter in "abcdefghijklmnopqrst"] for text in texts], float) + 0.01
-    )
+    return np.array([[t.count(letter) for letter in "abcdefghijklmnopqrst"] for t in texts], float) + 0.01
 
 
 def pool_of(texts=TEXTS, labels=LABELS, **options):
@@ -39,14 +37,11 @@ def compiled(student, name="predict", *, rule=None, guarded=False, embedder=None
     predictor = dict(student.named_predictors())[name]
     (field,) = predictor.signature.input_fields
     outputs = list(predictor.signature.output_fields)
-    demos = [
-        dspy.Example(**{field: t, **dict.fromkeys(outputs, f"answer to {t}")}).with_inputs(field)
-        for t in texts
-    ]
+    shown = [{field: text, **dict.fromkeys(outputs, f"answer to {text}")} for text in texts]
+    demos = [dspy.Example(**fields).with_inputs(field) for fields in shown]
     pool = Pool(predictor, demos, [source_of(demo.inputs()) for demo in demos], embedder=embedder)
-    return retrieve_in(
-        ProgramFactory(student).build({}), {name: Retrieval(pool, rule or Rule(num_demos=2), guarded)}
-    )
+    found = Retrieval(pool, rule or Rule(num_demos=2), guarded)
+    return retrieve_in(ProgramFactory(student).build({}), {name: found})
 
 
 def asked(lm, number=-1):
@@ -171,14 +166,11 @@ def test_words_count_the_more_the_fewer_texts_have_them():
     assert shown(pool, "rare common", Rule(num_demos=1)) == ["rare word"]
 
 
-@pytest.mark.parametrize("text", ["", "zzz", "...", "12 %"])
-def test_an_input_without_a_known_word_is_shown_the_first_demos(text):
-    assert shown(pool_of(), text, Rule(num_demos=2)) == TEXTS[1::-1]
-
-
-@pytest.mark.parametrize("texts", [["", ""], ["!", "?"], ["...", ""]])
-def test_a_pool_without_words_gives_its_first_demos(texts):
-    assert shown(pool_of(texts, ["a", "b"]), "anything", Rule(num_demos=1)) == texts[:1]
+def test_an_input_without_a_known_word_is_shown_the_first_demos_and_a_pool_without_words_gives_them():
+    for text in ("", "zzz", "...", "12 %"):
+        assert shown(pool_of(), text, Rule(num_demos=2)) == TEXTS[1::-1]
+    for texts in (["", ""], ["!", "?"], ["...", ""]):
+        assert shown(pool_of(texts, ["a", "b"]), "anything", Rule(num_demos=1)) == texts[:1]
 
 
 @pytest.mark.parametrize(
@@ -214,13 +206,10 @@ def test_features_are_what_they_are_said_to_be():
     assert after["likeness"][0] == pytest.approx(1.0) and (after["likeness"][2:] < 1.0).all()
 
 
-def test_a_rule_can_balance_labels_and_prefer_short_demos():
+def test_a_rule_can_balance_labels_and_prefer_short_demos_and_one_of_a_later_version_is_refused():
     pool = pool_of()
     balanced = Rule(num_demos=3, coefficients={"similarity": 0.5, "repeated_label": -10.0})
     assert {LABELS[i] for i in pool.shown({"text": "the cat"}, balanced)} == {"cat", "dog", "bird"}
     assert shown(pool, "the cat", Rule(num_demos=1, coefficients={"length": -1.0})) == ["the cat"]
-
-
-def test_a_rule_of_a_later_version_is_refused():
     with pytest.raises(ValueError, match="simlarity"):
         Rule(coefficients={"simlarity": 1.0})
