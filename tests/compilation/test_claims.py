@@ -1,21 +1,9 @@
 """What a compile claims, in worlds where nothing is to be found and in others, on landscapes of the benchmarks."""
 
-import sys
-from pathlib import Path
-
+import landscapes
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from landscapes import (
-    CoinLandscape,
-    GoodOriginalLandscape,
-    LeaningLandscape,
-    NoisyLogitsLandscape,
-    OwnEffectsLandscape,
-    Renamed,
-)
+from landscapes import OwnEffectsLandscape
 from methods import Pool, claimed, compiled
 
 BUDGETS = {"light": 400, "logprobs": 150, "paper": None, "top-k": 1_000}
@@ -27,10 +15,10 @@ class TestNothingToFind:
         ("world", "num_demos", "num_pool", "mode"),
         [
             (OwnEffectsLandscape, 8, 20, "light"),
-            (CoinLandscape, 8, 20, "top-k"),
+            (landscapes.CoinLandscape, 8, 20, "top-k"),
             (OwnEffectsLandscape, 4, 20, "paper"),
-            (LeaningLandscape, 8, 40, "logprobs"),
-            (NoisyLogitsLandscape, 8, 100, "logprobs"),
+            (landscapes.LeaningLandscape, 8, 40, "logprobs"),
+            (landscapes.NoisyLogitsLandscape, 8, 100, "logprobs"),
         ],
     )
     def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
@@ -48,7 +36,7 @@ class TestNothingToFind:
         """It is right on 70 % of the examples, and any other order on 60 %: no other says anything of it."""
         kept = 0
         for seed in range(5):
-            pool = Pool.of(GoodOriginalLandscape(8, 500 + seed, 100), 100)
+            pool = Pool.of(landscapes.GoodOriginalLandscape(8, 500 + seed, 100), 100)
             kept += compiled(pool, "light", 400, seed).ordering[0] == pool.space.identity[0]
         assert kept >= 4
 
@@ -75,7 +63,7 @@ class TestSomethingToFind:
             landscape = OwnEffectsLandscape(3, 900 + seed, 1_100, common=0.8, own=0.8)
             orders = [ordering[0] for ordering in Pool.of(landscape, 100).space.enumerate()]
             truths = sorted(((landscape.answers(order).mean(), order) for order in orders), reverse=True)
-            pool = Pool.of(Renamed(landscape, truths[0][1]), 100)
+            pool = Pool.of(landscapes.Renamed(landscape, truths[0][1]), 100)
             chosen = compiled(pool, mode, BUDGETS[mode], seed).ordering[0]
             kept += chosen == pool.space.identity[0] or truths[0][0] - pool.held_out(chosen) < 0.1
         assert kept == 4

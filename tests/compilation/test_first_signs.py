@@ -4,16 +4,7 @@ import re
 
 import dspy
 import pytest
-from fakes import (
-    FIELD,
-    OrderSensitiveEngine,
-    digest,
-    engine_for,
-    exact_match,
-    questions,
-    student,
-    using,
-)
+from fakes import FIELD, OrderSensitiveEngine, digest, engine_for, exact_match, questions, student, using
 from worlds import TablePayer
 
 from plr_dspy import PLReorder
@@ -158,24 +149,23 @@ class Opinionated(OrderSensitiveEngine):
         return self.formatted(system, texts, self.answers[FIELD.findall(texts[-1])[0][1].strip()])
 
 
-class TestStudentWithoutDemos:
-    @pytest.mark.parametrize("without", [True, False])
-    def test_gets_demos_only_where_they_help(self, without, tmp_path):
-        model = Opinionated(engine().answers)
-        model.without = without
-        program = dspy.Predict("question -> answer")
-        optimizer, compiled = compile_with(model, program=program, max_metric_calls=200)
-        report = optimizer.report
-        assert len(compiled.demos) == (0 if without else 8)
-        assert (report.comparison.original == 1.0) == without
-        assert report.candidates[0].ordering == {"self": []}
-        assert ("the student without demos stays" in str(report)) == without
-        assert ("the student without demos stays" in repr(report)) == without
-        assert ("-> " in repr(report)) == (not without)
-        report.to_html(tmp_path / "report.html")
-        shown = re.findall(r"<summary>demo (\d)", (tmp_path / "report.html").read_text())
-        assert list(map(int, shown)) == report.slots[0].ordering  # under the chosen order, and no other
-        assert len(shown) == len(compiled.demos)
-        assert f"{len(shown)} of 8 demos" in report.details()
-        report.plot()
-        assert not program.demos
+@pytest.mark.parametrize("without", [True, False])
+def test_student_without_demos_gets_demos_only_where_they_help(without, tmp_path):
+    model = Opinionated(engine().answers)
+    model.without = without
+    program = dspy.Predict("question -> answer")
+    optimizer, compiled = compile_with(model, program=program, max_metric_calls=200)
+    report = optimizer.report
+    assert len(compiled.demos) == (0 if without else 8)
+    assert (report.comparison.original == 1.0) == without
+    assert report.candidates[0].ordering == {"self": []}
+    assert ("the student without demos stays" in str(report)) == without
+    assert ("the student without demos stays" in repr(report)) == without
+    assert ("-> " in repr(report)) == (not without)
+    report.to_html(tmp_path / "report.html")
+    shown = re.findall(r"<summary>demo (\d)", (tmp_path / "report.html").read_text())
+    assert list(map(int, shown)) == report.slots[0].ordering  # under the chosen order, and no other
+    assert len(shown) == len(compiled.demos)
+    assert f"{len(shown)} of 8 demos" in report.details()
+    report.plot()
+    assert not program.demos

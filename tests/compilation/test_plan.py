@@ -20,24 +20,16 @@ MANY = math.factorial(8)
     num_samples=st.one_of(st.none(), st.integers(1, 20)),
     num_final_draws=st.one_of(st.none(), st.integers(0, 12)),
 )
-def test_a_plan_keeps_its_budget(
-    auto, max_metric_calls, num_train, num_selection, num_items, num_samples, num_final_draws
-):
+def test_a_plan_keeps_its_budget(auto, num_items, **options):
+    num_train, num_selection = options["num_train"], options["num_selection"]
+    num_samples, num_final_draws = options["num_samples"], options["num_final_draws"]
     num_distinct = math.factorial(num_items)
     try:
-        plan = make_plan(
-            auto,
-            num_train=num_train,
-            num_selection=num_selection,
-            num_distinct=num_distinct,
-            max_metric_calls=max_metric_calls,
-            num_samples=num_samples,
-            num_final_draws=num_final_draws,
-        )
+        plan = make_plan(auto, num_distinct=num_distinct, **options)
     except ValueError as error:
         assert "max_metric_calls must be at least" in str(error)
         return
-    budget = max_metric_calls or BUDGETS[auto]
+    budget = options["max_metric_calls"] or BUDGETS[auto]
     assert plan.program_calls <= plan.planned_calls <= budget
     assert 1 <= plan.num_train_examples <= num_train
     assert 1 <= plan.num_selection_examples <= num_selection

@@ -88,14 +88,6 @@ def test_nothing_near_the_fit_is_likelier_whatever_the_start(seed):
     assert check_grad(objective, lambda c: np.zeros(3), found) < 1e-3  # its slope is 0 there
 
 
-def test_known_coefficients_are_found_again():
-    rng, true = np.random.default_rng(0), np.array([1.5, -0.7, 0.4])
-    features = [features_of(seed, num_items=8) for seed in range(600)]
-    rankings = [CovariatePlackettLuce(true).sample(each, 4, rng) for each in features]
-    found = CovariatePlackettLuce.fit(features, rankings, l2=1e-6).coefficients
-    np.testing.assert_allclose(found, true, atol=0.15)
-
-
 def test_a_ranking_without_weight_says_nothing_and_one_without_items_neither():
     features = [features_of(seed) for seed in range(3)]
     alone = CovariatePlackettLuce.fit(features[:1], [[2, 0]])

@@ -140,30 +140,29 @@ class TestMarginals:
         torch.testing.assert_close(marginals.sum(1), ones, atol=1e-9, rtol=0)
 
 
-class TestShapes:
-    @pytest.mark.parametrize("is_mixture", [False, True])
-    def test_batches(self, is_mixture):
-        logits = torch.randn(3, 2, 4, 5) if is_mixture else torch.randn(3, 2, 5)
-        weights = torch.rand(3, 2, 4).softmax(-1) if is_mixture else None
-        distribution = PlackettLuce(logits, weights=weights, length=2)
-        assert (distribution.batch_shape, distribution.event_shape) == ((3, 2), (2,))
-        drawn = distribution.sample((7,))
-        assert drawn.shape == (7, 3, 2, 2)
-        assert distribution.log_prob(drawn).shape == (7, 3, 2)
-        assert distribution.mode.shape == (3, 2, 2)
-        assert distribution.marginals().shape == (3, 2, 5, 2)
-        assert distribution.enumerate_support().shape == (20, 3, 2, 2)
-        assert distribution.enumerate_support(expand=False).shape == (20, 1, 1, 2)
-        one = distribution.copy(logits=logits[1, 1], weights=None if weights is None else weights[1, 1])
-        torch.testing.assert_close(distribution.log_prob(drawn)[:, 1, 1], one.log_prob(drawn[:, 1, 1]))
-        assert torch.equal(distribution.mode[1, 1], one.mode)
-        torch.testing.assert_close(
-            one.expand((4,)).log_prob(drawn[0, 1, 1]), one.log_prob(drawn[0, 1, 1]).expand(4)
-        )
-        together = torch.distributions.Independent(distribution, 2)
-        torch.testing.assert_close(together.log_prob(drawn), distribution.log_prob(drawn).sum(dim=(1, 2)))
-        assert distribution.has_enumerate_support
-        assert bool(distribution.support.check(drawn).all())
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_shapes_of_batches(is_mixture):
+    logits = torch.randn(3, 2, 4, 5) if is_mixture else torch.randn(3, 2, 5)
+    weights = torch.rand(3, 2, 4).softmax(-1) if is_mixture else None
+    distribution = PlackettLuce(logits, weights=weights, length=2)
+    assert (distribution.batch_shape, distribution.event_shape) == ((3, 2), (2,))
+    drawn = distribution.sample((7,))
+    assert drawn.shape == (7, 3, 2, 2)
+    assert distribution.log_prob(drawn).shape == (7, 3, 2)
+    assert distribution.mode.shape == (3, 2, 2)
+    assert distribution.marginals().shape == (3, 2, 5, 2)
+    assert distribution.enumerate_support().shape == (20, 3, 2, 2)
+    assert distribution.enumerate_support(expand=False).shape == (20, 1, 1, 2)
+    one = distribution.copy(logits=logits[1, 1], weights=None if weights is None else weights[1, 1])
+    torch.testing.assert_close(distribution.log_prob(drawn)[:, 1, 1], one.log_prob(drawn[:, 1, 1]))
+    assert torch.equal(distribution.mode[1, 1], one.mode)
+    torch.testing.assert_close(
+        one.expand((4,)).log_prob(drawn[0, 1, 1]), one.log_prob(drawn[0, 1, 1]).expand(4)
+    )
+    together = torch.distributions.Independent(distribution, 2)
+    torch.testing.assert_close(together.log_prob(drawn), distribution.log_prob(drawn).sum(dim=(1, 2)))
+    assert distribution.has_enumerate_support
+    assert bool(distribution.support.check(drawn).all())
 
 
 @given(distributions())
@@ -192,13 +191,8 @@ class TestBadInput:
             (torch.zeros(3), {"weights": float64([1.0])}, ValueError, "one entry for each component"),
             (torch.zeros(2, 3), {"weights": float64([0.5, 0.6])}, ValueError, "weights"),
             *(
-                (
-                    torch.zeros(3),
-                    {"length_probabilities": float64(shares)},
-                    ValueError,
-                    "length_probabilities",
-                )
-                for shares in ([], [[1.0]], [0.2] * 5, [0.5, 0.6])
+                (torch.zeros(3), {"length_probabilities": float64(p)}, ValueError, "length_probabilities")
+                for p in ([], [[1.0]], [0.2] * 5, [0.5, 0.6])
             ),
         ],
     )

@@ -92,11 +92,15 @@ class TestFit:
         torch.testing.assert_close(rule.update(start, elites).logits, expected - expected.mean())
 
 
-def test_items_left_out_share_the_places_left_over():
+def test_items_left_out_share_the_places_left_over_and_lengths_go_part_of_the_way():
     """Means of ranks 0 = first: of [2, 0] they are 1, 2.5, 0, 2.5."""
     updated = RankEMA(smoothing=1.0).update(RankEMA().initial(4), padded([[2, 0], [3, 1, 0, 2]], 4))
     ranks = (float64([1, 2.5, 0, 2.5]) + float64([2, 1, 3, 0])) / 2
     torch.testing.assert_close(updated.logits, ranks.mean() - ranks)
+    before, elites = float64([0.5, 0.3, 0.2]), padded([[2], [0, 1, 2]], 3)
+    for weights, towards in ((float64([1.0, 3.0]), [0.25, 0.0, 0.75]), (None, [0.5, 0.0, 0.5])):
+        found = updated_lengths(before, elites, weights, max_length=3, smoothing=0.25)
+        torch.testing.assert_close(found, 0.95 * (0.75 * before + 0.25 * float64(towards)) + 0.05 / 3)
 
 
 class TestMixtureEM:
@@ -174,13 +178,6 @@ class TestEveryRule:
             rule.update(rule.initial(3), torch.tensor(elites), float64(weights))
 
 
-def test_lengths_go_part_of_the_way_to_those_of_the_elites():
-    before, elites = float64([0.5, 0.3, 0.2]), padded([[2], [0, 1, 2]], 3)
-    for weights, towards in ((float64([1.0, 3.0]), [0.25, 0.0, 0.75]), (None, [0.5, 0.0, 0.5])):
-        found = updated_lengths(before, elites, weights, max_length=3, smoothing=0.25)
-        torch.testing.assert_close(found, 0.95 * (0.75 * before + 0.25 * float64(towards)) + 0.05 / 3)
-
-
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
@@ -198,11 +195,8 @@ def test_refuses_parameters_out_of_range_by_name(rule, options):
 
 def test_mixture_and_single_are_not_mixed_up():
     elites = torch.tensor([[0, 1]])
-    for rule, other in (
-        (MaximumLikelihood(), MixtureEM()),
-        (RankEMA(), MixtureEM()),
-        (MixtureEM(), RankEMA()),
-    ):
+    single, mixture = (MaximumLikelihood(), RankEMA()), MixtureEM()
+    for rule, other in ((single[0], mixture), (single[1], mixture), (mixture, single[1])):
         with pytest.raises(TypeError, match=r"use MixtureEM"):
             rule.update(other.initial(2), elites)
 

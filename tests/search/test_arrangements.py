@@ -1,17 +1,11 @@
 """Searches over arrangements: which items, how many, in what order."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from worlds import play
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from landscapes import ArrangementWorld
 from methods import Pool, claimed, compiled, halving, random_search
+from worlds import play
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA
 from plr_dspy.search.model.ordering_model import OrderingModel
@@ -58,42 +52,38 @@ class TestThompson:
             assert 3 in search.mode()[0]
 
     def test_never_asks_for_what_is_not_allowed(self):
-        space = OrderingSpace.of_sizes(
-            12, max_length=4, identity=((),), allowed=lambda arrangement: sum(arrangement[0]) <= 9
-        )
+        space = OrderingSpace.of_sizes(12, max_length=4, identity=((),), allowed=lambda a: sum(a[0]) <= 9)
         search, asked = searched(space)
         assert len(set(asked)) > 30
         assert all(sum(items) <= 9 for (items,) in [*asked, search.mode(), *search.draw(50)])
 
 
-class TestModel:
-    @pytest.mark.parametrize("num_examples", [4, 20])
-    def test_the_empty_arrangement_is_of_its_own_kind(self, num_examples):
-        """However alike the others are, a student that is far from them is not taken for one of them."""
-        rng = np.random.default_rng(0)
-        scores = {a: {e: float(rng.random() < 0.7) for e in range(4)} for a in SPACE.draw(60, rng) if any(a)}
-        best = max(scores, key=lambda a: sum(scores[a].values()))
-        scores[best] = {e: float(rng.random() < 0.7) for e in range(20)}
-        scores[((),)] = dict.fromkeys(range(num_examples), 0.0)
-        fitted = OrderingModel(SPACE).fit(scores)
-        gain = fitted.gains(((),))[best]
-        assert gain.expected > (0.4 if num_examples > 4 else 0.2)
-        assert gain.probability > 0.95
-        assert dict(fitted.estimates())[best] > 0.55
+@pytest.mark.parametrize("num_examples", [4, 20])
+def test_the_empty_arrangement_is_of_its_own_kind(num_examples):
+    """However alike the others are, a student that is far from them is not taken for one of them."""
+    rng = np.random.default_rng(0)
+    scores = {a: {e: float(rng.random() < 0.7) for e in range(4)} for a in SPACE.draw(60, rng) if any(a)}
+    best = max(scores, key=lambda a: sum(scores[a].values()))
+    scores[best] = {e: float(rng.random() < 0.7) for e in range(20)}
+    scores[((),)] = dict.fromkeys(range(num_examples), 0.0)
+    fitted = OrderingModel(SPACE).fit(scores)
+    gain = fitted.gains(((),))[best]
+    assert gain.expected > (0.4 if num_examples > 4 else 0.2)
+    assert gain.probability > 0.95
+    assert dict(fitted.estimates())[best] > 0.55
 
 
-class TestOtherSearches:
-    @pytest.mark.parametrize("rule", [RankEMA(), MaximumLikelihood(num_steps=5), MixtureEM(num_steps=5)])
-    def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(self, rule):
-        space = OrderingSpace.of_sizes(4, max_length=3)
-        search = CrossEntropySearch(space, update=rule, elite_fraction=1.0)
-        told = {arrangement: {0: 1.0} for arrangement in (((3, 1),), ((0, 2, 1),), ((),))}
-        search.tell(list(told), told)
-        (found,) = search.distributions
-        expected = rule.update(rule.initial(4), torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1] * 4]))
-        torch.testing.assert_close(found.logits, expected.logits)
-        shares = 0.95 * (0.3 / 4 + 0.7 * np.array([1, 0, 1, 1]) / 3) + 0.05 / 4
-        assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
+@pytest.mark.parametrize("rule", [RankEMA(), MaximumLikelihood(num_steps=5), MixtureEM(num_steps=5)])
+def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(rule):
+    space = OrderingSpace.of_sizes(4, max_length=3)
+    search = CrossEntropySearch(space, update=rule, elite_fraction=1.0)
+    told = {arrangement: {0: 1.0} for arrangement in (((3, 1),), ((0, 2, 1),), ((),))}
+    search.tell(list(told), told)
+    (found,) = search.distributions
+    expected = rule.update(rule.initial(4), torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1] * 4]))
+    torch.testing.assert_close(found.logits, expected.logits)
+    shares = 0.95 * (0.3 / 4 + 0.7 * np.array([1, 0, 1, 1]) / 3) + 0.05 / 4
+    assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
 
 
 class TestWorlds:

@@ -51,7 +51,7 @@ def found(means, covariance, noise, *, apart=None, reference=0, num_examples=NUM
 
 
 class TestConditioning:
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=12)
     @given(st.integers(0, 1_000), st.integers(0, SIZE - 1), st.integers(0, 3))
     def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders):
         means, covariance, noise = problem(seed)

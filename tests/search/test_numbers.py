@@ -71,9 +71,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         "expected": [fitted.expected_scores(space.identity)[best], fitted.as_it_is(best)],
         "interval": fitted.interval(best, 0.6, reference=space.identity),
         "calibration": effect and [*effect.offsets, effect.before, effect.after],
-        "calibrations": [
-            x for each in calibrations if each for x in (each.offsets[0], each.before, each.after)
-        ],
+        "calibrations": [x for e in calibrations if e for x in (e.offsets[0], e.before, e.after)],
         "leaning": leaning and [*leaning.right, *leaning.original, *leaning.chosen],
         "labels": [*fitted.shares, *fitted.always],
         "others": fitted.predict(space.draw(5, rng)).tolist(),

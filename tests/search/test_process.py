@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import correlation
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.features import Features
@@ -34,10 +35,6 @@ def additive(seed, shape=(SIZE, SIZE)):
 
 def adjusted(table):
     return ScoreTable(table).adjusted_means
-
-
-def correlation(first, second):
-    return np.corrcoef(np.ravel(first), np.ravel(second))[0, 1]
 
 
 class TestCrossedEffects:
@@ -94,13 +91,12 @@ def shares_of(scores):
     return preference_shares(kernels(), np.where(known, rest, 0.0), known)
 
 
-class TestPreferences:
-    @pytest.mark.parametrize("num_known", [60, 12])
-    @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.3, 0.3)])
-    def test_are_found_whatever_is_missing(self, shares, num_known):
-        known = np.random.default_rng(1).random((NUM, 60)).argsort(axis=1) < num_known
-        tables = [preferring(shares, seed=seed, known=known) for seed in range(5 if num_known == 60 else 20)]
-        np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
+@pytest.mark.parametrize("num_known", [60, 12])
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.3, 0.3)])
+def test_preferences_are_found_whatever_is_missing(shares, num_known):
+    known = np.random.default_rng(1).random((NUM, 60)).argsort(axis=1) < num_known
+    tables = [preferring(shares, seed=seed, known=known) for seed in range(5 if num_known == 60 else 20)]
+    np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
 
 
 class LeaningWorld:
@@ -131,19 +127,18 @@ class LeaningWorld:
         return AdditiveProcess(self.known, table, classes=self.classes, references=FEATURES.references)
 
 
-class TestLeaning:
-    @pytest.mark.parametrize(
-        ("classes", "loadings"),
-        [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))],
-    )
-    def test_explains_how_far_each_ordering_leans(self, classes, loadings):
-        world = LeaningWorld(classes=classes, loadings=loadings)
-        own = [*(family @ family.T for family in world.known), np.eye(80)]
-        options = {"references": FEATURES.references, "earlier": None}
-        leaning = Leaning(world.known, own, ScoreTable(world.scores), world.classes, **options)
-        assert correlation(leaning.explained, world.explained) > 0.95
-        slope = np.polyfit(world.explained.ravel(), leaning.explained.ravel(), 1)[0]
-        assert slope == pytest.approx(1.0, abs=0.15)
+@pytest.mark.parametrize(
+    ("classes", "loadings"),
+    [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))],
+)
+def test_leaning_explains_how_far_each_ordering_leans(classes, loadings):
+    world = LeaningWorld(classes=classes, loadings=loadings)
+    own = [*(family @ family.T for family in world.known), np.eye(80)]
+    options = {"references": FEATURES.references, "earlier": None}
+    leaning = Leaning(world.known, own, ScoreTable(world.scores), world.classes, **options)
+    assert correlation(leaning.explained, world.explained) > 0.95
+    slope = np.polyfit(world.explained.ravel(), leaning.explained.ravel(), 1)[0]
+    assert slope == pytest.approx(1.0, abs=0.15)
 
 
 class World:

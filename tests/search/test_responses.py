@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import helmert
+from worlds import correlation
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.effects import EffectProcess, Posterior, ResponseEffects
@@ -85,56 +86,49 @@ def _orderings(rng, count):
     return list(found)
 
 
-def correlation(first, second):
-    return np.corrcoef(np.ravel(first), np.ravel(second))[0, 1]
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 999), st.integers(2, 5))
+def test_two_examples_tell_how_far_an_ordering_leans(seed, num_labels):
+    world = World(seed=seed, num_labels=num_labels, num_orderings=60)
+    assert correlation(world.effects().leaning.means, world.leanings) > 0.85
 
 
-class TestEffects:
-    @settings(deadline=None, max_examples=10)
-    @given(st.integers(0, 999), st.integers(2, 5))
-    def test_two_examples_tell_how_far_an_ordering_leans(self, seed, num_labels):
-        world = World(seed=seed, num_labels=num_labels, num_orderings=60)
-        assert correlation(world.effects().leaning.means, world.leanings) > 0.85
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 999), st.integers(1, 3))
+def test_process_is_gaussian_conditioning(seed, outputs):
+    rng = np.random.default_rng(seed)
+    features = [rng.normal(size=(12, 4)) / 2, rng.normal(size=(12, 3)) / 2]
+    kernels = [family @ family.T for family in features]
+    variances = rng.uniform(0.1, 0.4, size=12)
+    measured = Posterior(rng.normal(size=(12, outputs)), variances, np.zeros(outputs), np.ones(12))
+    process = EffectProcess(kernels, measured, unit=0.5)
+    prior = 0.5 * (
+        np.tensordot(process.components[:-1], kernels, axes=1) + process.components[-1] * np.eye(12)
+    )
+    noise = np.diag(1.0 / (1.0 / variances - 1.0))
+    gain = prior @ np.linalg.inv(prior + noise)
+    np.testing.assert_allclose(process.variances, np.diag(prior - gain @ prior), rtol=1e-6)
+    others = [rng.normal(size=(5, 4)) / 2, rng.normal(size=(5, 3)) / 2]
+    across = [other @ known.T for other, known in zip(others, features, strict=True)]
+    squares = np.stack([(other**2).sum(axis=1) for other in others], axis=1)
+    means, spread = process.predict(across, squares)
+    cross = 0.5 * np.tensordot(process.components[:-1], across, axes=1)
+    before = 0.5 * (squares @ process.components[:-1] + process.components[-1])
+    after = before - np.einsum("cm,mn,cn->c", cross, np.linalg.inv(prior + noise), cross)
+    np.testing.assert_allclose(spread, after, rtol=1e-6)
+    assert means.shape == (5, outputs)
 
 
-class TestProcess:
-    @settings(deadline=None, max_examples=20)
-    @given(st.integers(0, 999), st.integers(1, 3))
-    def test_is_gaussian_conditioning(self, seed, outputs):
-        rng = np.random.default_rng(seed)
-        features = [rng.normal(size=(12, 4)) / 2, rng.normal(size=(12, 3)) / 2]
-        kernels = [family @ family.T for family in features]
-        variances = rng.uniform(0.1, 0.4, size=12)
-        measured = Posterior(rng.normal(size=(12, outputs)), variances, np.zeros(outputs), np.ones(12))
-        process = EffectProcess(kernels, measured, unit=0.5)
-        prior = 0.5 * (
-            np.tensordot(process.components[:-1], kernels, axes=1) + process.components[-1] * np.eye(12)
-        )
-        noise = np.diag(1.0 / (1.0 / variances - 1.0))
-        gain = prior @ np.linalg.inv(prior + noise)
-        np.testing.assert_allclose(process.variances, np.diag(prior - gain @ prior), rtol=1e-6)
-        others = [rng.normal(size=(5, 4)) / 2, rng.normal(size=(5, 3)) / 2]
-        across = [other @ known.T for other, known in zip(others, features, strict=True)]
-        squares = np.stack([(other**2).sum(axis=1) for other in others], axis=1)
-        means, spread = process.predict(across, squares)
-        cross = 0.5 * np.tensordot(process.components[:-1], across, axes=1)
-        before = 0.5 * (squares @ process.components[:-1] + process.components[-1])
-        after = before - np.einsum("cm,mn,cn->c", cross, np.linalg.inv(prior + noise), cross)
-        np.testing.assert_allclose(spread, after, rtol=1e-6)
-        assert means.shape == (5, outputs)
-
-
-class TestModel:
-    @pytest.mark.parametrize("num_labels", [2, 4])
-    def test_tells_scores_from_few_looks(self, num_labels):
-        """Better than the share of right answers on three times as many examples."""
-        found, counted = [], []
-        for seed in range(5):
-            world = World(seed=seed, num_labels=num_labels, num_orderings=60, num_examples=40)
-            found.append(correlation(world.model().means, world.truth))
-            counted.append(correlation(world.right[:, :6].mean(axis=1), world.truth))
-        assert np.mean(found) > 0.6
-        assert np.mean(found) > np.mean(counted) + 0.1
+@pytest.mark.parametrize("num_labels", [2, 4])
+def test_scores_are_told_from_few_looks(num_labels):
+    """Better than the share of right answers on three times as many examples."""
+    found, counted = [], []
+    for seed in range(5):
+        world = World(seed=seed, num_labels=num_labels, num_orderings=60, num_examples=40)
+        found.append(correlation(world.model().means, world.truth))
+        counted.append(correlation(world.right[:, :6].mean(axis=1), world.truth))
+    assert np.mean(found) > 0.6
+    assert np.mean(found) > np.mean(counted) + 0.1
 
 
 class TestGains:
@@ -217,11 +211,8 @@ class TestOrderingModel:
 
         def look(ordering, example):
             said = np.array([-leans, leans]) + 0.1 * example
-            return (
-                said - np.logaddexp.reduce(said)
-                if ordering == self.RULE
-                else own.log_probabilities(ordering, example)
-            )
+            told = said - np.logaddexp.reduce(said)
+            return told if ordering == self.RULE else own.log_probabilities(ordering, example)
 
         responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
         space = dataclasses.replace(SPACE, beside=(self.RULE,))

@@ -97,50 +97,41 @@ class TestCrossEntropySearch:
             CrossEntropySearch(space, **options)
 
 
-class TestRandomSearch:
-    @pytest.mark.parametrize("num_orderings", [7, 24, 99])
-    @pytest.mark.parametrize("kinds", [(0, 1, 2, 3), (0, 1, 1, 2)])
-    def test_asks_for_each_once_and_the_identity_first(self, num_orderings, kinds):
-        space = OrderingSpace((kinds,))
-        search = RandomSearch(space, num_orderings=num_orderings, num_samples=5, seed=3)
-        *batches, last = play(search, scored, rounds=100)
-        asked = [ordering for batch in batches for ordering in batch]
-        assert last == []
-        assert asked[0] == space.identity
-        assert len(set(asked)) == len(asked) == min(num_orderings, space.num_distinct)
-        assert {len(batch) for batch in batches[:-1]} <= {5}
+@pytest.mark.parametrize("num_orderings", [7, 24, 99])
+@pytest.mark.parametrize("kinds", [(0, 1, 2, 3), (0, 1, 1, 2)])
+def test_random_search_asks_for_each_once_and_the_identity_first(num_orderings, kinds):
+    space = OrderingSpace((kinds,))
+    search = RandomSearch(space, num_orderings=num_orderings, num_samples=5, seed=3)
+    *batches, last = play(search, scored, rounds=100)
+    asked = [ordering for batch in batches for ordering in batch]
+    assert last == []
+    assert asked[0] == space.identity
+    assert len(set(asked)) == len(asked) == min(num_orderings, space.num_distinct)
+    assert {len(batch) for batch in batches[:-1]} <= {5}
 
 
 def history(*best_so_far):
-    return [
-        Iteration(
-            index=i,
-            num_samples=5,
-            num_new=5,
-            mean_score=score,
-            best_score=score,
-            best_score_so_far=score,
-            best_ordering=((int(10 * score),),),
-            program_calls=5 * (i + 1),
-        )
-        for i, score in enumerate(best_so_far)
-    ]
+    rounds = []
+    for i, score in enumerate(best_so_far):
+        scores = dict.fromkeys(("mean_score", "best_score", "best_score_so_far"), score)
+        counts = {"num_samples": 5, "num_new": 5, "program_calls": 5 * (i + 1)}
+        rounds.append(Iteration(index=i, best_ordering=((int(10 * score),),), **scores, **counts))
+    return rounds
 
 
-class TestStopping:
-    @pytest.mark.parametrize(
-        ("stopper", "going", "ended"),
-        [
-            (TargetScore(0.8), history(0.5, 0.79), history(0.5, 0.8)),
-            (Patience(2), history(0.5, 0.6, 0.6), history(0.5, 0.6, 0.6, 0.6)),
-            (Patience(2), history(0.6, 0.5, 0.6), history(0.6, 0.5, 0.5, 0.5)),
-            (Patience(1), history(0.5), history(0.5, 0.5)),
-        ],
-    )
-    def test_reads_the_rounds(self, stopper, going, ended):
-        assert stopper([]) is None
-        assert stopper(going) is None
-        assert isinstance(stopper(ended), str)
+@pytest.mark.parametrize(
+    ("stopper", "going", "ended"),
+    [
+        (TargetScore(0.8), history(0.5, 0.79), history(0.5, 0.8)),
+        (Patience(2), history(0.5, 0.6, 0.6), history(0.5, 0.6, 0.6, 0.6)),
+        (Patience(2), history(0.6, 0.5, 0.6), history(0.6, 0.5, 0.5, 0.5)),
+        (Patience(1), history(0.5), history(0.5, 0.5)),
+    ],
+)
+def test_stopping_reads_the_rounds(stopper, going, ended):
+    assert stopper([]) is None
+    assert stopper(going) is None
+    assert isinstance(stopper(ended), str)
 
 
 @example(100, 0.07)

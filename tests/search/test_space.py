@@ -87,7 +87,7 @@ class TestSpace:
         assert space.canonical(json.loads(json.dumps(first))) == space.canonical(first)
         assert as_ordering(json.loads(json.dumps(first))) == first
 
-    def test_counts_are_exact(self):
+    def test_counts_are_exact_and_the_first_of_a_large_space_come_at_once(self):
         assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
         assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
         assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
@@ -96,8 +96,6 @@ class TestSpace:
             total = size * total + 1
         assert OrderingSpace.of_sizes(30, min_length=0).num_distinct == total
         assert OrderingSpace.of_sizes(3, 2, max_length=1).num_distinct == 4 * 3
-
-    def test_the_first_of_a_large_space_come_at_once(self):
         space = OrderingSpace.of_sizes(200, 100, max_length=50)
         assert list(itertools.islice(space.enumerate(), 1, 3)) == [((), ()), ((), (0,))]
 
@@ -145,13 +143,11 @@ class TestAllowed:
         assert {self.space.moved(self.space.identity, rng) for _ in range(200)} <= allowed
         assert self.space.shortened(((0, 1, 2), (2, 0))) == ((2,), (2, 0))
 
-    def test_what_has_no_allowed_neighbour_stays(self):
+    def test_what_has_no_allowed_neighbour_stays_and_draws_end(self):
         space = OrderingSpace.of_sizes(3, max_length=2, allowed=lambda o: o == ((0, 1),))
         for ordering in (((0, 1),), ((),)):
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
-
-    def test_draws_where_nearly_nothing_is_allowed(self):
         space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
         with pytest.raises(ValueError, match="allowed refused 1,000 random orderings"):
             space.draw(1, np.random.default_rng(0))
@@ -174,21 +170,20 @@ class TestDraws:
         assert [space.canonical(ordering) for ordering in first] == first
 
 
-class TestMoves:
-    @pytest.mark.parametrize(
-        ("limits", "begin"),
-        [
-            ({"max_length": 3}, ((2, 0), (1,))),
-            ({"max_length": 3}, ((), ())),
-            ({"max_length": 3}, ((0, 1, 2), (1, 0))),
-            ({"min_length": 2, "max_length": 2}, ((3, 1), (0, 1))),
-        ],
-    )
-    def test_reach_every_ordering_one_move_away_and_nothing_else(self, limits, begin):
-        space, rng = OrderingSpace.of_sizes(4, 2, **limits), np.random.default_rng(0)
-        expected = set()
-        for other in everything(space):
-            blocks = [b for b in range(2) if begin[b] != other[b]]
-            if len(blocks) == 1 and one_move_apart(begin[blocks[0]], other[blocks[0]]):
-                expected.add(other)
-        assert {space.moved(begin, rng) for _ in range(5_000)} == expected
+@pytest.mark.parametrize(
+    ("limits", "begin"),
+    [
+        ({"max_length": 3}, ((2, 0), (1,))),
+        ({"max_length": 3}, ((), ())),
+        ({"max_length": 3}, ((0, 1, 2), (1, 0))),
+        ({"min_length": 2, "max_length": 2}, ((3, 1), (0, 1))),
+    ],
+)
+def test_moves_reach_every_ordering_one_move_away_and_nothing_else(limits, begin):
+    space, rng = OrderingSpace.of_sizes(4, 2, **limits), np.random.default_rng(0)
+    expected = set()
+    for other in everything(space):
+        blocks = [b for b in range(2) if begin[b] != other[b]]
+        if len(blocks) == 1 and one_move_apart(begin[blocks[0]], other[blocks[0]]):
+            expected.add(other)
+    assert {space.moved(begin, rng) for _ in range(5_000)} == expected

@@ -42,15 +42,13 @@ class TestSearch:
         assert np.mean(gains) > 0.5
         assert np.mean(heights) > 2.0
 
-    def test_looks_at_good_orderings_again(self, games):
+    def test_batches_are_distinct_the_identity_comes_first_and_good_orderings_come_again(self, games):
         gains = []
         for world, _, batches in games:
             asked = asked_in(batches)
             again, once = ([o for o in asked if (asked.count(o) > 1) == more] for more in (True, False))
             gains.append(np.mean([*map(world.truth, again)]) - np.mean([*map(world.truth, once)]))
         assert np.mean(gains) > 0.5
-
-    def test_batches_are_distinct_and_the_identity_comes_first(self, games):
         for world, _, batches in games:
             assert batches[0][0] == world.space.identity
             assert len(batches[0]) == 30
@@ -131,11 +129,8 @@ class TestTell:
     def test_refuses_what_are_no_scores_and_learns_nothing_of_them(self, scores, message):
         search, twin = (search_in(World(3), example_classes=[0] * 41) for _ in range(2))
         scores = {((2, 1, 0),): {0: 0.5}, **scores}
-        for orderings, reason in (
-            (list(scores), message),
-            ([], "at least one"),
-            ([((1, 0, 2),)], "by example"),
-        ):
+        wrong = [(list(scores), message), ([], "at least one"), ([((1, 0, 2),)], "by example")]
+        for orderings, reason in wrong:
             with pytest.raises(ValueError, match=reason):
                 search.tell(orderings, scores)
         assert search.ask() == twin.ask()

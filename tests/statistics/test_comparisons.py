@@ -20,14 +20,12 @@ class TestIntervals:
         expected = ((b - c) / n - quantile * error, (b - c) / n + quantile * error)
         assert paired_interval(differences) == pytest.approx(expected)
 
-    def test_interval_of_a_mean_is_students(self):
+    def test_interval_of_a_mean_is_students_and_none_of_no_differences(self):
         values = [0.17, 0.215, 0.07, 0.175, 0.145]
         expected = stats.t.interval(0.95, 4, loc=statistics.mean(values), scale=stats.sem(values))
         assert mean_interval(values) == pytest.approx(expected)
         with pytest.raises(ValueError, match="at least two"):
             mean_interval([0.1])
-
-    def test_no_difference_and_none(self):
         assert paired_interval([0.0, 0.0]) == (0.0, 0.0)
         with pytest.raises(ValueError, match="at least one"):
             paired_interval([])

@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax
 
-from plr_dspy.statistics.calibration import (
-    batch_offsets,
-    calibrated,
-    is_uneven,
-    label_offsets,
-    likely_shares,
-)
+from plr_dspy.statistics.calibration import batch_offsets, calibrated, is_uneven, label_offsets, likely_shares
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
@@ -21,21 +15,20 @@ TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 
 
 class TestBatchOffsets:
-    def test_a_prior(self):
+    def test_a_prior_and_labels_that_were_not_among_them(self):
+        """The probability of a label that was not among the likeliest counts as none."""
         table, prior = np.log([[0.9, 0.1], [0.7, 0.3]]), [0.25, 0.75]
         expected = np.log(prior) - np.log([0.8, 0.2])
         assert batch_offsets(table, prior=prior) == pytest.approx(expected - expected.mean())
+        table = np.log([[0.6, 0.4], [0.9, 0.1]])
+        found = batch_offsets(table, unseen=[[False, False], [False, True]])
+        assert found[1] - found[0] == pytest.approx(np.log(0.75 / 0.2))
 
     @given(TABLES)
     def test_probabilities_over_their_means_are_one_on_the_mean(self, table):
         """Before they are normalised anew."""
         moved = np.exp(table + batch_offsets(table)).mean(axis=0)
         np.testing.assert_allclose(moved, moved[0], rtol=1e-9)
-
-    def test_where_it_was_not_among_them_its_probability_counts_as_none(self):
-        table = np.log([[0.6, 0.4], [0.9, 0.1]])
-        found = batch_offsets(table, unseen=[[False, False], [False, True]])
-        assert found[1] - found[0] == pytest.approx(np.log(0.75 / 0.2))
 
     def test_of_several_means_at_once(self):
         """What was never seen gets the smallest offset of the others in each row; no share is none to reach."""
