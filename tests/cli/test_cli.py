@@ -110,10 +110,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
 
 @pytest.mark.parametrize(
     ("metric", "said"),
-    [
-        ("f1:positive", "F1(label='positive', average='binary')"),
-        ("balanced-accuracy", "BalancedAccuracy()"),
-    ],
+    [("f1:positive", "F1(label='positive', average='binary')"), ("balanced-accuracy", "BalancedAccuracy()")],
 )
 def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
     assert cli.main(compile_arguments("--report", "found.json", metric=metric)) == 0

@@ -32,14 +32,12 @@ def is_open(address):
 
 
 class TestWeights:
-    def test_a_path_comes_before_the_variable_and_the_variable_before_the_wheel(self, gguf, monkeypatch):
+    def test_a_path_comes_before_the_variable_and_a_bad_file_is_named(self, gguf, monkeypatch, tmp_path):
         other = gguf.with_name("other.gguf")
         other.write_bytes(gguf.read_bytes())
         monkeypatch.setenv("PLR_DSPY_GGUF", str(other))
         assert find_weights(str(gguf)) == gguf
         assert find_weights() == other
-
-    def test_a_bad_file_is_named(self, tmp_path, monkeypatch):
         text = tmp_path / "weights.gguf"
         text.write_text("not a model")
         with pytest.raises(ValueError, match="path: expected a GGUF file"):

@@ -4,30 +4,20 @@ import json
 import math
 import random
 import urllib.request
-from typing import Literal
 
 import dspy
 import numpy as np
 import pytest
+from brief import Sentiment, accuracy
 from notebook_runs import run_notebook
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLReorder, completion_lm
-from plr_dspy.baselines import LocalE
 from plr_dspy.data import load_reviews
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.reader import LogprobRequests, labels_read
 from plr_dspy.local import LocalServer
 
 REVIEWS = load_reviews("train")
-
-
-class Sentiment(dspy.Signature):
-    review: str = dspy.InputField()
-    sentiment: Literal["negative", "positive"] = dspy.OutputField()
-
-
-def accuracy(example, prediction, trace=None):
-    return example.sentiment == prediction.sentiment
 
 
 @pytest.fixture
@@ -132,15 +122,6 @@ def test_chat(route, request):
     assert next(iter(report.tokens.values()))["prompt_tokens"] > 0
     expected = {"AdapterParseError"} if route == "chat" else set()
     assert {error.type for error in report.errors} <= expected
-
-
-@pytest.mark.parametrize("route", ["completions", "chat", "chat_litellm"])
-def test_local_entropy_by_every_route(route, request):
-    optimizer = LocalE(accuracy, num_candidates=3, max_metric_calls=30, num_threads=4, display_progress=False)
-    student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=REVIEWS)
-    with dspy.context(lm=request.getfixturevalue(route), adapter=PlainTextAdapter()):
-        optimizer.compile(student, trainset=REVIEWS[:24])
-    assert 0 < optimizer.report.program_calls["total"] <= 30
 
 
 def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):

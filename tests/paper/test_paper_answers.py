@@ -120,9 +120,7 @@ GOLD = r"""
 Yes|No|True|False|\text{Yes}|neither|C|e|i|0|-\infty|\emptyset|\vec{n}|O(2^{k^2})|(\det A)^{n-1}
 Q^* A Q|5.87 \times 10^{-4}
 """
-OWN_ANSWERS = [
-    answer for line in GOLD.strip().splitlines() for answer in line.replace(r"\|", "\0").split("|")
-]
+OWN_ANSWERS = [a for line in GOLD.strip().splitlines() for a in line.replace(r"\|", "\0").split("|")]
 
 ENDLESS = [
     ("10^{10^{10}}", "7"),
@@ -203,21 +201,13 @@ def test_the_clock_ends_a_comparison_and_the_reply_to_an_interrupted_one_is_not_
         checker.close()
 
 
-@pytest.mark.parametrize(
-    ("predicted", "gold", "verdict"),
-    [
-        ("3 apples and 4 pears make 7", "3", True),
-        ("It costs $1,250 in all", "1250", True),
-        ("17", "7", False),
-        ("10-5", "5", False),
-        ("between 0.5 and 1", "0.50", True),
-        (r"is $\dfrac{1}{2}$ or $2$", r"\frac{1}{2}", True),
-        (r"is $\frac{1}{3}$", r"\frac{1}{2}", False),
-        (r"in \left( 0, 1 \right]", "(0,1]", True),
-        ("Note that", "No", True),
-        ("5", "", False),
-    ],
-)
+LENIENT = r"""
+3 ✓ 3 apples and 4 pears make 7 ‖ 1250 ✓ It costs $1,250 in all ‖ 7 ✗ 17 ‖ 5 ✗ 10-5 ‖ 0.50 ✓ between 0.5 and 1
+\frac{1}{2} ✓ is $\dfrac{1}{2}$ or $2$ ✗ is $\frac{1}{3}$ ‖ (0,1] ✓ in \left( 0, 1 \right] ‖ No ✓ Note that
+"""
+
+
+@pytest.mark.parametrize(("predicted", "gold", "verdict"), rows(LENIENT, [("5", "", False)]))
 def test_lenient(predicted, gold, verdict):
     assert lenient(predicted, gold) is verdict
 

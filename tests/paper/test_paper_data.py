@@ -60,11 +60,8 @@ def test_what_is_left_out(tmp_path, caplog):
 def test_what_a_file_may_hold_besides(tmp_path):
     """A byte order mark, blank lines, Windows line ends, more fields, and line separators in a text."""
     write(tmp_path, MR, [], some(MR, 0))
-    lines = [
-        '\ufeff{"text": "a\u2028b", "label": "positive", "id": 3}\r',
-        "",
-        '{"label":"negative","text":"c"}',
-    ]
+    first, second = '{"text": "a\u2028b", "label": "positive", "id": 3}', '{"label":"negative","text":"c"}'
+    lines = [f"\ufeff{first}\r", "", second]
     (tmp_path / "mr_train.jsonl").write_bytes("\n".join(lines).encode())
     assert read(tmp_path)[0] == [("a\u2028b", "positive"), ("c", "negative")]
 
@@ -73,10 +70,7 @@ def test_what_a_file_may_hold_besides(tmp_path):
     ("line", "words"),
     [
         ('{"text": "a", "label": "meh"}', r": 'meh' is no label of 'mr'; expected .*'positive'\]"),
-        (
-            '{"sentence": "a", "label": "positive"}',
-            r" must be an object .*; it has \['label', 'sentence'\]",
-        ),
+        ('{"sentence": "a", "label": "positive"}', r" must be an object .*; it has \['label', 'sentence'\]"),
         ('{"text": "a", "label": 1}', ": text and answer must be strings; got 1"),
         ('{"text": "a", ', " is no JSON"),
         (b'{"text": "caf\xe9", "label": "positive"}', " is no JSON"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dspy
 import pytest
+from brief import accuracy
 from fakes import CHILDREN
 from servers import Server, completion, running
 
@@ -80,13 +81,9 @@ def test_held_out_scores_of_other_examples_are_not_taken(server, tmp_path):
     with ServedModel("hosted_vllm/fake", (server.api_base,)).open(format="plain") as make_lm:
         for examples in (reviews[:4], reviews[:4], reviews[4:8]):
             with dspy.context(lm=make_lm(8), adapter=PlainTextAdapter()):
-                HeldOut(program, metric=same, examples=examples, folder=tmp_path, num_threads=1).scores()
+                HeldOut(program, metric=accuracy, examples=examples, folder=tmp_path, num_threads=1).scores()
             calls.append(server.num_requests)
     assert calls == [4, 4, 8]
-
-
-def same(example, prediction, trace=None):
-    return example.sentiment == prediction.sentiment
 
 
 def test_the_key_that_a_provider_repeats_is_hidden(server, data, tmp_path, capsys, caplog, monkeypatch):
@@ -128,9 +125,24 @@ def alive(pid):
         return False
 
 
+@pytest.fixture(scope="module")
+def in_one_go():
+    """Results of the grid that nothing stopped, which is made once."""
+    made = {}
+
+    def results(options):
+        if not made:
+            assert main(options) == 0
+            folder = Path(options[options.index("--out") + 1])
+            made.update({result.run: result for result in read_results(folder / RESULTS)})
+        return made
+
+    return results
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGTERM, 2), (signal.SIGKILL, 1)])
-def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_path, number, jobs):
+def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_path, in_one_go, number, jobs):
     server.seconds = 0.1 * jobs
     more = {"methods": ["Static", "Top-K"]}
     options = arguments(server, data, out := tmp_path / "out", "--seeds", "1", "2", **more)
@@ -161,8 +173,6 @@ def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_p
     made = sum(r.program_calls["total"] + 6 for r in read_results(out / RESULTS))
     assert made <= server.num_requests <= made + 8, "only calls under way are made again"
     assert calls < made
-    again = arguments(server, data, tmp_path / "again", "--seeds", "1", "2", **more)
-    assert main(again) == 0
-    others = {result.run: result for result in read_results(tmp_path / "again" / RESULTS)}
+    others = in_one_go(arguments(server, data, tmp_path / "again", "--seeds", "1", "2", **more))
     for result in read_results(out / RESULTS):  # whoever made it
         assert (result.orderings, result.scores) == (others[result.run].orderings, others[result.run].scores)

@@ -39,12 +39,15 @@ def made_on(folder, runs=RUNS, failing=()):
 
 
 class TestGrid:
-    def test_what_is_there_is_not_made_again(self, tmp_path):
+    def test_what_is_there_is_not_made_again_and_results_of_other_settings_are_refused(self, tmp_path):
         first, second = made_on(tmp_path, RUNS[:3]), made_on(tmp_path)
         assert first[0] + second[0] == RUNS
         assert (first[1].there, first[1].made, second[1].there, second[1].made) == (0, 3, 3, 1)
         with opened(tmp_path, SETTINGS) as store:
             assert list(store) == RUNS
+        made_on(tmp_path)
+        with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
+            run_grid(experiment(tmp_path, pool=40), RUNS, engine=making([]))
 
     def test_a_run_that_fails_leaves_no_result_and_is_made_again(self, tmp_path):
         _, outcome = made_on(tmp_path, failing=RUNS[1:2])
@@ -58,25 +61,19 @@ class TestGrid:
             run_grid(experiment(tmp_path), RUNS, engine=making(made, failing=RUNS))
         assert made == RUNS[:3]
 
-    def test_results_of_other_settings_are_refused(self, tmp_path):
-        made_on(tmp_path)
-        with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
-            run_grid(experiment(tmp_path, pool=40), RUNS, engine=making([]))
 
-
-class TestRecords:
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"num_demos": True}, "num_demos\n"),
-            ({"accuracy": 0.9}, "accuracy must be the mean of scores, 0.500000; got 0.9"),
-            ({"scores": [1.0, float("nan")]}, "scores.1\n"),
-            ({"program_calls": {"search": 3}}, "program_calls must have a 'total'"),
-        ],
-    )
-    def test_what_cannot_be_right_is_named(self, fields, message):
-        with pytest.raises(ValueError, match=message):
-            result(**fields)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_demos": True}, "num_demos\n"),
+        ({"accuracy": 0.9}, "accuracy must be the mean of scores, 0.500000; got 0.9"),
+        ({"scores": [1.0, float("nan")]}, "scores.1\n"),
+        ({"program_calls": {"search": 3}}, "program_calls must have a 'total'"),
+    ],
+)
+def test_what_cannot_be_right_is_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        result(**fields)
 
 
 def written(path, *lines, end="\n"):
@@ -94,10 +91,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("lines", "message"),
         [
-            (
-                [record(), "", '{"task": "m', record()],
-                r"(?s)line 3 of .*results.jsonl is no result: .*Invalid JSON",
-            ),
+            ([record(), "", '{"task": "m', record()], r"(?s)line 3 of .*jsonl is no result: .*Invalid JSON"),
             ([record(), '{"task": "m'], "line 2"),
             ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*remove it"),
             ([[1, 2]], "line 1"),

@@ -2,7 +2,7 @@
 
 import dspy
 import pytest
-from fakes import chat_response
+from fakes import ScriptedEngine
 
 from paper.tasks import TASKS
 
@@ -20,20 +20,9 @@ def rendered(task, format):
     return task.adapter(format).format(predictor.signature, demos_of(task), {task.input_field: "new"})
 
 
-class Engine:
-    """Answers with a text, and keeps the requests."""
-
-    def __init__(self, text):
-        self.text, self.requests = text, []
-
-    def complete(self, request):
-        self.requests.append(request)
-        return chat_response(self.text)
-
-
 def answered(task, format, text):
     """The prediction of a model that says a text, and the request it was sent."""
-    engine = Engine(text)
+    engine = ScriptedEngine(text)
     with dspy.context(lm=dspy.LM("scripted", engine=engine, cache=False), adapter=task.adapter(format)):
         prediction = task.program(format)(**{task.input_field: "new"})
     (request,) = engine.requests

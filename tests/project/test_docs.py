@@ -10,20 +10,13 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import dspy
+import fakes
+import picture
 import pytest
-from fakes import (
-    FineTuning,
-    LabelEngine,
-    OrderSensitiveEngine,
-    PlainLabels,
-    chat_response,
-    digest,
-    exact_match,
-    questions,
-)
+from brief import Sentiment, accuracy
+from fakes import chat_response, digest, exact_match, questions
 from label_engines import Async
 
 import plr_dspy
@@ -39,7 +32,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: .+? -->\s*\Z")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 MOST_NOT_RUN = 3
-BUDGET = 90
+BUDGET = 60
 """Program calls of `auto="light"` here, and of what pages give hundreds."""
 
 EXAMPLES = questions(40)
@@ -75,39 +68,29 @@ def few_shot(signature="question -> answer", examples=EXAMPLES):
 def labelled():
     """Reviews, and a program that answers with one of two labels."""
     reviews = load_reviews("train")[:40]
-
-    class Sentiment(dspy.Signature):
-        review: str = dspy.InputField()
-        sentiment: Literal["negative", "positive"] = dspy.OutputField()
-
-    return {
-        "trainset": reviews,
-        "Sentiment": Sentiment,
-        "acc": lambda example, prediction, trace=None: example.sentiment == prediction.sentiment,
-        "program": few_shot(Sentiment, reviews),
-    }
+    program = few_shot(Sentiment, reviews)
+    return {"trainset": reviews, "Sentiment": Sentiment, "acc": accuracy, "program": program}
 
 
 def of_questions():
     return {"trainset": EXAMPLES, "acc": exact_match, "program": few_shot()}
 
 
+def of_pages(names, make):
+    return {f"docs/{name}.md": make for name in names.split()}
+
+
 PRESUPPOSED = {
+    **of_pages("method fewshot calibration assistants", labelled),
+    **of_pages("budget report faq", of_questions),
     "README.md": lambda: {**labelled(), "program_with_demos": labelled()["program"]},
-    "docs/method.md": labelled,
-    "docs/budget.md": of_questions,
-    "docs/report.md": of_questions,
     "docs/order.md": lambda: {
         **of_questions(),
         "student": dspy.Predict("question -> answer"),
         "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
     },
-    "docs/fewshot.md": labelled,
     "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
-    "docs/calibration.md": labelled,
     "docs/metrics.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
-    "docs/faq.md": of_questions,
-    "docs/assistants.md": labelled,
 }
 """What the code of a page takes for granted."""
 
@@ -127,15 +110,15 @@ def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
     pages_of_questions = ("budget", "report", "order", "servers", "faq")
     of_reviews = page not in {f"docs/{name}.md" for name in pages_of_questions}
-    engine = LabelEngine(LABELS, label_shares) if of_reviews else OrderSensitiveEngine(ANSWERS)
+    engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.OrderSensitiveEngine(ANSWERS)
 
     class FakeLM(dspy.LM):
         def __init__(self, model, **options):
             kept = {name: v for name, v in options.items() if name in ("temperature", "max_tokens")}
-            super().__init__(model, engine=engine, cache=False, provider=FineTuning(), **kept)
+            super().__init__(model, engine=engine, cache=False, provider=fakes.FineTuning(), **kept)
 
     def plain_lm(model="local", **_):
-        engine = PlainLabels(lean=0.5) if of_reviews else PlainEngine()
+        engine = fakes.PlainLabels(lean=0.5) if of_reviews else PlainEngine()
         return real(f"fake/{model}", engine=engine, async_engine=Async(engine), cache=False)
 
     @contextmanager
@@ -203,9 +186,14 @@ def test_requests_bring_their_model_along(page, no_network):
     assert asyncio.run(served["handle_async"](question)) == first
 
 
-def test_nearly_all_code_is_run():
+def test_nearly_all_code_is_run_and_the_api_page_has_every_public_name():
     not_run = [(page, line) for page in PAGES for line, _, run in blocks(page) if not run]
     assert len(not_run) <= MOST_NOT_RUN, not_run
+    listed = set(re.findall(r"^::: (\S+)$", PAGES["docs/api.md"].read_text(encoding="utf-8"), re.M))
+    public = {
+        f"{module.__name__}.{name}" for module in (plr_dspy, plr_dspy.baselines) for name in module.__all__
+    }
+    assert public - listed == {"plr_dspy.__version__"}
 
 
 def without_code(path):
@@ -229,18 +217,13 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path), f"{page}: no heading {target}"
 
 
-def test_all_pages_are_in_the_navigation():
+def test_the_navigation_has_all_pages_and_the_architecture_every_package():
     listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
     notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert listed == {Path(page).name.lower() for page in PAGES} | notebooks
-
-
-def test_the_api_page_has_every_public_name():
-    listed = set(re.findall(r"^::: (\S+)$", PAGES["docs/api.md"].read_text(encoding="utf-8"), re.M))
-    public = {
-        f"{module.__name__}.{name}" for module in (plr_dspy, plr_dspy.baselines) for name in module.__all__
-    }
-    assert public - listed == {"plr_dspy.__version__"}
+    packages = {path.parent.name for path in (ROOT / "plr_dspy").glob("*/__init__.py")}
+    named = re.findall(r"`([a-z_]+)`", PAGES["docs/architecture.md"].read_text(encoding="utf-8"))
+    assert packages <= set(named)
 
 
 def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
@@ -264,7 +247,28 @@ def test_files_that_a_page_names_are_there(page):
     assert not [name for name in named if not any((ROOT / top / name).exists() for top in ("", "plr_dspy"))]
 
 
-def test_the_architecture_names_every_package():
-    packages = {path.parent.name for path in (ROOT / "plr_dspy").glob("*/__init__.py")}
-    named = re.findall(r"`([a-z_]+)`", PAGES["docs/architecture.md"].read_text(encoding="utf-8"))
-    assert packages <= set(named)
+MEASURING = ("evidence", "fewshot", "calibration", "metrics")
+EVIDENCE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in MEASURING)
+MEASURED = re.compile(r"(?<![\d.])[+-]?\.\d{3}\b")
+"""Accuracies and differences, as all pages write them."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/proposal.md"])
+def test_figures_of_a_summary_are_those_of_the_evidence(page):
+    stated = set(MEASURED.findall((ROOT / page).read_text(encoding="utf-8")))
+    assert stated <= set(MEASURED.findall(EVIDENCE))
+
+
+def test_the_docs_name_each_benchmark_and_no_program_that_is_gone():
+    pages = [*(ROOT / "docs").glob("*.md"), *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "Makefile"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"python\s+((?:benchmarks|examples)/\w+\.py)", text))
+    assert not [name for name in sorted(named) if not (ROOT / name).is_file()]
+    commands = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text("utf-8")]
+    assert {f"benchmarks/{path.name}" for path in commands} <= named
+
+
+def test_the_picture_can_be_drawn_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["picture.py", "--out", str(tmp_path / "picture.png")])
+    picture.main()
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

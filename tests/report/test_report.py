@@ -2,17 +2,15 @@
 
 import contextlib
 import html
-import itertools
 import json
 import re
-import subprocess
 import sys
 
 import dspy
 import numpy as np
 import pytest
 import torch
-from fakes import digest, exact_match, fake_lm, questions
+from fakes import TwoPredictors, digest, engine_for, exact_match, fake_lm, interrupt, lm_of, questions
 
 from plr_dspy import PlackettLuce, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import StaticOrder
@@ -33,15 +31,13 @@ def student(count=6):
     return program
 
 
-class Chain(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = student(4)
-        self.second = dspy.Predict("question, hint -> answer")
-        self.second.demos = [dspy.Example(question=f"q {i}", hint="h", answer=f"a {i}") for i in range(3)]
-
-    def forward(self, question):
-        return self.second(question=question, hint=self.first(question=question).answer)
+def chain():
+    program = TwoPredictors()
+    program.hint.demos = [dspy.Example(question=f"q {i}", hint=f"h {i}") for i in range(4)]
+    program.answer.predict.demos = [
+        dspy.Example(question=f"q {i}", hint="h", answer=f"a {i}") for i in range(3)
+    ]
+    return program
 
 
 def compiled(program=None, *, lm=None, metric=exact_match, kind=PLReorder, examples=EXAMPLES, **options):
@@ -69,22 +65,12 @@ def chosen():
     return compiled(program, kind=PLFewShot, max_metric_calls=300, candidates="labeled", max_demos=5)
 
 
-def interrupting():
-    made = itertools.count()
-
-    def metric(example, prediction, trace=None):
-        if next(made) >= 20:
-            raise KeyboardInterrupt
-        return exact_match(example, prediction)
-
-    return metric
-
-
+PAPER = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "max_metric_calls": None}
 REPORTS = {
-    "several predictors, mixtures": lambda: compiled(Chain(), update="mixture"),
-    "paper": lambda: compiled(auto="paper", num_iterations=2, max_metric_calls=None, examples=EXAMPLES[:60]),
+    "several predictors, mixtures": lambda: compiled(chain(), update="mixture"),
+    "paper": lambda: compiled(**PAPER, examples=EXAMPLES[:40]),
     "nothing to compare": lambda: compiled(student(1)),
-    "interrupted in a round": lambda: compiled(metric=interrupting()),
+    "interrupted in a round": lambda: compiled(lm=lm_of(engine_for(EXAMPLES, at={20: interrupt}))),
     "the order given": lambda: compiled(kind=StaticOrder),
     "by labels": lambda: by_hand(settings={"scored_on": "probing inputs", "method": "PDO"}),
 }
@@ -141,9 +127,7 @@ class TestData:
             chosen.model_dump_json().replace('"schema_version":15', '"schema_version":14'),
         ):
             path.write_text(text)
-            with pytest.raises(
-                ValueError, match=r"odd.json holds no plr_dspy report of schema version 15"
-            ) as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 15") as caught:
                 Report.load(path)
         assert "schema_version: Input should be 15): pass a file" in str(caught.value)
 
@@ -154,8 +138,7 @@ class TestData:
         questions_ = ["x" * 490 + "verysecret1" * 9, "short"]
         program.demos = [dspy.Example(question=text, tags=["a", "ö"], answer="a") for text in questions_]
         examples = [
-            dspy.Example(question=str(i), tags=[], answer="a").with_inputs("question", "tags")
-            for i in range(9)
+            dspy.Example(question=q, tags=[], answer="a").with_inputs("question", "tags") for q in "123456789"
         ]
         static = compiled(program, lm=lm, kind=StaticOrder, examples=examples)
         first = static.slots[0].demos[0]
@@ -177,20 +160,11 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     """A report on two demos, of which the original order scored 0.5; `others` have expected gains and probabilities."""
     expected, p = (0.0, 0.0) if list(ordering) == [0, 1] else others[0]
     slot = {"predictor": "self", "num_demos": 2, "ordering": ordering, "original": [0, 1], "blocks": [[0, 1]]}
-    comparison = {
-        "original": 0.5,
-        "chosen": 0.5 + gain,
-        "gain": gain,
-        "interval": (-0.1, 0.3),
-        "confidence": 0.95,
-        "num_examples": 8,
-        "num_candidates": 1 + len(others),
-        "expected_gain": expected,
-        "probability": p,
-        "gain_interval": (expected - 0.05, expected + 0.05),
-        "expected_original": (0.52, 0.4, 0.6),
-        "expected_chosen": (0.52 + expected, 0.45, 0.75),
-    }
+    comparison = {"original": 0.5, "chosen": 0.5 + gain, "gain": gain, "interval": (-0.1, 0.3)}
+    comparison |= {"confidence": 0.95, "num_examples": 8, "num_candidates": 1 + len(others)}
+    comparison |= {"expected_gain": expected, "gain_interval": (expected - 0.05, expected + 0.05)}
+    comparison |= {"expected_chosen": (0.52 + expected, 0.45, 0.75), "expected_original": (0.52, 0.4, 0.6)}
+    comparison |= {"probability": p}
     state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": 5}
     data = {
         "original": state,
@@ -230,16 +204,9 @@ class TestText:
         assert all(each in details for each in words)
 
     def test_what_calibration_assumes(self):
-        effect = CalibrationEffect(
-            num_examples=30,
-            original=0.5,
-            original_calibrated=0.7,
-            chosen=0.6,
-            shares=[0.8, 0.2],
-            chosen_calibrated=0.65,
-            offsets=[0.1, -0.1],
-            always=[0.4, 0.6],
-        )
+        scores = {"original": 0.5, "original_calibrated": 0.7, "chosen": 0.6, "chosen_calibrated": 0.65}
+        told = {"shares": [0.8, 0.2], "offsets": [0.1, -0.1], "always": [0.4, 0.6]}
+        effect = CalibrationEffect(num_examples=30, **scores, **told)
         signal = Signal(used="logprobs", reason="", labels=["a", "b"])
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
@@ -254,17 +221,13 @@ class TestText:
         assert "calibration alone, which needs no search" in str(by_hand(calibration=worse, signal=signal))
 
     def test_numbers_of_demos_that_differ_beyond_chance(self, chosen):
-        found = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]
+        scores = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]
+        found = [{"score": score, "interval": interval} for score, interval in scores]
         numbers = [
             BestOfNumber(
-                num_demos=number,
-                ordering={"self": list(range(number))[::-1]},
-                score=score,
-                num_examples=9,
-                tokens=30 * number,
-                interval=interval,
+                num_demos=n, ordering={"self": [*range(n)][::-1]}, tokens=30 * n, num_examples=9, **best
             )
-            for number, (score, interval) in enumerate(found)
+            for n, best in enumerate(found)
         ]
         text = str(by_hand(best_by_number=numbers))
         assert (
@@ -295,11 +258,7 @@ class TestText:
     @pytest.mark.parametrize(
         ("gain", "least", "said"),
         [
-            (
-                0.012,
-                0.9,
-                "+0.012 on new examples, better with probability 0.60 (min_probability=0.9)",
-            ),
+            (0.012, 0.9, "+0.012 on new examples, better with probability 0.60 (min_probability=0.9)"),
             (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
         ],
     )
@@ -317,12 +276,7 @@ class TestText:
             (100, (20, 0, 20), {}, "no score differed between orders on 20 of 100 examples: the demos may"),
             (40, (40, 1, 31), {}, "scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
-            (
-                29,
-                (29, 1, 5),
-                {},
-                "of 29 examples: a larger budget (max_metric_calls) and more examples would",
-            ),
+            (29, (29, 1, 5), {}, "of 29 examples: a larger budget (max_metric_calls) and more examples w"),
             (40, (40, 9, 4), {"stopped": "patience=1"}, "the search was ended early (patience=1)"),
             (40, (40, 9, 4), {"settings": {"racing": False}}, "on 4 of 8 examples: only further examples"),
             (40, (40, 9, 4), {"settings": {"max_metric_calls": 302}}, "on 4 of 40 examples: only further"),
@@ -430,37 +384,25 @@ class TestPage:
         assert all(words in text for words in told)
 
     def test_odd_text_and_errors_are_escaped(self, tmp_path):
-        error = {
-            "type": "ZeroDivisionError",
-            "outcome": "not scored",
-            "message": "<b>bold</b>",
-            "examples": [],
-        }
+        error = {"type": "ZeroDivisionError", "outcome": "not scored", "message": "<b>bold</b>"}
         odd = {
             "predictor": 'x["<i>"]',
             "demos": [{"q": f'{i} $x$ id="a" 中文 <!-- --> \\1'} for i in range(2)],
         }
-        found = by_hand(errors=[{**error, "count": 1}])
+        found = by_hand(errors=[{**error, "examples": [], "count": 1}])
         slots = [found.slots[0].model_copy(update=odd)]
         found.model_copy(update={"slots": slots}).to_html(tmp_path / "report.html")
         text = opened(tmp_path / "report.html")
         assert '0 $x$ id="a" 中文 <!-- --> \\1' in text
         assert "ZeroDivisionError: <b>bold</b>" in text
 
-    def test_pictures_alone_need_matplotlib(self, report, tmp_path):
-        report.save(tmp_path / "report.json")
-        code = (
-            "import sys; sys.modules['matplotlib'] = None\n"
-            "from plr_dspy import Report\n"
-            f"report = Report.load({str(tmp_path / 'report.json')!r})\n"
-            "assert report._repr_html_() and str(report) and report.details()\n"
-            "for draw in (report.plot, lambda: report.to_html('never.html')):\n"
-            "    try: draw()\n"
-            "    except ImportError as error: print(error)\n"
-        )
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines() == ["pictures need matplotlib: pip install 'plr-dspy[plots]'"] * 2
+    def test_pictures_alone_need_matplotlib(self, report, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.delitem(sys.modules, "plr_dspy.report.figure", raising=False)
+        assert report._repr_html_() and str(report) and report.details()
+        for draw in (report.plot, lambda: report.to_html(tmp_path / "never.html")):
+            with pytest.raises(ImportError, match=r"^pictures need matplotlib: .*'plr-dspy\[plots\]'$"):
+                draw()
         assert not (tmp_path / "never.html").exists()
 
 

@@ -122,7 +122,7 @@ def test_what_a_program_writes_stands_above_the_bar_and_is_not_lost(terminal):
 def test_bars_of_several_threads_may_end_in_any_order(terminal):
     before = sys.stderr
     try:
-        for _ in range(1_000):
+        for _ in range(300):
             first, second = bars = [progress_bar(1, display=True) for _ in range(2)]
             for bar in bars:
                 bar.__enter__()
