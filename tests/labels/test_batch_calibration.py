@@ -70,11 +70,16 @@ class TestWhatItFinds:
         assert prediction.probabilities == pytest.approx(softmax(scores), abs=1e-3)
         assert prediction.label == max(scores, key=scores.get)
 
-    def test_a_prior_moves_the_offsets_by_its_logarithm(self):
+    def test_demos_are_left_out_and_a_prior_moves_the_offsets_by_its_logarithm(self):
         engine = Classifier(leaning(LABELS, 0.0))
         even, uneven = calibrate(engine), calibrate(engine, prior={"negative": 0.2, "positive": 0.8})
         moved = np.subtract(uneven.calibration.offsets, even.calibration.offsets)
         assert moved == pytest.approx(centred(np.log([0.2, 0.8])))
+        program, trainset = student(), examples(12)
+        program.demos = trainset[:4]
+        engine = Classifier(leaning(LABELS, 1.0))
+        calibrate(engine, program, trainset=trainset)
+        assert sorted(engine.inputs) == sorted(each.text for each in trainset[4:])
 
     def test_at_most_so_many_inputs_chosen_by_the_seed(self):
         def chosen(**options):
@@ -84,13 +89,6 @@ class TestWhatItFinds:
 
         assert len(chosen()) == 12
         assert chosen(seed=3) == chosen(seed=3) != chosen()
-
-    def test_what_demos_show_is_left_out(self):
-        program, trainset = student(), examples(12)
-        program.demos = trainset[:4]
-        engine = Classifier(leaning(LABELS, 1.0))
-        calibrate(engine, program, trainset=trainset)
-        assert sorted(engine.inputs) == sorted(each.text for each in trainset[4:])
 
     def test_inputs_without_content(self):
         engine = Classifier(leaning(LABELS, 1.5))

@@ -60,15 +60,12 @@ def test_accuracy_recall_and_difference():
     assert "1 replies could not be read; recall no 0.73, yes 0.60" in str(found)
 
 
-def test_a_metric_over_a_set():
+def test_a_metric_over_a_set_and_the_confidence_of_a_calibrated_program():
     devset = examples(20, range(5))
     found = evaluated({"never": Answering([]), "some": Answering(range(3, 8))}, F1("yes"), devset)
     assert found.programs["never"].score == 0.0
     assert found.programs["some"].score == pytest.approx(2 * 2 / (5 + 5))
     assert found.programs["some"].difference == pytest.approx(0.4)
-
-
-def test_the_confidence_of_a_calibrated_program():
     devset = [dspy.Example(text=str(n), label="yes").with_inputs("text") for n in range(4)]
     calibration = Calibration("batch", ("no", "yes"), (0.0, float(np.log(3.0))))
     program = CalibratedProgram(dspy.Predict("text -> label: Literal['no', 'yes']"), calibration)
