@@ -104,10 +104,12 @@ def right_counts(scores: ArrayLike) -> Array:
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
     """The shares of labels that a search calibrates to by way of trial, ``[S, L]``, by what labels score, ``[E, L]``.
 
-    The last ones, of NaN, stand for answers that stay as they are; the scores decide, as in `BatchCalibration`.
+    Those of NaN stand for answers that stay as they are. They come last, and the scores decide, as in
+    `BatchCalibration`; where metrics may want shares `between`, none is likely, and they come first.
     """
     shares = likely_shares(right_counts(scores), between=between)
-    return np.concatenate([shares, np.full((1, shares.shape[1]), np.nan)])
+    as_they_are = np.full((1, shares.shape[1]), np.nan)
+    return np.concatenate([as_they_are, shares] if between else [shares, as_they_are])
 
 
 def cross_validated(

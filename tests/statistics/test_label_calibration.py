@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax
 
-from plr_dspy.statistics.calibration import batch_offsets, calibrated, is_uneven, label_offsets, likely_shares
+from plr_dspy.statistics.calibration import (
+    batch_offsets,
+    calibrated,
+    is_uneven,
+    label_offsets,
+    likely_shares,
+    shares_to_try,
+)
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
@@ -84,3 +91,12 @@ class TestCalibrated:
     def test_scales(self):
         told = calibrated(np.log([0.2, 0.8]), [0, 0], scales=[2, 2])
         assert np.exp(told) == pytest.approx([0.04 / 0.68, 0.64 / 0.68])
+
+
+def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
+    scores = np.repeat(np.eye(2), [90, 10], axis=0)
+    by_metric, by_accuracy = (shares_to_try(scores, between=between) for between in (True, False))
+    assert np.isnan(by_metric[0]).all()
+    assert np.isnan(by_accuracy[-1]).all()
+    assert np.allclose(by_metric[1], by_accuracy[0])
+    assert not np.isnan([*by_metric[1:], *by_accuracy[:-1]]).any()
