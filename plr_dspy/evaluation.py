@@ -186,7 +186,9 @@ class _Answers(MetricWork):
         difference, interval = None, None
         if first is not None:
             pairs = zip(*first.rows(self), strict=True)
-            difference, interval = value - first.value(), paired_interval([b - a for a, b in pairs])
+            ends = paired_interval([b - a for a, b in pairs])
+            difference = value - first.value()
+            interval = (max(low - high, ends[0]), min(high - low, ends[1]))
         output = label_output(self._program)
         recalls, confidence = ({}, None) if isinstance(output, str) else self._by_label(output)
         return ProgramScore(

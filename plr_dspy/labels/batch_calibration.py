@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Annotated, Any, Literal
 
 import dspy
@@ -173,6 +174,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             )
         self.accuracies = {}
         if deciding:
+            if self.metric is not None:
+                self.metric.check(examples)
             warn_of_labels(student, output, counts, by_accuracy=self.metric is None)
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
@@ -228,6 +231,11 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         to_one = {label: value(np.full(len(examples), number)) for number, label in enumerate(labels)}
         most = labels[int(counts.argmax())] if self.metric is None else max(to_one, key=to_one.__getitem__)
         self.accuracies[f"always {most!r}"] = to_one[most]
+        if self.accuracies[best] <= to_one[most]:
+            logger.warning(
+                f"{best}: {self.accuracies[best]:.3f}, which is no more than always answering {most!r} gives, "
+                f"{to_one[most]:.3f}: give the program demos, as PLFewShot chooses them, or take another model"
+            )
         return ways[best][1]
 
     def _sampled(
@@ -310,7 +318,13 @@ def read_replies(
             raise scorer.nothing_ran(failed, 1)
         first = f"{failed[0].error}: {failed[0].message}"
         logger.warning("%d of %d calls failed, the first by %s", len(failed), len(cells), first)
-    labels, told = list(output.labels), {i: each for i, each in cells.items() if each.label_logprobs}
+    labels = list(output.labels)
+    told = {
+        i: each
+        for i, each in cells.items()
+        if each.label_logprobs
+        and len(each.unseen_labels) < len(labels)  # Likeliest tokens that are of none say nothing.
+    }
     if len(told) < 2:
         needs = "replies with labels among the likeliest tokens"
         cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
@@ -407,15 +421,8 @@ def _usable(student: dspy.Module, trainset: Sequence[dspy.Example]) -> list[dspy
 def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Example]:
     """Return those that have a label, or all where fewer than two have one; warn where some have none, unless none has
     any value there."""
-    has_label = output.numbers(examples) >= 0
-    labelled = [each for each, known in zip(examples, has_label, strict=True) if known]
-    values = [each.get(output.name) for each, known in zip(examples, has_label, strict=True) if not known]
-    strange = next((value for value in values if value), None)
-    if values and (labelled or strange is not None):
-        one = "" if strange is None else f" (one has {strange!r})"
+    labelled = list(compress(examples, output.numbers(examples) >= 0))
+    if said := output.strange(examples):
         effect = "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent"
-        logger.warning(
-            f"{len(values)} of {len(examples)} examples have none of the labels {list(output.labels)} at "
-            f"{output.name!r}{one}: {effect}"
-        )
+        logger.warning(f"{said}: {effect}")
     return labelled if len(labelled) > 1 else examples

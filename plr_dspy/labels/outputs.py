@@ -84,6 +84,19 @@ class LabelOutput:
 
         return np.array([number(example.get(self.name)) for example in examples], dtype=np.int64)
 
+    def strange(self, examples: Sequence[Any]) -> str:
+        """Say how many examples have none of the labels; empty where all have one, or none has any value there."""
+        missing = [
+            example.get(self.name)
+            for example, number in zip(examples, self.numbers(examples), strict=True)
+            if number < 0
+        ]
+        one = next((f" (one has {value!r})" for value in missing if value), "")
+        if not missing or (len(missing) == len(examples) and not one):
+            return ""
+        labels = list(self.labels)
+        return f"{len(missing)} of {len(examples)} examples have none of the labels {labels} at {self.name!r}{one}"
+
     def counts(self, examples: Sequence[Any]) -> Array:
         """Return how many of the examples have each label, ``[L]``."""
         known = self.numbers(examples)

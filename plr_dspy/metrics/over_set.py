@@ -13,6 +13,7 @@ import dspy
 import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
+from dspy.utils.exceptions import AdapterParseError
 
 from plr_dspy.lm.finite_outputs import decided, name_of_label
 from plr_dspy.metrics.by_example import MetricTypeError, as_score, metric_caller, takes
@@ -103,7 +104,17 @@ class SetMetric(ABC):
             **options: Of `dspy.Evaluate`, such as num_threads. It logs the mean score of single examples.
         """
         self.check(devset)
-        results = dspy.Evaluate(devset=list(devset), metric=self.alone, **options)(program).results
+
+        def answered(**inputs: Any) -> Any:
+            try:
+                return program(**inputs)
+            except AdapterParseError:  # It answers nothing, which is no failure.
+                return dspy.Prediction()
+
+        def alone(example: dspy.Example, prediction: Any) -> float:
+            return self.alone(example, prediction) if prediction else 0.0
+
+        results = dspy.Evaluate(devset=list(devset), metric=alone, **options)(answered).results
         facts = [self.fact(example) for example, _, _ in results]
         # What failed is an empty prediction there.
         outputs = [self.outputs(example, answer) if answer else None for example, answer, _ in results]

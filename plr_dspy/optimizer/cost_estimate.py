@@ -49,8 +49,8 @@ class Estimate:
         search_calls, race_calls, final_calls: Program calls planned for the search, for the race of its best
             orders, and for the final comparison; what one leaves goes to the next.
         program_calls: Of all four, at most; a compile never makes more.
-        prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. None where the
-            prompts cannot be told from the examples, as with predictors that read each other's outputs.
+        prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. What a predictor
+            reads of another's outputs is taken to be as in its first demo, or empty. None where prompts cannot be made.
         cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
             prices that come with litellm, without hidden reasoning. None where that is not known: where no price is
             known for a model, or a language model scores the answers. As if there were no `max_cost`.
@@ -153,16 +153,18 @@ def _lines(job: Job, found: Estimate) -> list[str]:
 def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
     """Mean tokens of a program call by model, of prompts and of answers as the demos show them.
 
-    None where some predictor reads more than the examples' inputs; nan for answers where it has no demos to show any.
+    None where prompts cannot be made; nan for answers where a predictor has no demos to show any.
     """
     examples = job.scored_examples[:SAMPLED_PROMPTS]
     tokens, count = dict[str, dict[str, float]](), token_counter()
     try:
         program = job.slots.build(job.slots.typical)
         for example, predictor in product(examples, program.predictors()):
-            lm, inputs = predictor.lm or dspy.settings.lm, dict(example.inputs().items())
-            if lm is None or not predictor.signature.input_fields.keys() <= inputs.keys():
-                return None
+            lm, known = predictor.lm or dspy.settings.lm, [example.inputs(), *predictor.demos[:1]]
+            inputs = {
+                name: next((each[name] for each in known if name in each), "")
+                for name in predictor.signature.input_fields
+            }
             finds = isinstance(predictor, RetrievingPredict)
             demos = predictor.shown(inputs) if finds else predictor.demos
             messages = prompt_messages(predictor, demos, inputs)

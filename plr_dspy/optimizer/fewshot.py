@@ -270,6 +270,12 @@ class PLFewShot(PLReorder):
             for name, demos in every.items()
         }
         if not any(pools.values()) and not attempts:
+            if self.max_metric_calls == 0:
+                raise ValueError(
+                    "max_metric_calls=0 finds demos among the examples as they are, and these lack fields that the "
+                    "predictors read or answer, so that no prompt would show them. Pass calls, such as "
+                    "max_metric_calls=100: then right answers of the program make demos"
+                )
             raise ValueError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
                 "Pass more examples in trainset (a quarter of it becomes demos), or candidates with the fields of the "

@@ -12,6 +12,7 @@ import dspy
 
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
@@ -208,6 +209,9 @@ def _checked_copy(
         del program.candidate_programs
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
+    output, examples = label_output(program), [*trainset, *valset]
+    if isinstance(output, LabelOutput) and (said := output.strange(examples)):
+        logger.warning(f"{said}: no answer is right there, unless the metric reads others")
     optimizer.check(program, trainset)
     return program, calibrated
 

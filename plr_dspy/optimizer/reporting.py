@@ -191,6 +191,8 @@ def expected_scores(compilation: Compilation, outcome: Outcome) -> list[Expected
         stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
         score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
         ends = fitted.interval(ordering, score, reference=reference)
+        if (influence := compilation.scorer.influence) is not None:
+            score, ends = influence.limited(score), (influence.limited(ends[0]), influence.limited(ends[1]))
         offsets = calibration.offsets if calibration and fitted.calibrating and not stays else ()
         found.append(ExpectedScore(ordering, offsets, round(score, 6), counts[ordering], ends))
     return found

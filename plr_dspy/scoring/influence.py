@@ -22,6 +22,10 @@ PSEUDO = 0.5
 share is 0, where metrics may have none."""
 
 
+MOST_PSEUDO = 400
+"""Such examples, at most, where labels are many: every answer stands for as many facts as another."""
+
+
 class OverSet(Protocol):
     """A metric over a set, by what it reads of each example and answer; `metrics.over_set.SetMetric` says more."""
 
@@ -72,8 +76,13 @@ class Influence:
             return
         self._shifts = {}  # Should the metric raise, there is no reference.
         answers = self._metric.answers(self._facts) or [outputs for _, outputs in rows]
-        pseudo = [(fact, outputs) for fact in self._shares for outputs in answers]
-        counts = [1.0] * len(rows) + [PSEUDO / len(answers)] * len(pseudo)
+        of_each = min(len(answers), max(1, MOST_PSEUDO // max(1, len(self._shares))))
+        pseudo = [
+            (fact, answers[(number + i) % len(answers)])
+            for number, fact in enumerate(self._shares)
+            for i in range(of_each)
+        ]
+        counts = [1.0] * len(rows) + [PSEUDO / of_each] * len(pseudo)
         self._rows, self._weights = reference = self._merged(rows + pseudo, counts)
         self._base = self._value_of(*reference)
         self._influences.clear()

@@ -12,7 +12,7 @@ from label_engines import KIND, LABELS, Classifier, exact, gold, leaning, normal
 from label_engines import classifier as student
 from scipy.special import log_softmax
 
-from plr_dspy import BatchCalibration, CalibratedProgram
+from plr_dspy import F1, BatchCalibration, CalibratedProgram
 from plr_dspy.labels.batch_calibration import fit_linear
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
@@ -446,3 +446,21 @@ def test_degenerate_data(table, answers, largest):
     scales, offsets = fit or (np.ones(table.shape[1]), np.zeros(table.shape[1]))
     assert np.isfinite([*scales, *offsets]).all()
     assert np.abs(offsets).max() < largest
+
+
+def test_says_where_replies_say_nothing_of_labels_or_no_more_than_one_label_always_would(caplog):
+    nothing = Classifier(lambda text: dict.fromkeys(LABELS, 0.0), unreadable=lambda text: True)
+    with pytest.raises(NoProbabilities, match="add demos"):
+        calibrate(nothing, trainset=examples(30))
+    blind = Classifier(lambda text: {"negative": 0.9, "positive": 0.1})
+    calibrate(blind, trainset=examples(30))
+    assert (
+        "no more than always answering 'negative'" in caplog.text or "give the program demos" in caplog.text
+    )
+
+
+def test_a_metric_over_a_set_is_checked_before_any_call():
+    engine = Classifier(leaning(LABELS, 1.0))
+    with pytest.raises(ValueError, match="no example has 'Positive'"):
+        calibrate(engine, trainset=examples(30), metric=F1("Positive"))
+    assert not engine.inputs

@@ -357,3 +357,13 @@ class TestCures:
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
         with pytest.raises(ValueError, match=r"such as dspy.LabeledFewShot or dspy.BootstrapFewShot$"):
             order_sensitivity(student([]), exact_match, EXAMPLES)
+
+
+def test_labels_that_the_program_cannot_answer_are_told_before_any_call(engine, caplog):
+    classify = dspy.Predict("question -> answer: Literal['yes', 'no']")
+    rows = [dspy.Example(question=f"q{i}", answer=("yes", "No ", None)[i % 3]) for i in range(60)]
+    optimizer().estimate(classify, trainset=[row.with_inputs("question") for row in rows])
+    assert (
+        "40 of 60 examples have none of the labels ['yes', 'no'] at 'answer' (one has 'No ')" in caplog.text
+    )
+    assert not engine.num_calls

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import dspy
 import litellm
 import pytest
-from fakes import OrderSensitiveEngine, digest, exact_match, lm_of, questions, student, using
+from fakes import OrderSensitiveEngine, TwoPredictors, digest, exact_match, lm_of, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -132,6 +132,18 @@ class TestReport:
 
 
 class TestEstimate:
+    def test_what_a_predictor_reads_of_another_is_taken_from_its_demos(self, engine):
+        program = TwoPredictors()
+        hint, answer = program.predictors()
+        rows = [dspy.Example(example, hint="a hint of five words", reasoning="so") for example in EXAMPLES]
+        hint.demos, answer.demos = rows[:4], rows[4:8]
+        found = optimizer(max_cost=1.0, num_demos=None).estimate(program, trainset=EXAMPLES[8:])
+        one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
+        assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
+        assert found.cost > 0
+        with pytest.raises(ValueError, match="too small for 4 orders"):
+            optimizer(max_cost=1e-5).compile(program, trainset=EXAMPLES[8:])
+
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
         program = student()
         found = optimizer().estimate(program, trainset=EXAMPLES)

@@ -114,3 +114,14 @@ def test_a_failed_call_is_no_wrong_answer():
 def test_bad_arguments_are_refused(programs, devset, error, words):
     with pytest.raises(error, match=words):
         evaluated(programs, exact, devset)
+
+
+def test_a_metric_over_a_set_counts_replies_that_cannot_be_read_as_no_answer():
+    """However many they are; and no difference is larger than the metric can tell apart."""
+    devset, better = examples(40, {1, 2, 3, 4}), Answering({1, 2, 3, 4})
+    unread = Answering({1}, unread=range(10, 40))
+    assert F1("yes").evaluate(unread, devset, num_threads=1, display_progress=False) == 0.4
+    found = evaluate_programs(
+        {"none": Answering(()), "all": better}, F1("yes"), devset, display_progress=False
+    )
+    assert found.programs["all"].difference == 1.0 == found.programs["all"].difference_interval[1]
