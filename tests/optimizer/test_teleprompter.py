@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import dspy
 import pytest
 import torch
-from fakes import TwoPredictors, digest, exact_match, questions, student
+from fakes import digest, exact_match, questions, student
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
 
@@ -149,9 +149,3 @@ class TestCompile:
                 reorder.compile(student(), trainset=EXAMPLES)
             found.append(reorder.report.candidates)
         assert found[0] == found[1] == found[2]
-
-
-def test_an_estimate_knows_no_prompt_tokens_where_a_predictor_reads_another_s_output(engine):
-    program = TwoPredictors()
-    program.answer.predict.demos = [dspy.Example(hint="none", **each) for each in EXAMPLES[:4]]
-    assert optimizer().estimate(program, trainset=EXAMPLES).prompt_tokens is None
