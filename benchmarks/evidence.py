@@ -229,7 +229,7 @@ PARTS = {
 
 
 def main() -> int:
-    args = options(__doc__ or "", among={"only": list(PARTS)}, only=list(PARTS), compiles=8, jobs=2)
+    args = options(__doc__ or "", among={"only": list(PARTS)}, only=list(PARTS), compiles=6, jobs=2)
     if args.compiles < 4:
         raise SystemExit("--compiles must be 4 at least: fewer say nothing of their own noise")
     logging.disable(logging.WARNING)
