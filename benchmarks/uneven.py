@@ -2,7 +2,7 @@
 
 python benchmarks/uneven.py                         # 50, 20, 10 and 5 % of one label, 300 and 1,000 calls, 48 worlds
 python benchmarks/uneven.py --shares .1 --pools 100 --calls 300 --worlds mixed nothing --ways score --seeds 0 1 2 3
-python benchmarks/uneven.py --recorded --shares .15 --pools 80 --calls 300     # answers of SmolLM2-135M, 25 minutes
+python benchmarks/uneven.py --recorded --shares .15 --pools 70 --calls 300 --jobs 2   # answers of SmolLM2-135M
 
 The worlds are those of `landscapes.py`, with so many examples of "label 1"; their answers come through DSPy, from a
 simulated model. In "mixed" `PLReorder` orders 8 demos; in "classes", "items" and "nothing" (no arrangement is better
