@@ -47,8 +47,8 @@ example:
       --lm openai/gpt-4o-mini --out program.json
 
 app.py holds a DSPy module with demos (or --demos loads them from a file that an optimizer saved) and a metric;
-train.jsonl an object for each example, such as {"question": "...", "answer": "..."}. --estimate says what it would
-cost, and makes no call. With --log-dir, the same command goes on where it was stopped.
+train.jsonl an object for each example, such as {"question": "...", "answer": "..."}, or it is a .csv with a header.
+--estimate says what it would cost, and makes no call. With --log-dir, the same command goes on where it was stopped.
 """
 
 
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_metric(add)
-    add("--train", type=_file, required=True, help="examples, as JSON lines")
+    add("--train", type=_file, required=True, help="examples: JSON lines, or a .csv")
     add("--val", type=_file, help="examples of the final comparison (default: 20 %% of --train)")
     add("--out", type=_new_program, help="the program in its new order (JSON); needed without --estimate")
     add("--report", type=_new_file, help="the report (JSON)")
@@ -194,18 +194,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--estimate", action="store_true", help="say what it would cost, and stop")
 
     add = _add_command(commands, "calibrate", "take away how far a classifier leans to some labels")
-    add("--train", type=_file, required=True, help="examples, as JSON lines; their labels are used, if any")
+    add(
+        "--train",
+        type=_file,
+        required=True,
+        help="examples: JSON lines, or a .csv; their labels are used, if any",
+    )
     add("--metric", type=_set_metric, help="f1:LABEL, f1, mcc or balanced-accuracy, in place of accuracy")
     add("--max-calls", type=int, default=64, help="examples that are used, at most (default: 64)")
     add("--out", type=_new_program, required=True, help="the calibrated program (JSON)")
 
     add = _add_command(commands, "evaluate", "score the program and saved ones side by side")
     _add_metric(add)
-    add("--data", type=_file, required=True, help="examples that no optimizer has seen, as JSON lines")
+    add(
+        "--data", type=_file, required=True, help="examples that no optimizer has seen: JSON lines, or a .csv"
+    )
     add("--programs", type=_file, nargs="+", default=[], help="saved programs (JSON) to score beside it")
 
     add = _add_command(commands, "predict", "answer the rows of a file")
-    add("--data", type=_file, required=True, help="rows with the inputs, as JSON lines")
+    add("--data", type=_file, required=True, help="rows with the inputs: JSON lines, or a .csv")
     add("--out", type=_new_file, required=True, help="the same rows with the answers, as JSON lines")
 
     report = commands.add_parser("report", help="print a saved report")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import importlib
 import json
 import os
@@ -156,22 +157,41 @@ def _named_program(reference: str, saved: Path | None) -> dspy.Module:
 
 
 def _read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
-    """The examples of a file of JSON lines; JSON may hold others that `str.splitlines` takes for line ends."""
+    """The examples of a file of JSON lines, or of CSV with a header."""
     examples = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} of {path} is no JSON ({error}): mend or remove it") from error
-        missing = [name for name in inputs if not isinstance(fields, dict) or name not in fields]
+    for number, row in (_csv_rows if path.suffix.lower() == ".csv" else _json_lines)(path):
+        missing = [name for name in inputs if not isinstance(row, dict) or name not in row]
         if missing:
             raise ValueError(
                 f"line {number} of {path} must be an object with the inputs {list(inputs)}; it has no {missing}"
             )
-        examples.append(dspy.Example(fields).with_inputs(*inputs))
+        examples.append(dspy.Example(row).with_inputs(*inputs))
     return examples
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each line by its number; JSON may hold other characters that `str.splitlines` takes for line ends."""
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise ValueError(
+                f"line {number} of {path} is no JSON ({error}): mend or remove it, or pass a file with an object of "
+                "JSON on each line, or a .csv with a header"
+            ) from error
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each row by the number of its last line, without the cells that it lacks."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for row in (rows := csv.DictReader(file)):
+            if None in row:
+                raise ValueError(
+                    f"line {rows.line_num} of {path} has more cells than the header: quote those that have commas"
+                )
+            yield rows.line_num, {name: cell for name, cell in row.items() if cell is not None}
 
 
 COMMANDS = {"compile": _compile, "calibrate": _calibrate, "evaluate": _evaluate, "predict": _predict}

@@ -9,6 +9,7 @@ from typing import Any
 
 import dspy
 import numpy as np
+from dspy.adapters.decision import evidence_type
 from dspy.adapters.types.decision import Noul, Score
 from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ class LabelOutput:
     """An output that has few possible values: its predictor, its field, its labels by what demos call them.
 
     Attributes:
+        annotation: Of the field in the signatures of calls.
         decision: Its type where replies state its probabilities; None where log-probabilities tell them.
         weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
             `Noul` is the weights 1 - t of True and t of False.
@@ -48,6 +50,7 @@ class LabelOutput:
     predictor: str
     name: str
     labels: Mapping[str, Any]
+    annotation: Any
     decision: Any = None
     weights: tuple[float, ...] = ()
     held: bool = False
@@ -117,14 +120,17 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
         if (labels := labels_of(annotation)) is None:
             continue
         if decisions is None or kind is None:
-            found.append(LabelOutput(predictor_name, name, labels))
+            found.append(LabelOutput(predictor_name, name, labels, field.annotation))
             continue
         settings = decisions.state.fields[name]
         if issubclass(kind, Noul):
             weights = (1.0 - settings["threshold"], settings["threshold"])
         else:
             weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
-        found.append(LabelOutput(predictor_name, name, labels, kind, weights, field.annotation is kind))
+        annotation = evidence_type(kind)
+        found.append(
+            LabelOutput(predictor_name, name, labels, annotation, kind, weights, field.annotation is kind)
+        )
     return found
 
 

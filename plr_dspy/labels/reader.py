@@ -14,14 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
-from dspy.adapters.decision import evidence_type
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.engines import Hopeless
-from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
+from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.statistics.calibration import Array
 
@@ -230,11 +229,8 @@ class LabelReader:
         outputs, ours = signature.output_fields, self._output
         if ours.name not in outputs or "logprobs" in outputs:
             return False
-        if not self._is_read((dspy.settings.caller_modules or [None])[-1]):
-            return False
-        if ours.decision is not None:
-            return bool(outputs[ours.name].annotation is evidence_type(ours.decision))
-        return labels_of(without_none(outputs[ours.name].annotation)) == ours.labels
+        is_read = self._is_read((dspy.settings.caller_modules or [None])[-1])
+        return is_read and bool(outputs[ours.name].annotation == ours.annotation)
 
     def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], *rest: Any) -> Any:
         """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""

@@ -81,8 +81,11 @@ class SetMetric(ABC):
         facts = sum(counts, Counter[Any]())
         watched = list(facts) if self.label is None else [self.label]
         if missing := [fact for fact in watched if not facts[fact]]:
+            others = ", ".join(repr(fact) for fact, _ in facts.most_common(5)) + " and others" * (
+                len(facts) > 5
+            )
             raise ValueError(
-                f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {list(facts)}"
+                f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {others}"
             )
         if len(parts) < 2:
             return
@@ -91,9 +94,9 @@ class SetMetric(ABC):
             numbers = " and ".join(str(count[few]) for count in counts)
             needed = math.ceil(facts.total() * MIN_OF_EACH / max(least, facts[few] * MIN_SHARE))
             logger.warning(
-                f"{numbers} examples have {few!r}, of those to search and those to compare by, so that {self!r} is "
-                f"known to within large errors only: with their share, {needed} examples would have {MIN_OF_EACH} in "
-                "either part"
+                f"only {numbers} examples have {few!r}: the first of those that the search uses, the second of those "
+                f"that are compared at the end. {self!r} is then known to within large errors only. In {needed} "
+                f"examples with the same share there would be {MIN_OF_EACH} or more in either part"
             )
 
     def evaluate(self, program: dspy.Module, devset: Sequence[dspy.Example], **options: Any) -> float:

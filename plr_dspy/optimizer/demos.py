@@ -25,7 +25,7 @@ from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
-from plr_dspy.scoring.budget import COST_LIMIT, TIME_LIMIT, Budget
+from plr_dspy.scoring.budget import CALL_LIMIT, COST_LIMIT, TIME_LIMIT, Budget
 from plr_dspy.scoring.cells import Cell, error_counts
 from plr_dspy.scoring.ledger import Ledger
 
@@ -36,6 +36,14 @@ POOL_SHARE, LARGEST_POOL = 0.25, 50
 
 The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search
 of some hundred calls tells more than 50 demos apart no better than it tells 50."""
+
+ENDS = {
+    TIME_LIMIT: "a quarter of max_seconds",
+    COST_LIMIT: "a quarter of max_cost",
+    CALL_LIMIT: "max_metric_calls",
+    "": "the time of an earlier part",
+}
+"""What ended the making of demos, by the limit that was met."""
 
 NOT_KNOWN = "..."
 """Stands for what a teacher will answer."""
@@ -192,7 +200,8 @@ def make_attempts(
 ) -> list[Attempt]:
     """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
-    When money or calls are up, the attempts made are all there will be; when the time is, that is a RuntimeError.
+    When calls, or the share of money or time, are up, the attempts made are all there will be. Where right answers are
+    all there is to choose from, and time ended before the first, that is a RuntimeError.
     """
     optimizer: Any = job.optimizer
     work = TeacherWork(job)
@@ -221,16 +230,24 @@ def make_attempts(
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
         if (num_right := sum(bool(each.demos) for each in attempts)) >= optimizer.max_bootstrapped:
             break
-        if (prompt, i) not in ledger.cells:
+        end = [
+            prompt,
+            budget.max_seconds,
+            i,
+        ]  # What a resumed compile must find again, whose time begins anew.
+        if (prompt, i) not in ledger.cells and ledger.out_of_time != end:
             evaluator.pay({(prompt, i): None})
         if (prompt, i) not in ledger.cells:
-            if budget.refused == TIME_LIMIT:
+            if budget.refused == TIME_LIMIT and not num_right and optimizer.candidates == "bootstrapped":
                 raise RuntimeError(
-                    f"max_seconds={budget.max_seconds:g} were over when {num_right} demos had been bootstrapped: raise "
-                    "it; with log_dir, the next compile goes on from there"
+                    f"a quarter of max_seconds={budget.max_seconds:g} was over before the first demo had been "
+                    "bootstrapped: raise it; with log_dir, the next compile goes on from there"
                 )
-            what = "its share of max_cost" if budget.refused == COST_LIMIT else "max_metric_calls"
-            logger.warning("bootstrapping ended with %s, after %d examples", what, len(attempts))
+            if budget.refused == TIME_LIMIT:
+                ledger.note({"out_of_time": end})
+            logger.warning(
+                "bootstrapping ended with %s, after %d examples", ENDS[budget.refused], len(attempts)
+            )
             break
         cell = ledger.cells[prompt, i]
         demos = {predictor: dspy.Example(**fields) for predictor, fields in (cell.value or {}).items()}

@@ -192,8 +192,8 @@ class PLFewShot(PLReorder):
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for _, predictor in named_predictors(program))):
             raise ValueError(
-                f"trainset must hold more examples with different inputs: a quarter of them becomes demos, and of "
-                f"these {len(trainset)} examples none; pass 100 or more, or demos of your own in candidates"
+                f"trainset must hold more examples with different inputs than its {len(trainset)}, a quarter of which "
+                "would become demos: pass 100 or more, or demos of your own in candidates"
             )
         asks_teacher = self.candidates == "bootstrapped" or (
             self.candidates == "both" and not labels_say_all(program, examples)
@@ -232,7 +232,7 @@ class PLFewShot(PLReorder):
             return job
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
-        budget.allow(BOOTSTRAP_SHARE, seconds=1.0)
+        budget.allow(BOOTSTRAP_SHARE)
         attempts = make_attempts(job, ledger, budget, bar.update, interrupted)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from contextvars import copy_context
+from traceback import walk_tb
 from typing import Any
 
 import dspy
@@ -243,7 +244,11 @@ class ProgramEvaluator:
                     message = self._first_line(wrong)
                     cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
                 except BaseException as error:  # of the user's program or metric: never a silent 0
-                    cell, failure = Cell(None, FAILED, type(error).__name__, self._first_line(error)), error
+                    scoring = any(
+                        frame.f_code.co_name == "_scored" for frame, _ in walk_tb(error.__traceback__)
+                    )
+                    message = f"{'in the metric: ' * scoring}{self._first_line(error)}"
+                    cell, failure = Cell(None, FAILED, type(error).__name__, message), error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
             tokens = token_counts(usage.get_total_tokens())
@@ -254,12 +259,12 @@ class ProgramEvaluator:
                 if failure is None:
                     self._ran.add(example)
                 else:
-                    self._note(failure, example)
+                    self._note(failure, example, f"{cell.error}: {cell.message}")
                 self._on_cell()
 
-    def _note(self, failure: BaseException, example: int) -> None:
+    def _note(self, failure: BaseException, example: int, what: str) -> None:
         """Log that a call failed, and end the run if there are too many such calls, or all others would fail."""
-        name, what = self._names[example], f"{type(failure).__name__}: {self._first_line(failure)}"
+        name = self._names[example]
         self._warn(
             what, f"the call on {name} failed: {what}", f"calls failed, the last of them on {name}: {what}"
         )

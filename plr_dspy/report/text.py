@@ -26,7 +26,7 @@ FEW_EXAMPLES = 30
 ENOUGH_ALONE = 8
 """Fewer examples of the final comparison say nothing by themselves."""
 
-BUDGET = "budget"
+BUDGET = "budget used up"
 """The reason for its end that a search gives when it used all of its calls."""
 
 EXPECTED = "expected on new examples"
@@ -193,7 +193,7 @@ def _claims(report: Report) -> list[str]:
 
 
 def _program(name: str, report: Report, *, returned: bool) -> str:
-    """Say what your program or the returned one scores, what it shows, and which replies failed."""
+    """Say what your program or the returned one scores, what it shows, and which calls failed."""
     c, state, parts = report.comparison, report.returned if returned else report.original, []
     if c is not None:
         (original, chosen), where = scores_of_both(report, c)
@@ -204,7 +204,7 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
     parts.append(f"{state.num_demos} demo{'' if state.num_demos == 1 else 's'}{tokens}")
     if state.num_calls:
         calibrated = returned and report.calibration is not None and report.calibration.applied
-        failed = f"{state.num_failed} of {state.num_calls} replies failed"
+        failed = f"{state.num_failed} of {state.num_calls} calls failed"
         parts.append(f"{failed} before calibration" if calibrated else failed)
     return f"{name}: {', '.join(parts)}"
 

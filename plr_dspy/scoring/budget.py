@@ -48,7 +48,7 @@ class Budget:
         self.max_calls, self.max_cost, self.max_seconds = max_calls, max_cost, max_seconds
         self.cost, self.refused = 0.0, ""
         self._ledger = ledger or Ledger()
-        self._money_share = self._time_share = 1.0
+        self._share = 1.0
         self._started = time.monotonic()
         self._price, self._expected = price, expected
         self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
@@ -69,20 +69,19 @@ class Budget:
         """Program calls that are never passed."""
         return sys.maxsize if self.max_calls is None else self.max_calls
 
-    def allow(self, share: float, *, seconds: float | None = None) -> None:
-        """Begin a phase, which may use money and time up to this share of all, or time up to another share."""
-        self._money_share, self._time_share, self.refused = share, share if seconds is None else seconds, ""
+    def allow(self, share: float) -> None:
+        """Begin a phase, which may use money and time up to this share of all."""
+        self._share, self.refused = share, ""
 
     def begin(self) -> bool:
         """Set a call, and its time and money, aside, or say that there is none; `end` ends the call."""
         with self._lock:
             if self.max_cost is not None and (
                 self._unpriced
-                or self.cost + (self._under_way + 1) * (self.dearest or 0.0)
-                > self._money_share * self.max_cost
+                or self.cost + (self._under_way + 1) * (self.dearest or 0.0) > self._share * self.max_cost
             ):
                 self.refused = COST_LIMIT
-            elif self.max_seconds is not None and self._elapsed >= self._time_share * self.max_seconds:
+            elif self.max_seconds is not None and self._elapsed >= self._share * self.max_seconds:
                 self.refused = TIME_LIMIT
             elif self.max_calls is not None and self._ledger.calls + self._under_way >= self.max_calls:
                 self.refused = CALL_LIMIT

@@ -1,5 +1,6 @@
 """The command `plr-dspy`, once on the real local model."""
 
+import csv
 import json
 import shlex
 import subprocess
@@ -61,6 +62,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "reviews_app.py").write_text(APP)
     rows = [dict(example) for example in brief_reviews("train", 24)]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
@@ -149,8 +154,9 @@ TO_C = ("--train", "train.jsonl", "--out", "c.json")
 EVALUATE = ("--metric", "reviews_app.py:accuracy", "--data", "train.jsonl")
 
 
-def test_calibrate_evaluate_and_predict(folder, capsys):
-    assert cli.main(common("calibrate", "--train", "train.jsonl", "--out", "calibrated.json")) == 0
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_calibrate_evaluate_and_predict(folder, capsys, kind):
+    assert cli.main(common("calibrate", "--train", f"train.{kind}", "--out", "calibrated.json")) == 0
     said = capsys.readouterr().out
     assert "as it is: 0." in said
     assert "always 'negative': 0." in said
@@ -159,7 +165,7 @@ def test_calibrate_evaluate_and_predict(folder, capsys):
     assert rows.keys() == {"reviews_app.py:program", "calibrated.json"}
     assert "over the first; recall negative" in rows["calibrated.json"]
     predicting = common(
-        "predict", "--data", "train.jsonl", "--out", "answers.jsonl", "--demos", "calibrated.json"
+        "predict", "--data", f"train.{kind}", "--out", "answers.jsonl", "--demos", "calibrated.json"
     )
     assert cli.main(predicting) == 0
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
@@ -189,6 +195,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--inputs", "question"), "line 1 of train.jsonl"),
         (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
         (compile_arguments("--train", "cut.jsonl"), "line 3 of cut.jsonl is no JSON"),
+        (compile_arguments("--train", "wide.csv"), "line 3 of wide.csv has more cells than the header"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
         (compile_arguments("--out", "program"), "--out: must end in .json or .pkl; got program"),
         (compile_arguments("--max-calls", "3"), "--max-calls must be at least 27 for a search"),
@@ -208,6 +215,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
 )  # fmt: skip
 def test_users_errors_are_told(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
+    (folder / "wide.csv").write_text("review,sentiment\nshort\nlong, too,negative\n")
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())
     try:
         code = cli.main(arguments)

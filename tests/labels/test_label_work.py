@@ -1,5 +1,7 @@
 """What a metric gives to each label, found without a call of a model; which log-probabilities are learned from."""
 
+from typing import Literal
+
 import dspy
 import label_world
 import numpy as np
@@ -13,7 +15,7 @@ from plr_dspy.labels import work as module
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.work import label_scores
 
-OUTPUT = LabelOutput("self", "label", {label: label for label in LABELS})
+OUTPUT = LabelOutput("self", "label", {label: label for label in LABELS}, Literal[LABELS])
 EXAMPLES = [example.copy(weights=[1]).with_inputs("text") for example in label_world.EXAMPLES[:4]]
 TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
 

@@ -60,7 +60,7 @@ CONFIDENT = {"positive": 0.9, "negative": 0.06, "Positive": 0.02, "the": 0.001}
 def reader_of(program, kind=KIND, requests=None, decision=None):
     """Of the adapter of the context."""
     (name, _), *_ = program.named_predictors()
-    output = LabelOutput(name, "label", labels_of(kind))
+    output = LabelOutput(name, "label", labels_of(kind), kind)
     return labels_read(program, output, requests or LogprobRequests(), decision=decision)
 
 

@@ -169,6 +169,19 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         assert all(demo[field] != "..." for demo in slot.demos)
 
 
+def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monkeypatch, caplog):
+    """A compile that goes on, whose time begins anew, has the same demos to choose from."""
+    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
+    optimizer = chooser(max_seconds=40, max_metric_calls=60, log_dir=tmp_path, num_threads=1)
+    for calls in (40, 60):
+        optimizer.compile(predict(), trainset=EXAMPLES)
+        assert optimizer.report.program_calls["bootstrap"] == 10
+        assert engine.num_calls == optimizer.report.program_calls["total"] <= calls
+        assert optimizer.report.slots[0].num_demos == 7
+    assert "bootstrapping ended with a quarter of max_seconds, after 10 examples" in caplog.messages
+    assert optimizer.report.comparison is not None
+
+
 @pytest.mark.parametrize("earlier", [{"candidates": "labeled"}, {"max_bootstrapped": 7}])
 def test_other_demos_reuse_what_is_paid(engine, tmp_path, earlier):
     chooser(log_dir=tmp_path, **earlier).compile(predict(), trainset=EXAMPLES)

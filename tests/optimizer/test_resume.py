@@ -296,6 +296,25 @@ class TestOtherArguments:
         whole = compiled(None, student(3), max_metric_calls=second, **options)
         assert report.slots[0].ordering == whole.slots[0].ordering
 
+    def test_what_a_mended_metric_failed_on_is_scored_by_it(self, tmp_path, engine):
+        def broken(example, prediction):
+            if example.question.endswith("1"):
+                raise KeyError("gold")
+            return exact_match(example, prediction)
+
+        (error,) = compiled(tmp_path, metric=broken, max_errors=1_000, max_metric_calls=150).errors
+        assert (error.type, error.outcome, error.message) == (
+            "KeyError",
+            "not scored",
+            "in the metric: 'gold'",
+        )
+        paid = engine.num_calls
+        for _ in range(2):
+            report = compiled(tmp_path, accept_changes=True, max_metric_calls=400)
+            assert not report.errors
+            assert engine.num_calls == report.program_calls["total"] > paid
+        assert max(engine.requests.values()) == 2
+
     def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
         """Orderings number the demos; there may be more of them now, or the same number of others."""
         compiled(tmp_path, student(5), EXAMPLES[10:])

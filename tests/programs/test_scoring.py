@@ -149,7 +149,7 @@ class TestErrors:
         cells = scorer(metric=metric, max_errors=2)
         assert cells.table([IDENTITY], range(6))[0] == [0, 1, 3, 4, 5]
         assert errors_of(cells)[0].type == error.__name__
-        with pytest.raises(RuntimeError, match=f"raised {error.__name__}: bye"):
+        with pytest.raises(RuntimeError, match=f"raised {error.__name__}: in the metric: bye"):
             scored(scorer(metric=metric, max_errors=1), [IDENTITY], range(6))
 
     def test_an_unparsable_answer_is_wrong_and_one_of_a_judge_a_failure(self):
@@ -180,7 +180,7 @@ class TestErrors:
         cells = scorer(metric=metric, ledger=Ledger(tmp_path / "cells.jsonl"))
         scored(cells, [IDENTITY], range(6))
         messages = {error.type: error.message for error in errors_of(cells)}
-        assert messages["ValueError"] == "unknown label \\ud83d"
+        assert messages["ValueError"] == "in the metric: unknown label \\ud83d"
         assert "cannot be read" in messages["Mute"]
         cells.ledger.close()
 
@@ -201,7 +201,7 @@ class TestErrors:
             scored(cells, [IDENTITY], [0])
         (error,) = errors_of(cells)
         assert error.message in caplog.text
-        assert error.message == "x" * 185 + "[hidden], [hidd"
+        assert error.message == "in the metric: " + "x" * 185 + "[hidden], [hidd"
 
 
 class TestMetric:

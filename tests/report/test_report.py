@@ -110,7 +110,7 @@ class TestData:
             assert 0 < state.num_failed < state.num_calls
         failed = sum(error.count for error in found.errors)
         assert f"program calls ({failed} failed)" in str(found)
-        told = f"{found.original.num_failed} of {found.original.num_calls} replies failed"
+        told = f"{found.original.num_failed} of {found.original.num_calls} calls failed"
         assert told in str(found).splitlines()[1]
 
     def test_saves_and_loads(self, report, chosen, tmp_path):
@@ -178,7 +178,7 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
         ],
         "program_calls": {"total": 100},
         "seconds": 1.0,
-        "stopped": "budget",
+        "stopped": "budget used up",
         "plr_dspy_version": "0",
         "dspy_version": "0",
         "settings": {"num_train": num_usable - 8, "num_selection": 8, "racing": True},
@@ -211,9 +211,9 @@ class TestText:
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, calibrated: " in text
-        assert text.count("replies failed before calibration") == 1
+        assert text.count("calls failed before calibration") == 1
         assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
-        unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the replies failed.
+        unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the calls failed.
         assert "assumed" not in str(unassumed)
         assert "always answering 'b' 0.60" in unassumed.details()
         assert "calibration alone" not in str(unassumed)
