@@ -20,10 +20,10 @@ GREY, GREEN, ORANGE, BLUE, RED, PURPLE = "#888888", "#2ca02c", "#ff7f0e", "#1f77
 STYLES = {
     "`LabeledFewShot`": ("random demos", GREY, "o"),
     "`LabeledFewShot`, then `BatchCalibration`": ("the same, calibrated", GREEN, "s"),
-    "random search": ("DSPy's random search over demos", ORANGE, "^"),
+    "random search": ("DSPy's random search", ORANGE, "^"),
     "`PLFewShot` with 300 calls": ("PLFewShot", BLUE, "D"),
     "`PLFewShot`": (None, BLUE, "D"),
-    "`PLFewShot(calibrate=True)`": ("PLFewShot(calibrate=True)", RED, "P"),
+    "`PLFewShot(calibrate=True)`": ("PLFewShot, calibrated", RED, "P"),
 }
 """Rows of the table of docs/fewshot.md: label, colour and marker."""
 
@@ -35,7 +35,7 @@ PLACES = {0: 0, 64: 1, 300: 2, 1_067: 3}
 INK = "#808080"
 TEXT = dict.fromkeys(
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-) | {"axes.facecolor": "none", "legend.framealpha": 0.0, "legend.fontsize": 8, "lines.markersize": 7}
+) | {"axes.facecolor": "none", "legend.framealpha": 0.0, "font.size": 11, "lines.markersize": 7}
 
 
 def draw_task(axis: Any, task: str, rows: Any, nearest: Any) -> None:
@@ -48,7 +48,7 @@ def draw_task(axis: Any, task: str, rows: Any, nearest: Any) -> None:
     of_fewshot = ["`PLFewShot` with 300 calls", "`PLFewShot`"]
     axis.plot([places[name] for name in of_fewshot], accuracies[of_fewshot], color=BLUE)
     if task in nearest:
-        label = "8 nearest demos, another draw"
+        label = "8 nearest (other draws)"
         axis.plot(0, float(nearest[task]), "D", color=PURPLE, fillstyle="none", label=label)
     axis.set_xticks(list(PLACES.values()), [f"{calls:,}" for calls in PLACES])
     lowest = accuracies[list(STYLES)].min()
@@ -76,9 +76,9 @@ def draw_reliability(axis: Any) -> None:
         means, _, bins = binned_statistic(sure, [sure, hits], bins=10, range=(0.0, 1.0))
         enough = np.bincount(bins, minlength=11)[1:11] >= 100
         axis.plot(*means[:, enough], "o-", color=colour, markersize=5, label=name)
-    axis.set(title="is a sure answer right?", xlim=(0.2, 1), ylim=(0.2, 1))
+    axis.set(title="are sure answers right?", xlim=(0.2, 1), ylim=(0.2, 1))
     axis.set(xlabel="probability of the answer", ylabel="share of right answers")
-    axis.legend(loc="upper left")
+    axis.legend(loc="lower right", fontsize=9)
 
 
 def main() -> None:
@@ -86,15 +86,16 @@ def main() -> None:
     rows = read_table((DOCS / "fewshot.md").read_text("utf-8"), "| MR | SST-5")
     nearest = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News").loc[NEAREST]
     with matplotlib.rc_context(TEXT):
-        figure = Figure(figsize=(12.5, 3.6), layout="constrained")
-        *axes, last = figure.subplots(1, len(TASKS) + 1, width_ratios=[1] * len(TASKS) + [1.15])
+        figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # still to be read on a phone
+        *axes, last, legend = figure.subplots(2, 3).flat
         for axis, task in zip(axes, TASKS, strict=True):
             draw_task(axis, task, rows, nearest)
-        axes[0].set_ylabel("accuracy on held-out examples")
+        for axis in (axes[0], axes[3]):
+            axis.set_ylabel("held-out accuracy")
         draw_reliability(last)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=6)
-        figure.savefig(args.out, dpi=110, transparent=True)
+        legend.axis("off")
+        legend.legend(*axes[0].get_legend_handles_labels(), loc="center", title="accuracies")
+        figure.savefig(args.out, dpi=130, transparent=True)
 
 
 if __name__ == "__main__":
