@@ -9,13 +9,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import dspy
 import orjson
+from dspy.adapters.utils import parse_value
 
 from plr_dspy.evaluation import evaluate_programs, program_answers
 from plr_dspy.labels.batch_calibration import BatchCalibration
@@ -28,6 +29,7 @@ from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.programs.copies import named_predictors
 from plr_dspy.runtime.files import write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
@@ -38,8 +40,8 @@ LINES = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 def _compile(args: argparse.Namespace) -> None:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
     metric, program = _named_metric(args.metric), _named_program(args.program, args.demos)
-    trainset = _read_examples(args.train, args.inputs)
-    valset = None if args.val is None else _read_examples(args.val, args.inputs)
+    trainset = _read_examples(args.train, args.inputs, program)
+    valset = None if args.val is None else _read_examples(args.val, args.inputs, program)
     program = program.program if isinstance(program, CalibratedProgram) else program
     if args.out is not None and args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
@@ -65,28 +67,31 @@ def _calibrate(args: argparse.Namespace) -> None:
     """Calibrate a program, save it, and print what was compared."""
     metric = None if args.metric is None else _named_metric(args.metric)
     optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
+    program = _named_program(args.program, args.demos)
+    trainset = _read_examples(args.train, args.inputs, program)
     with _language_model(args):
-        program = optimizer.compile(
-            _named_program(args.program, args.demos), trainset=_read_examples(args.train, args.inputs)
-        )
-    program.save(args.out)
+        calibrated = optimizer.compile(program, trainset=trainset)
+    calibrated.save(args.out)
     for name, accuracy in optimizer.accuracies.items():
         print(f"{name}: {accuracy:.3f}")
-    print("answers stay as they are" if program.calibration is None else f"calibrated: {program.calibration}")
+    found = calibrated.calibration
+    print("answers stay as they are" if found is None else f"calibrated: {found}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
     """Print what a program scores, and saved ones beside it."""
-    programs = {args.program: _named_program(args.program, args.demos)}
+    program = _named_program(args.program, args.demos)
+    programs = {args.program: program}
     programs |= {str(path): _named_program(args.program, path) for path in args.programs}
     with _language_model(args):
-        metric, devset = _named_metric(args.metric), _read_examples(args.data, args.inputs)
+        metric, devset = _named_metric(args.metric), _read_examples(args.data, args.inputs, program)
         print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
 
 
 def _predict(args: argparse.Namespace) -> None:
     """Write the rows of a file with their predictions, null for a reply that cannot be read."""
-    program, rows = _named_program(args.program, args.demos), _read_examples(args.data, args.inputs)
+    program = _named_program(args.program, args.demos)
+    rows = _read_examples(args.data, args.inputs, program)
     with _language_model(args):
         answers = program_answers(program, rows, num_threads=args.threads)
     told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
@@ -156,10 +161,11 @@ def _named_program(reference: str, saved: Path | None) -> dspy.Module:
     return program if saved is None else load_program(program, saved)
 
 
-def _read_examples(path: Path, inputs: Sequence[str]) -> list[dspy.Example]:
-    """The examples of a file of JSON lines, or of CSV with a header."""
-    examples = []
-    for number, row in (_csv_rows if path.suffix.lower() == ".csv" else _json_lines)(path):
+def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:
+    """The examples of a file of JSON lines, or of CSV with a header, for a program."""
+    signatures, examples = [each.signature for _, each in named_predictors(program)], []
+    kinds = {name: field.annotation for each in signatures for name, field in each.fields.items()}
+    for number, row in _csv_rows(path, kinds) if path.suffix.lower() == ".csv" else _json_lines(path):
         missing = [name for name in inputs if not isinstance(row, dict) or name not in row]
         if missing:
             raise ValueError(
@@ -183,15 +189,26 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             ) from error
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each row by the number of its last line, without the cells that it lacks."""
+def _csv_rows(path: Path, kinds: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
+    """Each row by the number of its last line, with cells as the types of the program's fields have them."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        for row in (rows := csv.DictReader(file)):
-            if None in row:
-                raise ValueError(
-                    f"line {rows.line_num} of {path} has more cells than the header: quote those that have commas"
-                )
-            yield rows.line_num, {name: cell for name, cell in row.items() if cell is not None}
+        lines = csv.reader(file, strict=True)
+        try:
+            header = next(lines, [])
+            if len(set(header)) < len(header):
+                raise ValueError(f"two columns have the same name, in {header}")
+            for cells in filter(None, lines):
+                if len(cells) > len(header):
+                    raise ValueError("it has more cells than the header: quote those that have commas")
+                row: dict[str, Any] = dict(zip(header, cells, strict=False))
+                for name in row.keys() & kinds.keys():
+                    with contextlib.suppress(ValueError):  # Such a text is told as in any other file.
+                        row[name] = parse_value(row[name], kinds[name])
+                yield lines.line_num, row
+        except (ValueError, csv.Error) as error:
+            raise ValueError(
+                f"line {lines.line_num} of {path} cannot be read as CSV in UTF-8: {error}"
+            ) from error
 
 
 COMMANDS = {"compile": _compile, "calibrate": _calibrate, "evaluate": _evaluate, "predict": _predict}

@@ -40,7 +40,7 @@ class LabelOutput:
     """An output that has few possible values: its predictor, its field, its labels by what demos call them.
 
     Attributes:
-        annotation: Of the field in the signatures of calls.
+        annotation: Of the field in the signatures of calls, without None.
         decision: Its type where replies state its probabilities; None where log-probabilities tell them.
         weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
             `Noul` is the weights 1 - t of True and t of False.
@@ -120,7 +120,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
         if (labels := labels_of(annotation)) is None:
             continue
         if decisions is None or kind is None:
-            found.append(LabelOutput(predictor_name, name, labels, field.annotation))
+            found.append(LabelOutput(predictor_name, name, labels, annotation))
             continue
         settings = decisions.state.fields[name]
         if issubclass(kind, Noul):

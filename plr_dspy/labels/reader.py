@@ -20,7 +20,7 @@ from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.engines import Hopeless
-from plr_dspy.lm.finite_outputs import label_text
+from plr_dspy.lm.finite_outputs import label_text, without_none
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.statistics.calibration import Array
 
@@ -230,7 +230,7 @@ class LabelReader:
         if ours.name not in outputs or "logprobs" in outputs:
             return False
         is_read = self._is_read((dspy.settings.caller_modules or [None])[-1])
-        return is_read and bool(outputs[ours.name].annotation == ours.annotation)
+        return is_read and bool(without_none(outputs[ours.name].annotation) == ours.annotation)
 
     def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], *rest: Any) -> Any:
         """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""

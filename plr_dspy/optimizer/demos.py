@@ -41,7 +41,6 @@ ENDS = {
     TIME_LIMIT: "a quarter of max_seconds",
     COST_LIMIT: "a quarter of max_cost",
     CALL_LIMIT: "max_metric_calls",
-    "": "the time of an earlier part",
 }
 """What ended the making of demos, by the limit that was met."""
 
@@ -197,11 +196,11 @@ def _one_of(demos: Sequence[dspy.Example]) -> dspy.Example:
 
 def make_attempts(
     job: Job, ledger: Ledger, budget: Budget, on_call: Callable[[], object], interrupted: threading.Event
-) -> list[Attempt]:
+) -> tuple[list[Attempt], Any]:
     """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
-    When calls, or the share of money or time, are up, the attempts made are all there will be. Where right answers are
-    all there is to choose from, and time ended before the first, that is a RuntimeError.
+    When calls, or the share of money or time, are up, the attempts made are all there will be. Where it was the time,
+    what the ledger is to note of it is returned, too.
     """
     optimizer: Any = job.optimizer
     work = TeacherWork(job)
@@ -226,29 +225,20 @@ def make_attempts(
             "more failures"
         ),
     )
-    attempts: list[Attempt] = []
+    attempts, stopped, out_of_time = list[Attempt](), False, None
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
-        if (num_right := sum(bool(each.demos) for each in attempts)) >= optimizer.max_bootstrapped:
+        if sum(bool(each.demos) for each in attempts) >= optimizer.max_bootstrapped:
             break
-        end = [
-            prompt,
-            budget.max_seconds,
-            i,
-        ]  # What a resumed compile must find again, whose time begins anew.
-        if (prompt, i) not in ledger.cells and ledger.out_of_time != end:
+        end = [prompt, optimizer.candidates, budget.max_seconds, i]
+        stopped = stopped or end in ledger.out_of_time  # A part that goes on has the demos that it had.
+        if (prompt, i) not in ledger.cells and not stopped:
             evaluator.pay({(prompt, i): None})
         if (prompt, i) not in ledger.cells:
-            if budget.refused == TIME_LIMIT and not num_right and optimizer.candidates == "bootstrapped":
-                raise RuntimeError(
-                    f"a quarter of max_seconds={budget.max_seconds:g} was over before the first demo had been "
-                    "bootstrapped: raise it; with log_dir, the next compile goes on from there"
-                )
-            if budget.refused == TIME_LIMIT:
-                ledger.note({"out_of_time": end})
-            logger.warning(
-                "bootstrapping ended with %s, after %d examples", ENDS[budget.refused], len(attempts)
-            )
-            break
+            if budget.refused and not stopped:
+                logger.warning("bootstrapping ended with %s, after %d examples", ENDS[budget.refused], i)
+                out_of_time = end if budget.refused == TIME_LIMIT else None
+            stopped = True
+            continue
         cell = ledger.cells[prompt, i]
         demos = {predictor: dspy.Example(**fields) for predictor, fields in (cell.value or {}).items()}
         attempts.append(Attempt(number, (prompt, contents[i]), demos, cell.error, cell.message))
@@ -266,7 +256,7 @@ def make_attempts(
             len(attempts),
             ", ".join(reasons),
         )
-    return attempts
+    return attempts, out_of_time
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:

@@ -206,6 +206,18 @@ class PLFewShot(PLReorder):
             # In the same order whatever the trainset's, so that prompts and what was paid for them stay the same.
             findable = dict(sorted(enumerate(trainset), key=lambda pair: value_key(dict(pair[1].items()))))
         slots = self._slots(program, examples, findable, attempts)
+        if not (slots.slots or attempts):
+            if self.max_metric_calls == 0:
+                raise ValueError(
+                    "max_metric_calls=0 finds demos among the examples as they are, and these lack fields that the "
+                    "predictors read or answer, so that no prompt would show them. Pass calls, such as "
+                    "max_metric_calls=100: then right answers of the program make demos"
+                )
+            raise ValueError(
+                "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
+                "Pass more examples in trainset (a quarter of it becomes demos), or candidates with the fields of the "
+                "signature"
+            )
         others = {
             slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
         }
@@ -233,10 +245,18 @@ class PLFewShot(PLReorder):
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
         budget.allow(BOOTSTRAP_SHARE)
-        attempts = make_attempts(job, ledger, budget, bar.update, interrupted)
+        attempts, out_of_time = make_attempts(job, ledger, budget, bar.update, interrupted)
+        budget.allow(1.0)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
+        if out_of_time and slots.space.num_distinct < 2:
+            raise RuntimeError(
+                f"a quarter of max_seconds={self.max_seconds:g} was over before bootstrapped demos gave anything to "
+                "choose from: raise it; with log_dir, the next compile goes on from there"
+            )
+        if out_of_time:
+            ledger.note({"out_of_time": out_of_time})
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=self.plan(**job.sizes))
@@ -255,7 +275,7 @@ class PLFewShot(PLReorder):
     ) -> PoolSlots:
         """Return what can be chosen after these attempts; the examples as they are only where they are labelled.
 
-        A ValueError says where there is no demo that keeps to limits.
+        A ValueError says where no demo keeps to limits.
         """
         every = pools_of(  # Of both kinds at once: each demo is rendered, and its tokens are counted.
             program,
@@ -269,18 +289,6 @@ class PLFewShot(PLReorder):
             name: [each for each in demos if each.origin in fixed or each.origin not in places]
             for name, demos in every.items()
         }
-        if not any(pools.values()) and not attempts:
-            if self.max_metric_calls == 0:
-                raise ValueError(
-                    "max_metric_calls=0 finds demos among the examples as they are, and these lack fields that the "
-                    "predictors read or answer, so that no prompt would show them. Pass calls, such as "
-                    "max_metric_calls=100: then right answers of the program make demos"
-                )
-            raise ValueError(
-                "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
-                "Pass more examples in trainset (a quarter of it becomes demos), or candidates with the fields of the "
-                "signature"
-            )
         limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
         if self.demos == "fixed":
             return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
@@ -295,7 +303,7 @@ class PLFewShot(PLReorder):
             tokens = self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
             for name, demos in retrieved.items():
                 retrieved[name] = [each for each in demos if each.tokens <= tokens]
-        if self.demos == "retrieved" and not any(retrieved.values()) and not attempts:
+        if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
             raise ValueError(
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
                 "own: no prompt shows the candidates, or they have more than max_demo_tokens; pass demos='fixed'"

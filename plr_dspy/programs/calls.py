@@ -244,9 +244,8 @@ class ProgramEvaluator:
                     message = self._first_line(wrong)
                     cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
                 except BaseException as error:  # of the user's program or metric: never a silent 0
-                    scoring = any(
-                        frame.f_code.co_name == "_scored" for frame, _ in walk_tb(error.__traceback__)
-                    )
+                    scores = MetricWork._scored.__code__
+                    scoring = any(frame.f_code is scores for frame, _ in walk_tb(error.__traceback__))
                     message = f"{'in the metric: ' * scoring}{self._first_line(error)}"
                     cell, failure = Cell(None, FAILED, type(error).__name__, message), error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():

@@ -68,7 +68,7 @@ class Ledger:
         earlier: What has been paid before examples had numbers, by prompt and content of the example.
         identity: What decides scores, as the file has it; None where it is new.
         unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
-        out_of_time: Where time ended the making of demos: the teacher, `max_seconds`, and the number of calls.
+        out_of_time: Where time ended the making of demos: as what was noted of it, each time.
         course: Of the last compile that the file tells of.
         calls: Program calls paid for; a failed call that was made again counts twice.
         tokens: By model and kind.
@@ -136,10 +136,6 @@ class Ledger:
     def retry(self) -> None:
         """Say that the cells that failed since the last `settle` are to be tried again by a new ledger."""
         self.note({"retry": len(self.cells)})
-
-    def forget_failures(self) -> None:
-        """Forget the calls that failed, as what failed has changed; they count as paid."""
-        self.earlier = {key: cell for key, cell in self.earlier.items() if cell.outcome != FAILED}
 
     def stop(self) -> None:
         """Take no more cells."""
@@ -215,6 +211,8 @@ class Ledger:
                 self.resumed_tokens.append(tokens)
                 if cell.outcome == FAILED:
                     unsettled.append(key)
+                elif key in unsettled:
+                    unsettled.remove(key)
                 return
             case {"lost": int(count)}:
                 self.calls += count
@@ -225,11 +223,9 @@ class Ledger:
             case {"schema_version": version} if version != SCHEMA_VERSION:
                 raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
             case {"identity": identity, "unstable": unstable}:
-                if self.identity not in (None, identity):
-                    self.forget_failures()
                 self.identity, self.unstable = dict(identity), list(map(str, unstable))
-            case {"out_of_time": [*stopped]}:
-                self.out_of_time = stopped
+            case {"out_of_time": stopped}:
+                self.out_of_time.append(stopped)
             case {"arguments": arguments}:
                 self.course = Course(dict(arguments))
             case {"round": scored}:
@@ -303,7 +299,6 @@ def open_ledger(
                 )
             else:
                 logger.warning("%s: goes on with what was paid for there, although %s", folder, said)
-                ledger.forget_failures()
         record = {"schema_version": SCHEMA_VERSION, "identity": identity, "unstable": ledger.unstable}
         if ledger.identity != identity:
             ledger.note(record, must=True)

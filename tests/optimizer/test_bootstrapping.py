@@ -3,6 +3,7 @@
 import contextlib
 import random
 import sys
+from typing import Literal
 
 import dspy
 import fakes
@@ -11,6 +12,7 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
 from fakes import engine_for, exact_match, questions, using
 
+from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.optimizer.fewshot import PLFewShot
 
 EXAMPLES = questions(60)
@@ -180,6 +182,33 @@ def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monk
         assert optimizer.report.slots[0].num_demos == 7
     assert "bootstrapping ended with a quarter of max_seconds, after 10 examples" in caplog.messages
     assert optimizer.report.comparison is not None
+
+
+def test_time_that_left_nothing_to_choose_from_is_an_error_and_the_next_part_goes_on(
+    engine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
+    engine.mumbles = lambda texts: engine.num_calls <= 11
+    gold = {example.question: example.answer for example in EXAMPLES}
+    optimizer = chooser(
+        lambda e, p: gold[e.question] == p.answer, candidates="both", max_seconds=40, log_dir=tmp_path
+    )
+    with pytest.raises(RuntimeError, match="a quarter of max_seconds=40 was over before"):
+        optimizer.compile(predict(), trainset=UNLABELLED)
+    assert engine.num_calls == 10
+    optimizer.compile(predict(), trainset=UNLABELLED)
+    assert optimizer.report.program_calls["bootstrap"] == 15
+
+
+def test_what_a_call_tells_is_asked_after_a_slow_teacher_too(engine, monkeypatch):
+    """That has a call of its own."""
+    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(min(10, engine.num_calls)))
+    labels = Literal[tuple(example.answer for example in EXAMPLES)]
+    program = predict()
+    program.signature = program.signature.with_updated_fields("answer", type_=labels)
+    with pytest.raises(NoProbabilities, match="signal='logprobs' needs"):
+        chooser(signal="logprobs", max_seconds=40).compile(program, trainset=EXAMPLES)
+    assert engine.num_calls == 11
 
 
 @pytest.mark.parametrize("earlier", [{"candidates": "labeled"}, {"max_bootstrapped": 7}])

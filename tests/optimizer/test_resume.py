@@ -13,7 +13,18 @@ from pathlib import Path
 import dspy
 import orjson
 import pytest
-from fakes import CHILDREN, OrderSensitiveEngine, Wrapped, engine_for, exact_match, failure, lm_of, questions
+from dspy import lm15
+from fakes import (
+    CHILDREN,
+    OrderSensitiveEngine,
+    Wrapped,
+    engine_for,
+    exact_match,
+    failure,
+    interrupt,
+    lm_of,
+    questions,
+)
 from fakes import student as showing
 
 from plr_dspy import PLFewShot, PLReorder
@@ -296,25 +307,6 @@ class TestOtherArguments:
         whole = compiled(None, student(3), max_metric_calls=second, **options)
         assert report.slots[0].ordering == whole.slots[0].ordering
 
-    def test_what_a_mended_metric_failed_on_is_scored_by_it(self, tmp_path, engine):
-        def broken(example, prediction):
-            if example.question.endswith("1"):
-                raise KeyError("gold")
-            return exact_match(example, prediction)
-
-        (error,) = compiled(tmp_path, metric=broken, max_errors=1_000, max_metric_calls=150).errors
-        assert (error.type, error.outcome, error.message) == (
-            "KeyError",
-            "not scored",
-            "in the metric: 'gold'",
-        )
-        paid = engine.num_calls
-        for _ in range(2):
-            report = compiled(tmp_path, accept_changes=True, max_metric_calls=400)
-            assert not report.errors
-            assert engine.num_calls == report.program_calls["total"] > paid
-        assert max(engine.requests.values()) == 2
-
     def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
         """Orderings number the demos; there may be more of them now, or the same number of others."""
         compiled(tmp_path, student(5), EXAMPLES[10:])
@@ -447,6 +439,20 @@ class TestFailed:
         assert reorder.report.comparison is not None
         left = sum(error.count for error in reorder.report.errors)
         assert left <= NUM_THREADS  # the first ones may have been of a round that was whole
+
+    def test_a_call_that_went_well_the_second_time_is_not_made_a_third_time(self, tmp_path, engine):
+        def limited():
+            raise lm15.RateLimitError("slow down")
+
+        with dspy.context(lm=lm_of(engine, num_retries=0)):
+            engine.at = {10: limited, 20: interrupt}
+            with pytest.raises(KeyboardInterrupt):
+                compiled(tmp_path, num_threads=1)
+            engine.at = dict.fromkeys(range(engine.num_calls + 20, engine.num_calls + 23), failure)
+            with pytest.raises(Exception, match="down"):
+                compiled(tmp_path, num_threads=1, max_errors=3)
+            compiled(tmp_path, num_threads=1)
+        assert Counter(engine.requests.values()).keys() == {1, 2}
 
     def test_failures_that_were_decided_on_stay(self, tmp_path, engine):
         def metric(example, prediction):
