@@ -178,11 +178,15 @@ class _Answers(MetricWork):
     def score(self, first: _Answers | None) -> ProgramScore:
         """What they come to, beside those of the first program."""
         (scores,), value = self.rows(), self.value()
-        low, high = (
-            (min(0.0, *scores), max(1.0, *scores)) if self.influence is None else self.influence.bounds
-        )
-        # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
-        least, most = mean_interval([*scores, low, low, high, high])
+        if self.influence is None:
+            low, high = min(0.0, *scores), max(1.0, *scores)
+            # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
+            least, most = mean_interval([*scores, low, low, high, high])
+        else:
+            (low, high), largest = self.influence.bounds, self.influence.largest()
+            least, most = (
+                value + end for end in paired_interval([each - value for each in scores], largest=largest)
+            )
         difference, interval = None, None
         if first is not None:
             pairs = zip(*first.rows(self), strict=True)

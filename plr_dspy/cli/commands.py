@@ -130,6 +130,8 @@ def _check_together(args: argparse.Namespace) -> None:
         raise ValueError("--max-demos and --max-demo-tokens need --select")
     if args.command == "compile" and args.out is None and not args.estimate:
         raise ValueError("--out: name the file for the program, or pass --estimate")
+    if args.command == "predict" and args.out.suffix.lower() == ".csv":
+        raise ValueError("--out: predictions are written as JSON lines; name a file that ends in .jsonl")
     if args.lm == "local":
         return
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):

@@ -166,11 +166,16 @@ def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> l
     signatures, examples = [each.signature for _, each in named_predictors(program)], []
     kinds = {name: field.annotation for each in signatures for name, field in each.fields.items()}
     for number, row in _csv_rows(path, kinds) if path.suffix.lower() == ".csv" else _json_lines(path):
-        missing = [name for name in inputs if not isinstance(row, dict) or name not in row]
-        if missing:
+        if missing := [name for name in inputs if not isinstance(row, dict) or name not in row]:
+            found = list(row) if isinstance(row, dict) else row
             raise ValueError(
-                f"line {number} of {path} must be an object with the inputs {list(inputs)}; it has no {missing}"
+                f"line {number} of {path} must have the inputs {list(inputs)}; it has no {missing}: {found}"
             )
+        for name in kinds.keys() - row.keys():
+            if alike := [each for each in row if each.casefold() == name.casefold()]:
+                raise ValueError(
+                    f"line {number} of {path} has {alike[0]!r}, and the program {name!r}: give both one name"
+                )
         examples.append(dspy.Example(row).with_inputs(*inputs))
     return examples
 
@@ -198,9 +203,11 @@ def _csv_rows(path: Path, kinds: Mapping[str, Any]) -> Iterator[tuple[int, Any]]
             if len(set(header)) < len(header):
                 raise ValueError(f"two columns have the same name, in {header}")
             for cells in filter(None, lines):
-                if len(cells) > len(header):
-                    raise ValueError("it has more cells than the header: quote those that have commas")
-                row: dict[str, Any] = dict(zip(header, cells, strict=False))
+                if len(cells) != len(header):
+                    raise ValueError(
+                        f"{len(cells)} cells, and {len(header)} in the header: quote those with commas"
+                    )
+                row: dict[str, Any] = dict(zip(header, cells, strict=True))
                 for name in row.keys() & kinds.keys():
                     with contextlib.suppress(ValueError):  # Such a text is told as in any other file.
                         row[name] = parse_value(row[name], kinds[name])

@@ -43,6 +43,16 @@ class Result:
     estimate: float = 0.0
     offsets: tuple[float, ...] = ()
 
+    def no_surer_than(self, most: Gain) -> Result:
+        """The result where no more than this is gained, and nothing is surer."""
+        expected = min(self.gain.expected, most.expected)
+        return replace(
+            self,
+            gain=replace(
+                self.gain, expected=expected, probability=min(self.gain.probability, most.probability)
+            ),
+        )
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -256,12 +266,16 @@ def measure(
                 answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))
                 told[name + suffix] = round(influence.value(answered.items()), 6)
         told["chosen_calibrated" if effect.applied else "chosen"] = round(as_it_is + gain.expected, 6)
+        for each in outcome.candidates:
+            if each.origin == "calibrated":  # Both are as shrunk then, and can be compared.
+                shrunk = min(1.0, max(0.0, kept)) * each.gain.expected
+                told["original_calibrated"] = round(influence.limited(as_it_is + shrunk), 6)
         if effect.applied and outcome.ordering == original:
             told["original_calibrated"] = told["chosen_calibrated"]
         effect = effect.model_copy(update=told)
     finalists = [replace(each, score=influence.limited(each.score)) for each in outcome.candidates]
-    for number, value in ((0, values[0]), (outcome.chosen, values[1])):
-        finalists[number] = replace(finalists[number], score=value)
+    finalists[0] = replace(finalists[0], score=values[0])
+    finalists[outcome.chosen] = replace(finalists[outcome.chosen], score=values[1], gain=gain)
     return replace(
         outcome,
         comparison=compared.model_copy(update=changed),

@@ -315,14 +315,16 @@ class Compilation:
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
         compared_on = None if self.plan.racing else examples  # other plans go by the selection split alone
-        for least in (self._min_probability, math.inf):
-            outcome = self._judge(entries, rows, examples, min_probability=least)
-            outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
-            # By the metric itself the chosen one may be less sure than by its influence: then the original stays.
-            found = outcome.comparison
-            if not outcome.chosen or found is None or found.probability >= self._min_probability:
-                break
-        return outcome
+        outcome = self._judge(entries, rows, examples, min_probability=self._min_probability)
+        outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
+        if not outcome.chosen or outcome.candidates[outcome.chosen].gain.probability >= self._min_probability:
+            return outcome
+        # By the metric itself the chosen one is less sure than by its influence: the original stays.
+        most = outcome.candidates[outcome.chosen].gain
+        outcome = self._judge(entries, rows, examples, min_probability=math.inf)
+        outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
+        candidates = [each.no_surer_than(most) for each in outcome.candidates]
+        return replace(outcome, candidates=candidates)
 
     def _judge(
         self,

@@ -81,22 +81,18 @@ class SetMetric(ABC):
         facts = sum(counts, Counter[Any]())
         watched = list(facts) if self.label is None else [self.label]
         if missing := [fact for fact in watched if not facts[fact]]:
-            others = ", ".join(repr(fact) for fact, _ in facts.most_common(5)) + " and others" * (
-                len(facts) > 5
-            )
+            others = ", ".join(repr(fact) for fact, _ in facts.most_common(5)) + ", ..." * (len(facts) > 5)
             raise ValueError(
                 f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {others}"
             )
-        if len(parts) < 2:
-            return
         few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
         if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
-            numbers = " and ".join(str(count[few]) for count in counts)
+            numbers = " and ".join(f"{count[few]} of {count.total()}" for count in counts)
+            parts_named = ", of those to search and those to compare by" * (len(parts) > 1)
             needed = math.ceil(facts.total() * MIN_OF_EACH / max(least, facts[few] * MIN_SHARE))
             logger.warning(
-                f"only {numbers} examples have {few!r}: the first of those that the search uses, the second of those "
-                f"that are compared at the end. {self!r} is then known to within large errors only. In {needed} "
-                f"examples with the same share there would be {MIN_OF_EACH} or more in either part"
+                f"only {numbers} examples have {few!r}{parts_named}, so that {self!r} is known to within large errors "
+                f"only: {needed} examples with the same share would have {MIN_OF_EACH}{' in each' * bool(parts_named)}"
             )
 
     def evaluate(self, program: dspy.Module, devset: Sequence[dspy.Example], **options: Any) -> float:

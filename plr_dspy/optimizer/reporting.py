@@ -81,7 +81,7 @@ def build_report(
                 ordering=job.slots.permutations(result.ordering),
                 score=result.score,
                 expected_gain=result.gain.expected,
-                probability=result.gain.probability,
+                probability=min(result.gain.probability, result.gain.probability_calibrated),
             )
             for result in outcome.candidates
         ],
@@ -187,11 +187,20 @@ def expected_scores(compilation: Compilation, outcome: Outcome) -> list[Expected
     orderings = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else orderings[0]
     before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
+    influence, comparison, kept = compilation.scorer.influence, outcome.comparison, 1.0
+    if influence is not None and comparison is not None and comparison.expected_original is not None:
+        # Near both programs, as the comparison has them.
+        start = comparison.expected_original[0]
+        if (linear := expected[outcome.ordering] - before) > 0 and outcome.chosen:
+            kept = comparison.expected_gain / linear
+        expected = {ordering: start + kept * (value - before) for ordering, value in expected.items()}
+        before = start
     for ordering in orderings:
-        stays = ordering == reference and before >= expected[ordering]  # and is not calibrated
+        # The original is not calibrated where that is not better, or it was returned as it was.
+        stays = ordering == reference and (before >= expected[ordering] or outcome.chosen == 0)
         score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
         ends = fitted.interval(ordering, score, reference=reference)
-        if (influence := compilation.scorer.influence) is not None:
+        if influence is not None:
             score, ends = influence.limited(score), (influence.limited(ends[0]), influence.limited(ends[1]))
         offsets = calibration.offsets if calibration and fitted.calibrating and not stays else ()
         found.append(ExpectedScore(ordering, offsets, round(score, 6), counts[ordering], ends))
@@ -241,7 +250,7 @@ def _retrieval(
         if rule is not None:
             kind = ("the best rule for each input", "both together")[shown]
         if each.ordering == job.original:
-            kind = "your program"
+            kind = "your program, calibrated" if each.offsets else "your program"
         kinds.setdefault(kind, each)
         if each.ordering in slots.space.beside[:1]:
             kinds["the nearest demos, nearest last"] = each

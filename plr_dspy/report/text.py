@@ -70,7 +70,7 @@ def details(report: Report) -> str:
             f"gain {gain} [{low}, {high}] for the best of {c.num_candidates} {noun(report)}s"
         )
     lines += [*_learnt(report), *_calibration(report), *_confusion(report)]
-    for slot in report.slots:
+    for slot in report.slots if not report.retrieves or any(slot.ordering for slot in report.slots) else ():
         some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
         order = f"{some}demos in the order {slot.ordering}, the last next to the question"
         lines.append(f"{slot.predictor}: {order}")
@@ -172,7 +172,9 @@ def _claims(report: Report) -> list[str]:
         *_verdict(report),
     ]
     if effect is not None and calibrated:
-        assumed = f"labels are as frequent as {_shares(report)}" if effect.shares else "no shares of labels"
+        assumed = f"labels are as frequent as {_shares(report)}"
+        if not effect.shares:
+            assumed = "nothing of how frequent labels are; the likeliest one is the answer"
         lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
     elif effect is not None and not report.settings.get("calibrate"):
         unread = report.original.num_failed / max(1, report.original.num_calls)
@@ -184,6 +186,10 @@ def _claims(report: Report) -> list[str]:
                 f"calibration alone, which needs no search, is expected to give as much: use BatchCalibration{by}, or "
                 f"calibrate=True for an {noun(report)} that is chosen under it"
             )
+    if stays and report.original.num_failed > report.original.num_calls / 2:
+        lines.append(
+            "most of its calls failed (see the details): give it demos, or use another adapter or model"
+        )
     lines += [*_numbers_of_demos(report), *_retrieval(report)]
     if not stays and (report.comparison is not None or report.retrieves):
         lines.append(
@@ -304,8 +310,11 @@ def _calibration(report: Report) -> list[str]:
         best, label = max(zip(effect.always, report.signal.labels, strict=False), key=lambda each: each[0])
         said += f"; always answering {label!r} {best:.2f}"
     if effect.shares:
-        return [said, f"calibrated to these shares of labels: {_shares(report)}"]
-    return [said, "answers are not calibrated: the likeliest label as it is scores better"]
+        return [said, f"calibration is to these shares of labels: {_shares(report)}"]
+    return [
+        said,
+        "calibration takes the likeliest label as it is, which scores more than with any shares",
+    ]
 
 
 def _confusion(report: Report) -> list[str]:
@@ -377,7 +386,7 @@ def _retrieval(report: Report) -> list[str]:
     if (vote := report.vote) is not None and expected:
         told = f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples"
         if vote.score >= expected[0]:
-            shown = "try demos='auto', which shows them"
+            shown = "try demos='retrieved' with max_metric_calls=0, which shows them and makes no call"
             lines.append(f"{told}: {'a language model may not be needed here' if alternatives else shown}")
         elif alternatives:
             lines.append(told)

@@ -126,6 +126,13 @@ class Influence:
         influence = self._influence(self._facts[example], outputs)
         return self._value + influence - self._shifts[self._groups[example]]
 
+    def largest(self) -> float:
+        """The largest influence, in size, of a right answer to an example; 0 where no answer is known to be right."""
+        right = self._shares.keys() & set(self._metric.answers(self._facts))
+        return max(
+            (abs(self._influence(fact, fact) - self._shifts.get(fact, 0.0)) for fact in right), default=0.0
+        )
+
     def stratified(self, scores: Mapping[int, float]) -> dict[int, float]:
         """Scores of a program on some examples, weighted so that facts count in the shares that they have among all."""
         if not self._metric.weighted:

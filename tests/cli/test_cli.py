@@ -156,12 +156,12 @@ EVALUATE = ("--metric", "reviews_app.py:accuracy", "--data", "train.jsonl")
 
 
 def test_cells_of_csv_have_the_types_of_the_program_s_fields(folder):
-    (folder / "typed.csv").write_text('review,stars,good,note\nx,2,TRUE,7\n\n"two\nlines",none,false\n')
+    (folder / "typed.csv").write_text('review,stars,good,note\nx,2,TRUE,7\n\n"two\nlines",none,false,\n')
     asked = ["predict", "reviews_app.py:typed", "--inputs", "review", *LOCAL, "--data", "typed.csv"]
     assert cli.main([*asked, "--out", "typed.jsonl"]) == 0
     first, second = map(json.loads, (folder / "typed.jsonl").read_text().splitlines())
     assert first == {"review": "x", "stars": 2, "good": True, "note": "7", "prediction": None}
-    assert second == {"review": "two\nlines", "stars": "none", "good": False, "prediction": None}
+    assert second == {"review": "two\nlines", "stars": "none", "good": False, "note": "", "prediction": None}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
@@ -205,8 +205,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--inputs", "question"), "line 1 of train.jsonl"),
         (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
         (compile_arguments("--train", "cut.jsonl"), "line 3 of cut.jsonl is no JSON"),
-        (compile_arguments("--train", "wide.csv"), "line 3 of wide.csv cannot be read as CSV in UTF-8: it has more ce"),
+        (compile_arguments("--train", "wide.csv"), "line 3 of wide.csv cannot be read as CSV in UTF-8: 3 cells, and 2"),
         (compile_arguments("--train", "open.csv"), "open.csv cannot be read as CSV in UTF-8: unexpected end of"),
+        (compile_arguments("--train", "case.csv"), "line 2 of case.csv has 'Sentiment', and the program 'sentiment'"),
+        (common("predict", "--data", "train.csv", "--out", "told.csv"), "--out: predictions are written as JSON"),
         (compile_arguments("--train", "twice.csv"), "two columns have the same name"),
         (compile_arguments("--train", "latin.csv"), "of latin.csv cannot be read as CSV in UTF-8"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
@@ -228,8 +230,9 @@ PICKY = {"metric": "reviews_app.py:picky"}
 )  # fmt: skip
 def test_users_errors_are_told(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
-    (folder / "wide.csv").write_text("review,sentiment\nshort\nlong, too,negative\n")
+    (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "open.csv").write_text('review,sentiment\n"open,negative\n')
+    (folder / "case.csv").write_text("review,Sentiment\na,negative\n")
     (folder / "twice.csv").write_text("review,sentiment,sentiment\na,negative,\n")
     (folder / "latin.csv").write_bytes("review,sentiment\ncaf\xe9,negative\n".encode("latin-1"))
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())

@@ -98,6 +98,21 @@ def test_report_has_the_metric_itself_and_the_confusion():
     assert all(0.0 <= value <= 1.0 for value in shown)
 
 
+@pytest.mark.parametrize("probabilities", [shy, lambda demos, text: two(len(text) % 2 - 1.0)])
+@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
+    """Also where the original stays: what is said of the others then is why."""
+    options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
+    _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
+    c, returned = report.comparison, report.chosen_of_number
+    assert returned.score == pytest.approx(c.expected_chosen[0], abs=1e-5)
+    stays = returned.ordering == {slot.predictor: slot.original for slot in report.slots}
+    if stays and not (report.calibration and report.calibration.applied):
+        assert returned.score == pytest.approx(c.expected_original[0], abs=1e-5)
+        assert all(each.probability < 0.5 or each.expected_gain <= 0 for each in report.candidates[1:])
+
+
 def test_expects_of_the_original_what_its_own_answers_give():
     """It answers the rare label to nearly all, far from the best order, where the metric is not linear."""
 

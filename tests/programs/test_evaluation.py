@@ -74,9 +74,10 @@ def test_a_metric_over_a_set_and_the_confidence_of_a_calibrated_program():
     assert found.confidence == pytest.approx(0.75)
 
 
-def test_intervals_of_a_metric_over_a_set_hold():
-    rng, inside, worlds = np.random.default_rng(0), np.zeros(2), 60
-    recall, alarms, yes = 0.7, 0.2, set(range(12))
+@pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.2), (0.1, 0.02)])
+def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
+    """Also where some programs find nothing."""
+    rng, inside, worlds, yes = np.random.default_rng(0), np.zeros(2), 60, set(range(12))
     truth = 2 * recall * 12 / (12 + recall * 12 + alarms * 28)
 
     def program():

@@ -406,9 +406,11 @@ class TestPage:
         assert not (tmp_path / "never.html").exists()
 
 
-@pytest.mark.parametrize("stopped", ["interrupted", "ended by ValueError", "budget, nothing compared"])
+@pytest.mark.parametrize(
+    "stopped", ["interrupted", "ended by ValueError", "budget used up, nothing compared"]
+)
 def test_what_was_not_compared_is_not_called_more_than_it_is(stopped):
-    interrupted = stopped != "budget, nothing compared"
+    interrupted = stopped != "budget used up, nothing compared"
     text = str(by_hand(comparison=None, candidates=[], stopped=stopped))
     assert ("best so far: 2 demos" in text) == interrupted
     assert "nothing was compared with the original order" in text

@@ -127,8 +127,8 @@ class TestTimeAndCalls:
         assert budget.refused == ""
         clock[0] = 8.0
         assert (begun(budget), budget.refused) == (0, TIME_LIMIT)
-        budget.allow(0.8, seconds=1.0)
-        assert begun(budget) == 3
+        budget.allow(1.0)
+        assert begun(budget) == 5
 
     def test_those_left_are_of_the_scarcest_limit(self, clock):
         ledger = Ledger()
