@@ -43,16 +43,6 @@ class Result:
     estimate: float = 0.0
     offsets: tuple[float, ...] = ()
 
-    def no_surer_than(self, most: Gain) -> Result:
-        """The result where no more than this is gained, and nothing is surer."""
-        expected = min(self.gain.expected, most.expected)
-        return replace(
-            self,
-            gain=replace(
-                self.gain, expected=expected, probability=min(self.gain.probability, most.probability)
-            ),
-        )
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -323,7 +323,12 @@ class Compilation:
         most = outcome.candidates[outcome.chosen].gain
         outcome = self._judge(entries, rows, examples, min_probability=math.inf)
         outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
-        candidates = [each.no_surer_than(most) for each in outcome.candidates]
+        candidates = []  # None of them gains more, or is surer.
+        for each in outcome.candidates:
+            expected, sure = (
+                min(getattr(each.gain, n), getattr(most, n)) for n in ("expected", "probability")
+            )
+            candidates.append(replace(each, gain=replace(each.gain, expected=expected, probability=sure)))
         return replace(outcome, candidates=candidates)
 
     def _judge(
