@@ -181,9 +181,13 @@ class FittedModel:
         self.orderings, self.table, self._told = list(orderings), table, told
         self._model, self._process, self._responses = model, process, responses
         self.calibrating, self.num_examples = responses.calibrating, responses.num_examples
-        self.shares, self.always = list(responses.calibrated_to), list(responses.always)
+        self.always = list(responses.always)
         # What log-probabilities let one expect of the orderings, [m].
         self._expected = 0.0 if responses.means is None else responses.means
+
+    @property
+    def shares(self) -> list[float]:
+        return self._responses.calibrated_to
 
     @property
     def variances(self) -> dict[str, Any]:

@@ -117,8 +117,11 @@ class NoResponses:
     mean_variances: Array | float = 0.0
     expected: Array | float = 0.0
     num_examples = 0
-    calibrated_to: Sequence[float] = ()
     always: Sequence[float] = ()
+
+    @property
+    def calibrated_to(self) -> list[float]:
+        return []
 
     def counted(self, table: Array) -> Array:
         """Return the scores ``[m, E]`` of orderings as they count: where answers are calibrated, those of these."""
@@ -174,8 +177,9 @@ class ResponseModel(NoResponses):
         self.calibrating, label_scores = responses.calibrating, self._scores
         num_labels, told = label_scores.shape[1], np.maximum(logs[0], LEAST)
         shares = np.full(num_labels, 1.0 / num_labels) if responses.shares is None else responses.shares
-        self._label_offsets = LabelOffsets(told, logs[1], np.atleast_2d(shares), alone=self._rules)
-        told[self._rules] = np.nan
+        self._told, self._guesses = (told, logs[1]), np.atleast_2d(shares)
+        seen = ~np.isnan(told[..., 0]).all(axis=0)
+        told = np.where(self._rules[:, None, None], np.nan, told)
         self._basis = helmert(num_labels)  # from labels to contrasts, [d, L]
         directions = label_scores @ self._basis.T
         lengths = np.sqrt((directions**2).sum(axis=1, keepdims=True))
@@ -183,7 +187,7 @@ class ResponseModel(NoResponses):
         self._contrasts = np.clip(told @ self._basis.T, -LARGEST, LARGEST)
         self._known = ~np.isnan(self._contrasts[..., 0])
         # The examples seen; where these are very many, so many of them, evenly spread.
-        shown = np.flatnonzero(self._label_offsets.known.any(axis=0))
+        shown = np.flatnonzero(seen)
         if len(shown) > MOST_EXAMPLES:
             shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
@@ -205,17 +209,26 @@ class ResponseModel(NoResponses):
         self._variances = np.stack([each.variances for each in known], axis=1)
         means, variances = self._contrasts_of(self._effects, np.arange(len(label_scores)))
         self._expected_cells = means @ self._basis, variances
-        self._label_offsets.settle(*self._expected_cells, label_scores)
         table = self._score(means, variances, label_scores)
         self.means: Array = table[:, shown].mean(axis=1)
         self.always = np.round(label_scores.mean(axis=0), 6).tolist()
-        if self._label_offsets.calibrates:
-            self.calibrated_to = np.round(self._label_offsets.shares, 6).tolist()
         if features is not None:
             self.mean_variances = (
                 self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
             )
             self.expected = np.where(self._known, self._expected_alone(), table)
+
+    @cached_property
+    def _label_offsets(self) -> LabelOffsets:
+        """Finds the offsets of labels; of no use to rounds where answers are not calibrated, it is made when asked."""
+        found = LabelOffsets(*self._told, self._guesses, alone=self._rules)
+        found.settle(*self._expected_cells, self._scores)
+        return found
+
+    @property
+    def calibrated_to(self) -> list[float]:
+        shares: list[float] = np.round(self._label_offsets.shares, 6).tolist()
+        return shares if self._label_offsets.calibrates else []
 
     @cached_property
     def offsets(self) -> Array:
