@@ -17,7 +17,7 @@ random search     BootstrapFewShotWithRandomSearch with `--candidates` programs,
 PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
                   calibrated" have demos="auto", where rules that find demos for each input compete
 nearest last      `--demos` demos found for each input, the nearest last; "nearest first"; "vote": their most frequent
-                  label, without a language model
+                  label, without a language model; "KNNFewShot": DSPy's, which bootstraps the nearest at each prediction
 
 A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
 that is one of the sides, and else its own default: that of their papers for LocalE, GlobalE, "PDO few-shot" and DEmO.
@@ -49,6 +49,7 @@ import dspy
 import numpy as np
 from command import head, options, row, with_interval
 from dspy.utils.callback import BaseCallback
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 import paper
 import plr_dspy
@@ -221,6 +222,15 @@ def found(draw: Draw, _: int | None, *, rule: Rule | None) -> Made:
     return retrieve_in(student, {name: Retrieval(pool, replace(rule, num_demos=draw.args.demos))}), 0
 
 
+def knn_few_shot(draw: Draw, _: int | None) -> Made:
+    """DSPy's own way to show the nearest demos, by the words that inputs share."""
+    (name,) = draw.data.task.signature.input_fields
+    words = TfidfVectorizer().fit([each[name] for each in draw.labelled])
+    embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray())
+    options = {"trainset": draw.labelled, "vectorizer": embedder, "metric": draw.metric}
+    return dspy.KNNFewShot(draw.args.demos, **options).compile(draw.program(EMPTY)), 0
+
+
 class Vote(dspy.Module):  # type: ignore[misc]
     """Answers as most of the nearest examples do, the nearest of these first."""
 
@@ -275,9 +285,12 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "vote": partial(found, rule=None),
+    "KNNFewShot": knn_few_shot,
 }
 OWN_CALLS: dict[str, int | None] = {
-    **dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote"), 0),
+    **dict.fromkeys(
+        (ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote", "KNNFewShot"), 0
+    ),
     **dict.fromkeys(PUBLISHED),
     "calibrated": 64,
 }
