@@ -1,5 +1,6 @@
 """BatchCalibration: what it finds, what it reads and pays for, and what it refuses before any call."""
 
+import logging
 import math
 from enum import Enum
 from typing import Literal, Optional
@@ -208,7 +209,9 @@ class TestLabelsDecide:
         trainset, p, _ = world(0, 0.05, 0.0)
         bare = [each.without("label").with_inputs("text") for each in trainset]
         sure = Classifier(lambda t: {"negative": 0.02, "positive": 0.98} if digest(t) < 0.95 else p(t))
-        calibrate(sure, trainset=bare)
+        with caplog.at_level(logging.INFO, "plr_dspy"):
+            calibrate(sure, trainset=bare)
+        assert "no two examples have a label at 'label', so that each is taken" in caplog.text
         assert "not equally frequent, pass labelled examples, or their shares as prior" in caplog.text
         caplog.clear()
         calibrate(Classifier(leaning(LABELS, 2.0)))
