@@ -250,19 +250,7 @@ def measure(
         least, most = getattr(compared, name)
         changed[name] = (max(least, low - high), min(most, high - low))
     if effect is not None:
-        told: dict[str, Any] = {"always": [influence.value(each) for each in influence.constant_answers()]}
-        for name, ordering in (("original", original), ("chosen", outcome.ordering)):
-            for suffix, calibrated in (("", False), ("_calibrated", True)):
-                answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))
-                told[name + suffix] = round(influence.value(answered.items()), 6)
-        told["chosen_calibrated" if effect.applied else "chosen"] = round(as_it_is + gain.expected, 6)
-        for each in outcome.candidates:
-            if each.origin == "calibrated":  # Both are as shrunk then, and can be compared.
-                shrunk = min(1.0, max(0.0, kept)) * each.gain.expected
-                told["original_calibrated"] = round(influence.limited(as_it_is + shrunk), 6)
-        if effect.applied and outcome.ordering == original:
-            told["original_calibrated"] = told["chosen_calibrated"]
-        effect = effect.model_copy(update=told)
+        effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, as_it_is, kept, gain))
     finalists = [replace(each, score=influence.limited(each.score)) for each in outcome.candidates]
     finalists[0] = replace(finalists[0], score=values[0])
     finalists[outcome.chosen] = replace(finalists[outcome.chosen], score=values[1], gain=gain)
@@ -273,6 +261,31 @@ def measure(
         candidates=finalists,
         answered=[(example, before[example], after[example]) for example in both],
     )
+
+
+def _effect_on_metric(
+    outcome: Outcome, scorer: CellScorer, original: Ordering, as_it_is: float, kept: float, gain: Gain
+) -> dict[str, Any]:
+    """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave.
+
+    What was returned has the score that is expected: the original's, and the gain. So has the original calibrated where
+    it was a finalist: both are as shrunk then, and can be compared.
+    """
+    influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
+    assert influence is not None and fitted is not None and effect is not None
+    told: dict[str, Any] = {"always": [influence.value(each) for each in influence.constant_answers()]}
+    for name, ordering in (("original", original), ("chosen", outcome.ordering)):
+        for suffix, calibrated in (("", False), ("_calibrated", True)):
+            answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))
+            told[name + suffix] = round(influence.value(answered.items()), 6)
+    told["chosen_calibrated" if effect.applied else "chosen"] = round(as_it_is + gain.expected, 6)
+    for each in outcome.candidates:
+        if each.origin == "calibrated":
+            shrunk = min(1.0, max(0.0, kept)) * each.gain.expected
+            told["original_calibrated"] = round(influence.limited(as_it_is + shrunk), 6)
+    if effect.applied and outcome.ordering == original:
+        told["original_calibrated"] = told["chosen_calibrated"]
+    return told
 
 
 def count_evidence(scores: Scores, original: Ordering, other: Ordering) -> Evidence:

@@ -194,7 +194,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         before = _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0))
         ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
         if self.method == "batch" and prior is None and not deciding:
-            ways = f"; no two examples have a label at {output.name!r}, so that each is taken to be as frequent"
+            ways = (
+                f"; no two examples have a label at {output.name!r}, so that each is taken to be as frequent"
+            )
         logger.info(f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: {before}{ways}")
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
