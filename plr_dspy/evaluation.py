@@ -106,10 +106,10 @@ def evaluate_programs(
         raise TypeError(
             f'programs must be a dict from names to programs, such as {{"mine": program}}; got {programs!r}'
         )
-    if len(devset) < 2:
-        raise ValueError(f"devset must hold two examples at least; got {len(devset)}")
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", devset=devset)
+    if len(devset) < 2:
+        raise ValueError(f"devset must hold two examples at least; got {len(devset)}")
     if isinstance(metric, SetMetric):
         metric.check(devset)
     limits = {"num_threads": num_threads, "max_errors": max_errors}

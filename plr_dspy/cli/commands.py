@@ -269,8 +269,8 @@ def _new_file(text: str) -> Path:
 
 def _new_program(text: str) -> Path:
     path = _new_file(text)
-    if path.suffix not in (".json", ".pkl"):
-        raise argparse.ArgumentTypeError(f"must end in .json or .pkl; got {text}")
+    if path.suffix != ".json":
+        raise argparse.ArgumentTypeError(f"must end in .json; got {text}")
     return path
 
 

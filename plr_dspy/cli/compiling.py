@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import csv
 import importlib
+import io
 import json
 import os
 import sys
@@ -28,6 +29,7 @@ from plr_dspy.local.server import local_lm
 from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.programs.arguments import shown
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import named_predictors
 from plr_dspy.runtime.files import write_atomically
@@ -42,8 +44,8 @@ def _compile(args: argparse.Namespace) -> None:
     metric, program = _named_metric(args.metric), _named_program(args.program, args.demos)
     trainset = _read_examples(args.train, args.inputs, program)
     valset = None if args.val is None else _read_examples(args.val, args.inputs, program)
-    program = program.program if isinstance(program, CalibratedProgram) else program
-    if args.out is not None and args.out.suffix == ".json" and (obstacle := json_obstacle(program)):
+    plain = program.program if isinstance(program, CalibratedProgram) else program
+    if args.out is not None and (obstacle := json_obstacle(plain)):
         raise ValueError(f"--out: {obstacle}")
     kind = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(kind)} - {"metric", "demos"}
@@ -167,10 +169,9 @@ def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> l
     kinds = {name: field.annotation for each in signatures for name, field in each.fields.items()}
     for number, row in _csv_rows(path, kinds) if path.suffix.lower() == ".csv" else _json_lines(path):
         if missing := [name for name in inputs if not isinstance(row, dict) or name not in row]:
-            found = list(row) if isinstance(row, dict) else row
-            raise ValueError(
-                f"line {number} of {path} must have the inputs {list(inputs)}; it has no {missing}: {found}"
-            )
+            found = f"it has {list(row)}" if isinstance(row, dict) else f"it is {shown(row)}"
+            needs = f"line {number} of {path} must be an object with the inputs {list(inputs)}"
+            raise ValueError(f"{needs}, and lacks {missing}; {found}")
         for name in kinds.keys() - row.keys():
             if alike := [each for each in row if each.casefold() == name.casefold()]:
                 raise ValueError(
@@ -196,26 +197,27 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _csv_rows(path: Path, kinds: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
     """Each row by the number of its last line, with cells as the types of the program's fields have them."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file, strict=True)
-        try:
-            header = next(lines, [])
-            if len(set(header)) < len(header):
-                raise ValueError(f"two columns have the same name, in {header}")
-            for cells in filter(None, lines):
-                if len(cells) != len(header):
-                    raise ValueError(
-                        f"{len(cells)} cells, and {len(header)} in the header: quote those with commas"
-                    )
-                row: dict[str, Any] = dict(zip(header, cells, strict=True))
-                for name in row.keys() & kinds.keys():
-                    with contextlib.suppress(ValueError):  # Such a text is told as in any other file.
-                        row[name] = parse_value(row[name], kinds[name])
-                yield lines.line_num, row
-        except (ValueError, csv.Error) as error:
-            raise ValueError(
-                f"line {lines.line_num} of {path} cannot be read as CSV in UTF-8: {error}"
-            ) from error
+    content, number = path.read_bytes(), 0
+    try:
+        lines = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        header = next(lines, [])
+        if len(set(header)) < len(header):
+            raise ValueError(f"two columns have the same name, in {header}")
+        for cells in filter(None, lines):
+            number = lines.line_num
+            if len(cells) != len(header):
+                raise ValueError(
+                    f"{len(cells)} cells, and {len(header)} in the header: quote those with commas"
+                )
+            row: dict[str, Any] = dict(zip(header, cells, strict=True))
+            for name in row.keys() & kinds.keys():
+                with contextlib.suppress(ValueError):  # Such a text is told as in any other file.
+                    row[name] = parse_value(row[name], kinds[name])
+            yield number, row
+    except (ValueError, csv.Error) as error:
+        if isinstance(error, UnicodeDecodeError):
+            number = content[: error.start].count(b"\n") + 1
+        raise ValueError(f"line {number} of {path} cannot be read as CSV in UTF-8: {error}") from error
 
 
 COMMANDS = {"compile": _compile, "calibrate": _calibrate, "evaluate": _evaluate, "predict": _predict}

@@ -149,7 +149,8 @@ class Compilation:
         wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
         affordable = scorer.budget.calls_left
         share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
-        race_calls = scorer.budget.limit - plan.final_calls - scorer.calls()
+        most = min(scorer.budget.limit, plan.planned_calls + scorer.calls("bootstrap"))
+        race_calls = most - plan.final_calls - scorer.calls()
         if share < 1.0:
             kept = max(self._least_compared, share * plan.final_calls)
             race_calls = min(race_calls, round(share * plan.race_calls), int(affordable - kept))

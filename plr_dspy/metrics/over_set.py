@@ -16,7 +16,8 @@ from dspy.predict.predict import serialize_object
 from dspy.utils.exceptions import AdapterParseError
 
 from plr_dspy.lm.finite_outputs import decided, name_of_label
-from plr_dspy.metrics.by_example import MetricTypeError, as_score, metric_caller, takes
+from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
+from plr_dspy.runtime.files import as_json
 
 logger = logging.getLogger(__name__)
 
@@ -385,7 +386,11 @@ def _label_field(example: dspy.Example, field: str | None, *, besides: Any = Non
     """The name of the field that has the label: the one that is given, or the only one beside inputs and `besides`."""
     labels = list(example.labels().keys())
     names = [field] if field is not None else [name for name in labels if name != besides] or labels
-    if len(names) != 1 or names[0] not in example:
+    if not names or (len(names) == 1 and names[0] not in example):
+        what = "label beside its inputs" if field is None else repr(field)
+        told = repr(dict(example.items()))[:SHOWN]
+        raise ValueError(f"metric: an example has no {what}: leave it out, or give it one; it holds {told}")
+    if len(names) != 1:
         raise ValueError(
             f"metric: one field beside the inputs must have the label, or the one that is named as field='...'; "
             f"one example has {list(example.keys())}, of which {names} may have it"
@@ -411,5 +416,5 @@ def _label_name(value: Any) -> str:
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields as JSON has them."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    plain: dict[str, Any] = orjson.loads(orjson.dumps(serialize_object(fields), default=str, option=options))
+    plain: dict[str, Any] = orjson.loads(as_json(serialize_object(fields), options))
     return plain

@@ -289,7 +289,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         """Make the compile of a job, once it is known what its search learns from."""
         plan, num_train = job.plan, len(job.splits.train)
         if responses is not None:
-            plan = self.plan(**job.sizes, signal="logprobs")
+            plan = job.planned(signal="logprobs")
         given = job.arguments()
         ending = {name: given.pop(name) for name in ENDING & given.keys()}
         pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]

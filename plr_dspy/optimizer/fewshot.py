@@ -192,8 +192,9 @@ class PLFewShot(PLReorder):
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for _, predictor in named_predictors(program))):
             raise ValueError(
-                f"trainset must hold more examples with different inputs than its {len(trainset)}, a quarter of which "
-                "would become demos: pass 100 or more, or demos of your own in candidates"
+                f"trainset must hold more examples with different inputs{' that valset does not hold' * bool(valset)} "
+                f"than its {len(trainset)}, a quarter of which would become demos: pass 100 or more such examples, or "
+                "demos of your own in candidates"
             )
         asks_teacher = self.candidates == "bootstrapped" or (
             self.candidates == "both" and not labels_say_all(program, examples)
@@ -259,7 +260,7 @@ class PLFewShot(PLReorder):
             ledger.note({"out_of_time": out_of_time})
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
-            job = replace(job, plan=self.plan(**job.sizes))
+            job = replace(job, plan=job.planned())
         if job.plan.max_metric_calls is not None:
             budget.max_calls = job.plan.max_metric_calls + len(attempts)
         return job

@@ -103,6 +103,16 @@ class Job:
             "num_distinct": self.slots.space.num_distinct,
         }
 
+    def planned(self, **told: Any) -> Plan:
+        """The plan of the optimizer. Where every ordering is scored, the race is of what is none of these: what the
+        user has, and what is made of the best; they have what is left of the budget, as far as they need it."""
+        plan = self.optimizer.plan(**self.sizes, **told)
+        if not plan.exhaustive or plan.max_metric_calls is None:
+            return plan
+        beside = self.slots.most_further + (not self.slots.space.holds(self.original))
+        left = plan.max_metric_calls - plan.planned_calls
+        return replace(plan, race_calls=min(left, beside * plan.num_train_examples))
+
     @property
     def models(self) -> list[dspy.BaseLM]:
         """The language models of the predictors."""
@@ -258,4 +268,4 @@ def _lay_out(
             " (the others are demos, or given twice)" * fewer,
             (0.25 / num_usable) ** 0.5,
         )
-    return replace(job, plan=optimizer.plan(**job.sizes))
+    return replace(job, plan=job.planned())

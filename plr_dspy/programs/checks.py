@@ -157,7 +157,7 @@ def json_obstacle(program: dspy.Module) -> str:
         more = f", and {len(obstacles) - 1} more fields are like it" * (len(obstacles) > 1)
         return (
             f"{obstacles[0]}{more}: program.save('x.json') will fail; convert it to plain data, such as int(...), "
-            "str(...) or list(...), or save as 'x.pkl' or with save_program=True"
+            "str(...) or list(...), or save with save_program=True"
         )
     try:
         orjson.dumps(program.dump_state())

@@ -64,6 +64,7 @@ class PromptSlots(ABC):
     """The demos that orderings show in the prompts of a program; frozen (compiled) sub-modules are left alone."""
 
     noun = "order"  # what texts call an ordering
+    most_further = 0  # orderings that `further` makes, at most
     slots: tuple[Slot, ...]
     space: OrderingSpace
 

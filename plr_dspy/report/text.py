@@ -186,7 +186,8 @@ def _claims(report: Report) -> list[str]:
                 f"calibration alone, which needs no search, is expected to give as much: use BatchCalibration{by}, or "
                 f"calibrate=True for an {noun(report)} that is chosen under it"
             )
-    if stays and report.original.num_failed > report.original.num_calls / 2:
+    of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
+    if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
         lines.append(
             "most of its calls failed (see the details): give it demos, or use another adapter or model"
         )

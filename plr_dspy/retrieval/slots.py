@@ -93,6 +93,10 @@ class RetrievalSlots(PoolSlots):
         beside = [self._with_rule(nothing, rule) for rule in rules]
         self.space = replace(self.space, beside=tuple(beside) if self.found else ())
 
+    @property
+    def most_further(self) -> int:  # type: ignore[override]
+        return 2 + len(variations(self.rules[0], 0)) if self.found else 0  # learnt, mixed, and these
+
     def rule_of(self, ordering: Ordering) -> Rule | None:
         """The rule that finds demos beside those of an ordering; None where it only shows these."""
         last = next((items[-1] for items in ordering if items), 0)

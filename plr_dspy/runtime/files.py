@@ -1,10 +1,22 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and what they hold."""
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from pathlib import Path
+from typing import Any
+
+import orjson
+
+
+def as_json(value: Any, option: int = 0) -> bytes:
+    """JSON of a value; half of a pair of characters, which no file can hold, becomes a question mark."""
+    try:
+        return orjson.dumps(value, default=str, option=option)
+    except TypeError:
+        return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -16,6 +16,7 @@ import orjson
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
+from plr_dspy.runtime.files import as_json
 from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class Ledger:
         """Append a line; what is paid for must not be lost to a disk that cannot take it."""
         if self._file is None:
             return
-        line = orjson.dumps(record) + b"\n"
+        line = as_json(record) + b"\n"
         try:
             if os.write(self._file, line) < len(line):
                 raise OSError("no space left on the device")

@@ -174,6 +174,10 @@ def test_calibrate_evaluate_and_predict(folder, capsys, kind):
     rows = {name: line for line in capsys.readouterr().out.splitlines()[1:] for name in line.split()[:1]}
     assert rows.keys() == {"reviews_app.py:program", "calibrated.json"}
     assert "over the first; recall negative" in rows["calibrated.json"]
+    again = compile_arguments("--demos", "calibrated.json", "--out", "again.json")
+    assert cli.main(again) == 0
+    assert "calibration" in json.loads((folder / "again.json").read_text())
+    capsys.readouterr()
     predicting = common(
         "predict", "--data", f"train.{kind}", "--out", "answers.jsonl", "--demos", "calibrated.json"
     )
@@ -212,7 +216,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--train", "twice.csv"), "two columns have the same name"),
         (compile_arguments("--train", "latin.csv"), "of latin.csv cannot be read as CSV in UTF-8"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
-        (compile_arguments("--out", "program"), "--out: must end in .json or .pkl; got program"),
+        (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
         (compile_arguments("--max-calls", "3"), "--max-calls must be at least 27 for a search"),
         (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),

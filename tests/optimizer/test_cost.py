@@ -8,7 +8,17 @@ from statistics import NormalDist
 import dspy
 import litellm
 import pytest
-from fakes import OrderSensitiveEngine, TwoPredictors, digest, exact_match, lm_of, questions, student, using
+from fakes import (
+    OrderSensitiveEngine,
+    TwoPredictors,
+    digest,
+    engine_for,
+    exact_match,
+    lm_of,
+    questions,
+    student,
+    using,
+)
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -155,6 +165,23 @@ class TestEstimate:
         assert found.cost == pytest.approx(expected, rel=0.02)
         assert f"about {dollars(found.cost)} (answers as long as the demos')" in str(found)
         assert engine.num_calls == 0
+
+    @pytest.mark.parametrize(
+        ("kind", "options", "demos"),
+        [
+            (PLReorder, {"num_demos": 3}, 0),
+            (PLReorder, {"num_demos": 2, "max_metric_calls": 300}, 0),
+            (PLFewShot, {"max_demos": 1, "candidates": questions(2), "max_metric_calls": 500}, 3),
+            (PLFewShot, {"max_demos": 2, "demos": "retrieved", "candidates": "labeled"}, 0),
+        ],
+    )
+    def test_says_no_fewer_calls_than_are_made_where_all_orders_are_scored(self, kind, options, demos):
+        made = kind(exact_match, seed=0, display_progress=False, **options)
+        engine = engine_for(EXAMPLES)
+        with using(engine):
+            found = made.estimate(student(demos), trainset=EXAMPLES)
+            made.compile(student(demos), trainset=EXAMPLES)
+        assert 0 < engine.num_calls <= found.program_calls
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
     def test_says_when_max_cost_ends_it(self, engine, kind, demos):
