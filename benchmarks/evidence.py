@@ -195,10 +195,10 @@ def uneven_classes(compiles: Compiles) -> Figures:
     worlds = {"orders": "mixed", "demos": "classes", "nothing": "nothing"}
     for name, *told in rows(page("metrics"), "world, share of the label"):
         world, share = worlds[name.split()[0]], int(re.findall(r"(\d+) %", name)[0]) / 100
-        work = [(world, seed, 400, share, 1_000, "score") for seed in range(200, 200 + compiles.count)]
+        work = [(world, seed, 400, share, 300, "logprobs") for seed in range(300, 300 + compiles.count)]
         found = pd.DataFrame(compiles.run(uneven.compiled, work))
         for column, cell in zip(("original", "accuracy", "F1"), told, strict=False):
-            yield Figure(f"{name}, {column}", cell, found[column], 20)
+            yield Figure(f"{name}, {column}", cell, found[column], 48)
 
 
 def rare_labels(compiles: Compiles) -> Figures:

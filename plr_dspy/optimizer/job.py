@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NOT_DECIDING = {
+NAMED_ELSEWHERE = {
     "metric",
     "seed",
     "max_seconds",
@@ -39,7 +39,7 @@ NOT_DECIDING = {
     "accept_changes",
     "display_progress",
 }
-"""Arguments that do not decide the result, or that an identity names otherwise."""
+"""Arguments that do not decide the result, or that an identity or the settings of a job name otherwise."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Job:
         """The user's arguments that decide the result, as plain data."""
         optimizer, metric = self.optimizer, self.optimizer.metric
         # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
-        names = [each.name for each in fields(optimizer) if each.name not in NOT_DECIDING]
+        names = [each.name for each in fields(optimizer) if each.name not in NAMED_ELSEWHERE]
         given = {name: getattr(optimizer, name) for name in names}
         if (rule := given.get("update")) is not None:
             parameters = fields(rule) if is_dataclass(rule) else ()

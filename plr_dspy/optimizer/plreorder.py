@@ -209,10 +209,10 @@ class PLReorder(Reorderer):
         )
 
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
-        """Make the first call, unless it has been paid, and say in the work's `signal` if log-probabilities come.
+        """Make the first calls, unless they have been paid, and say in the work's `signal` if log-probabilities come.
 
         Returns:
-            Where the search finds them; None where there are none, or a NoProbabilities where they must be the signal.
+            Where the search finds them; None where there are none. It is a `NoProbabilities` where they must come.
         """
         if not isinstance(work, LabelWork):
             return None
