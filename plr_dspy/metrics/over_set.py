@@ -389,7 +389,8 @@ def _label_field(example: dspy.Example, field: str | None, *, besides: Any = Non
     if not names or (len(names) == 1 and names[0] not in example):
         what = "label beside its inputs" if field is None else repr(field)
         told = repr(dict(example.items()))[:SHOWN]
-        raise ValueError(f"metric: an example has no {what}: leave it out, or give it one; it holds {told}")
+        cure = "leave it out, give it one, or name the label's field as field='...'"
+        raise ValueError(f"metric: an example has no {what}: {cure}; it holds {told}")
     if len(names) != 1:
         raise ValueError(
             f"metric: one field beside the inputs must have the label, or the one that is named as field='...'; "

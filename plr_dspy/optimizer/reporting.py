@@ -70,10 +70,12 @@ def build_report(
     no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
     num_distinct = min(job.slots.space.num_distinct, int(sys.float_info.max))
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
+    # Without calls a rule stands where the original does.
+    original = job.slots.original if isinstance(job.slots, PoolSlots) else job.original
     return Report(
-        original=_program_state(job, job.original, scorer),
+        original=_program_state(job, original, scorer),
         returned=_program_state(job, outcome.ordering, scorer),
-        slots=_slot_reports(job, outcome),
+        slots=_slot_reports(job, outcome, original),
         distinct_prompts=float(num_distinct),
         candidates=[
             Candidate(
@@ -130,9 +132,9 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
     )
 
 
-def _slot_reports(job: Job, outcome: Outcome) -> list[SlotReport]:
+def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotReport]:
     """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
-    ordering, original = job.slots.permutations(outcome.ordering), job.slots.permutations(job.original)
+    ordering, original = job.slots.permutations(outcome.ordering), job.slots.permutations(shown)
     distributions, predictors = iter(outcome.distributions), dict(named_predictors(job.program))
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
 

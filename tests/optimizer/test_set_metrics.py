@@ -229,7 +229,7 @@ class TestBadInput:
         ("metric", "message"),
         [
             (F1("happy"), "no example has 'happy'"),
-            (F1("positive", field="mood"), "named as field=.*of which \\['mood'\\]"),
+            (F1("positive", field="mood"), "has no 'mood': leave it out, give it one, or name"),
             (plr_dspy.AverageScoreBy("language"), "language"),
         ],
     )

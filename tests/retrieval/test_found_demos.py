@@ -228,6 +228,7 @@ class TestChoice:
             for each in (program, load_program(predict(student), tmp_path / "p.json")):
                 each(**trainset[4].inputs())
         assert list(engine.requests.values()) == [2]
+        assert optimizer.report.original.num_demos == 0 < optimizer.report.returned.num_demos
 
     def test_limits(self):
         engine = Copier(same=False)
