@@ -21,7 +21,6 @@ from dspy.adapters.utils import parse_value
 
 from plr_dspy.evaluation import evaluate_programs, program_answers
 from plr_dspy.labels.batch_calibration import BatchCalibration
-from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.loading import load_program
@@ -44,8 +43,7 @@ def _compile(args: argparse.Namespace) -> None:
     metric, program = _named_metric(args.metric), _named_program(args.program, args.demos)
     trainset = _read_examples(args.train, args.inputs, program)
     valset = None if args.val is None else _read_examples(args.val, args.inputs, program)
-    plain = program.program if isinstance(program, CalibratedProgram) else program
-    if args.out is not None and (obstacle := json_obstacle(plain)):
+    if args.out is not None and (obstacle := json_obstacle(program)):
         raise ValueError(f"--out: {obstacle}")
     kind = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(kind)} - {"metric", "demos"}

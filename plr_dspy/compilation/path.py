@@ -324,12 +324,13 @@ class Compilation:
         most = outcome.candidates[outcome.chosen].gain
         outcome = self._judge(entries, rows, examples, min_probability=math.inf)
         outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
-        candidates = []  # None of them gains more, or is surer.
-        for each in outcome.candidates:
-            expected, sure = (
-                min(getattr(each.gain, n), getattr(most, n)) for n in ("expected", "probability")
+        candidates = []
+        for each in outcome.candidates:  # None of them gains more, or is surer.
+            expected = min(each.gain.expected, most.expected)
+            gain = replace(
+                each.gain, expected=expected, probability=min(each.gain.probability, most.probability)
             )
-            candidates.append(replace(each, gain=replace(each.gain, expected=expected, probability=sure)))
+            candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
     def _judge(

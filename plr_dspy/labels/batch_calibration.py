@@ -193,10 +193,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         done = "answers stay as they are" if calibration is None else f"calibrated{to}"
         before = _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0))
         ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
-        if self.method == "batch" and prior is None and not deciding:
-            ways = (
-                f"; no two examples have a label at {output.name!r}, so that each is taken to be as frequent"
-            )
         logger.info(f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: {before}{ways}")
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
@@ -423,10 +419,12 @@ def _usable(student: dspy.Module, trainset: Sequence[dspy.Example]) -> list[dspy
 
 
 def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Example]:
-    """Return those that have a label, or all where fewer than two have one; warn where some have none, unless none has
-    any value there."""
+    """Return those that have a label, or all where fewer than two have one; warn where some have none, and say so where
+    none has any value there."""
     labelled = list(compress(examples, output.numbers(examples) >= 0))
     if said := output.strange(examples):
         effect = "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent"
         logger.warning(f"{said}: {effect}")
+    elif len(labelled) < 2:
+        logger.info(f"no example has a label at {output.name!r}: all are taken to be equally frequent")
     return labelled if len(labelled) > 1 else examples

@@ -25,6 +25,7 @@ from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
+from plr_dspy.runtime.files import as_json
 from plr_dspy.scoring.budget import CALL_LIMIT, COST_LIMIT, TIME_LIMIT, Budget
 from plr_dspy.scoring.cells import Cell, error_counts
 from plr_dspy.scoring.ledger import Ledger
@@ -183,7 +184,7 @@ class TeacherWork(MetricWork):
         plain = {name: serialize_object(dict(demo.items())) for name, demo in chosen.items()}
         option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
         # As they will be read from the ledger: as those of a saved program are.
-        return Cell(None, value=orjson.loads(orjson.dumps(plain, option=option, default=str)))
+        return Cell(None, value=orjson.loads(as_json(plain, option)))
 
 
 def _one_of(demos: Sequence[dspy.Example]) -> dspy.Example:

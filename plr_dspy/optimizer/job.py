@@ -104,8 +104,10 @@ class Job:
         }
 
     def planned(self, **told: Any) -> Plan:
-        """The plan of the optimizer. Where every ordering is scored, the race is of what is none of these: what the
-        user has, and what is made of the best; they have what is left of the budget, as far as they need it."""
+        """The plan of the optimizer, with calls for a race where every ordering of the space is scored.
+
+        That race is of what is none of them: what the user has, and what is made of the best.
+        """
         plan = self.optimizer.plan(**self.sizes, **told)
         if not plan.exhaustive or plan.max_metric_calls is None:
             return plan

@@ -212,7 +212,10 @@ class PLReorder(Reorderer):
         """Make the first calls, unless they have been paid, and say in the work's `signal` if log-probabilities come.
 
         Returns:
-            Where the search finds them; None where there are none. It is a `NoProbabilities` where they must come.
+            Where the search finds them; None where there are none.
+
+        Raises:
+            NoProbabilities: when there are none and they must be the signal.
         """
         if not isinstance(work, LabelWork):
             return None

@@ -17,6 +17,7 @@ from dspy import lm15
 from fakes import (
     CHILDREN,
     OrderSensitiveEngine,
+    ScriptedEngine,
     Wrapped,
     engine_for,
     exact_match,
@@ -27,7 +28,7 @@ from fakes import (
 )
 from fakes import student as showing
 
-from plr_dspy import PLFewShot, PLReorder
+from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
@@ -465,3 +466,15 @@ class TestFailed:
         report = compiled(tmp_path, metric=metric, max_errors=100)
         for name in ("slots", "comparison", "candidates", "errors", "stopped"):
             assert getattr(report, name) == getattr(whole, name)
+
+
+@pytest.mark.parametrize("metric", [F1(), DatasetMetric(lambda examples, predictions: len(predictions[0]))])
+def test_a_reply_with_half_of_a_pair_of_characters_is_paid_once(metric, tmp_path):
+    """JSON may escape one, and no file in UTF-8 holds it."""
+    engine = ScriptedEngine(*['{"answer": "\\ud83d"}', '{"answer": "yes"}'] * 50)
+    optimizer = PLReorder(metric, max_metric_calls=80, num_threads=1, log_dir=tmp_path)
+    for _ in range(2):
+        with dspy.context(lm=lm_of(engine), adapter=dspy.JSONAdapter()):
+            optimizer.compile(showing(EXAMPLES[:4]), trainset=EXAMPLES[4:])
+        assert len(engine.requests) == optimizer.report.program_calls["total"]
+        assert not optimizer.report.errors
