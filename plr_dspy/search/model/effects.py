@@ -20,8 +20,9 @@ import numpy as np
 from plr_dspy.search.model.components import fit_components, inverted
 from plr_dspy.search.model.table import Array, Mask
 
-NUM_SWEEPS, NUM_QUICK_SWEEPS = 12, 4
-"""Of expectation and maximisation, and of a fit that only says which orderings promise most."""
+NUM_SWEEPS, SETTLED = 12, 1e-4
+"""Of expectation and maximisation, at most, and the relative change of the noise at which they end: with many cells,
+after five."""
 
 PRIOR_COUNT = 5.0
 """Orderings, examples or answers that the prior of a variance counts as much as."""
@@ -55,9 +56,7 @@ class ResponseEffects:
         weights: Cells known of each ordering, ``[m]``; one counts less where its example is known from no other.
     """
 
-    def __init__(
-        self, contrasts: Array, directions: Array, *, apart: Mask, num_sweeps: int = NUM_SWEEPS
-    ) -> None:
+    def __init__(self, contrasts: Array, directions: Array, *, apart: Mask) -> None:
         # Contrasts come first in here: sums over them are sums of few large tables.
         known, num_contrasts = ~np.isnan(contrasts[..., 0]), contrasts.shape[2]
         self._shown, self._seen = known.astype(np.float64), known.any(axis=0)
@@ -68,11 +67,14 @@ class ResponseEffects:
         self._leaning_variance, self._slope_variance = 1.0, PRIOR_SLOPE
         self._examples, self._rest = np.zeros((num_contrasts, len(directions))), self._contrasts
         self.weights = np.zeros(len(known))
-        for _ in range(num_sweeps):
+        for _ in range(NUM_SWEEPS):
+            before = self.noise
             self._fit_examples()
             self._fit_variances()
             self._fit_orderings()
             self._fit_noise()
+            if abs(self.noise - before) < SETTLED * before:
+                break
         self.examples = self._examples.T
         self.residuals = np.moveaxis(self._left, 0, 2)
 
@@ -205,6 +207,12 @@ class EffectProcess:
         gain = self._gain[np.ix_(chosen, chosen)]
         errors: Array = gain @ (alike * np.outer(deviations, deviations)) @ gain.T
         return errors
+
+    def predict_means(self, features: Sequence[Array], fitted: Sequence[Array]) -> Array:
+        """Posterior means ``[c, k]`` of other orderings' effects, from features of theirs and of those fitted."""
+        families = zip(self.components[:-1], features, fitted, strict=True)
+        parts = [variance * (other @ (own.T @ self._fit.solved)) for variance, other, own in families]
+        return np.asarray(sum(parts, start=self._level))
 
     def predict(self, across: Sequence[Array], squares: Array) -> tuple[Array, Array]:
         """Posterior means ``[c, k]`` and variances ``[c]`` of other orderings' effects, from the products of their

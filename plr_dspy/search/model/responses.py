@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from scipy.linalg import helmert
 
 from plr_dspy.report.data import Leaning
-from plr_dspy.search.model.effects import (
-    NUM_QUICK_SWEEPS,
-    NUM_SWEEPS,
-    EffectProcess,
-    Posterior,
-    ResponseEffects,
-)
+from plr_dspy.search.model.effects import EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
 from plr_dspy.search.model.process import RULE, covariance_of_means
@@ -191,10 +185,7 @@ class ResponseModel(NoResponses):
         if len(shown) > MOST_EXAMPLES:
             shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
-        sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
-        self._cells = cells = ResponseEffects(
-            self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps
-        )
+        self._cells = cells = ResponseEffects(self._contrasts, self._directions, apart=self._apart)
         known: Sequence[Posterior | EffectProcess] = (cells.leaning, cells.slope)
         if features is not None:
             # What a process says of an ordering replaces what was measured.
@@ -285,19 +276,16 @@ class ResponseModel(NoResponses):
         return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
 
     def predict(self, features: Sequence[Array]) -> tuple[Array, Array]:
-        drawn = self._draw(*self._predicted(features))
-        return drawn.mean(axis=0), drawn.var(axis=0, ddof=1)
-
-    def predict_means(self, features: Sequence[Array]) -> Array:
-        effects, variances = self._predicted(features)
-        return self._mean_scores(effects, variances[:, 0])
-
-    def _predicted(self, features: Sequence[Array]) -> tuple[Array, Array]:
-        """Effects of other orderings ``[c, d + 1]``, and the variances of their leanings and slopes ``[c, 2]``."""
         across = [other @ known.T for other, known in zip(features, self._features, strict=True)]
         squares = np.stack([(other**2).sum(axis=1) for other in features], axis=1)
         effects, variances = zip(*(p.predict(across, squares) for p in self._processes), strict=True)
-        return np.concatenate(effects, axis=1), np.stack(variances, axis=1)
+        drawn = self._draw(np.concatenate(effects, axis=1), np.stack(variances, axis=1))
+        return drawn.mean(axis=0), drawn.var(axis=0, ddof=1)
+
+    def predict_means(self, features: Sequence[Array]) -> Array:
+        effects = [process.predict_means(features, self._features) for process in self._processes]
+        # Leanings are taken to be as sure as those of the orderings fitted are on the mean.
+        return self._mean_scores(np.concatenate(effects, axis=1), self._variances[:, 0].mean())
 
     def counted(self, table: Array) -> Array:
         if not self.calibrating:
