@@ -297,6 +297,7 @@ class LabelEngine:
 
     Attributes:
         requests: Their number.
+        asked: The prompts.
         written: Inputs that it was asked to write, and did: few, so that some come twice.
     """
 
@@ -305,6 +306,7 @@ class LabelEngine:
         self.probabilities = probabilities
         self.logprobs = logprobs
         self.requests = 0
+        self.asked: set[str] = set()
         self.written: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -314,6 +316,7 @@ class LabelEngine:
         values = [value.strip() for _, value in FIELD.findall(texts[-1])]
         with self._lock:
             self.requests += 1
+            self.asked.add("\n".join(texts))
             if "examples" in dict(FIELD.findall(texts[-1])):
                 text = f"made up {int(digest(values[0]) * 6)}"
                 self.written[text] += 1

@@ -36,6 +36,7 @@ from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Number, Positive, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.cells import FAILED, Cell
@@ -165,9 +166,12 @@ class LabelReorderer(Reorderer):
 
     def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
         probing = ["the writing of a probing input"] * work.first
+        keys = [f"{each} at temperature {self.temperature}" for each in probing]
+        keys += [f"probing by {digest(each)}" for each in work.asked]
+        keys += ["not written yet"] * (work.num_probing - len(keys))
         probing += [f"probing input {i}" for i in range(work.first, work.num_probing)]
-        names, keys = (each[len(job.splits.train) :] for each in super()._examples(job, work))
-        return probing + names, probing + keys
+        names, others = (each[len(job.splits.train) :] for each in super()._examples(job, work))
+        return probing + names, keys + others
 
     def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
         return LabelCompilation(self, job, work, scorer)
@@ -184,6 +188,7 @@ class LabelCompilation(Compilation):
         super().__init__(search, scorer, plan=job.plan, num_train=work.num_probing, original=job.original)
         self.means: dict[Ordering, Array] = {}
         self._work, self._criterion, self._winner = work, optimizer.criterion(job), job.original
+        self._keys = lambda: optimizer._examples(job, work)[1]
 
     def run(self) -> Outcome:
         """Ask all orders, and compare the best; the original order wins ties."""
@@ -236,7 +241,11 @@ class LabelCompilation(Compilation):
             written = scorer.cells(dict.fromkeys(orderings, range(1)))
             if len(written) < len(orderings):
                 return {}
-            work.take([row[0].value for row in written.values()])
+            cells = [row[0] for row in written.values()]
+            if all(cell.outcome == FAILED for cell in cells):
+                raise scorer.nothing_ran(cells, len(cells))
+            work.take([cell.value for cell in cells])
+            scorer.ledger.number_examples(self._keys())
         scorer.ledger.settle()  # An input that is written later would move the others.
         return scorer.cells(dict.fromkeys(orderings, work.probing))
 
@@ -273,7 +282,7 @@ class ProbingWork(MetricWork):
     """Finds label probabilities of probing inputs, and has answers to the selection split, which follow, scored.
 
     Where the LM writes the inputs, one from each order's demos (Lu et al., ACL 2022, Section 3.1), that is the `first`
-    "example". `num_probing` counts all before those that are scored.
+    "example". `num_probing` counts all before those that are scored, and `asked` are the probing inputs known.
     """
 
     def __init__(self, optimizer: LabelReorderer, job: Job) -> None:
@@ -283,21 +292,21 @@ class ProbingWork(MetricWork):
         if optimizer.fillers:
             inputs = [dict.fromkeys(fields, text) for fields in inputs[:1] for text in optimizer.fillers]
         known = [] if self.first else inputs[: job.plan.num_train_examples]
-        self._inputs = [dspy.Example(fields).with_inputs(*fields) for fields in known]
+        self.asked = [dspy.Example(fields).with_inputs(*fields) for fields in known]
         output = optimizer.output(job.program)
         self.num_labels = len(output.labels)
-        self._labels = LabelWork(None, self._inputs, output=output, purpose=optimizer.name, calibrating=True)
-        self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self._inputs)
+        self._labels = LabelWork(None, self.asked, output=output, purpose=optimizer.name, calibrating=True)
+        self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self.asked)
 
     @property
     def probing(self) -> range:
-        return range(self.first, self.first + len(self._inputs))
+        return range(self.first, self.first + len(self.asked))
 
     def take(self, written: Sequence[Any]) -> None:
         """Take the inputs that the LM has written, None for failures: those that differ and came first."""
         distinct = {value_key(fields): fields for fields in reversed(written) if fields}
         kept = list(reversed(distinct.values()))[: self.num_probing - 1]
-        self._inputs[:] = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
+        self.asked[:] = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
         if not kept:
             raise RuntimeError(
                 f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, or use a "
@@ -458,15 +467,15 @@ class PDO(LabelReorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         super().check(program, trainset)
-        self._prior(program, trainset)
+        self._shares = self._prior(program, trainset)
 
     def criterion(self, job: Job) -> Criterion:
-        return partial(closeness, prior=self._prior(job.program, job.splits.train))
+        return partial(closeness, prior=self._shares)
 
     def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> Array:
         """The probability of each label, ``[L]``."""
         output = self.output(program)
-        if self.setting != "prior":
+        if self.setting != "prior" or not (self.prior or examples):
             return np.full(len(output.labels), 1.0 / len(output.labels))
         if self.prior is not None:
             return prior_shares(self.prior, output.labels)

@@ -176,6 +176,8 @@ def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> l
                     f"line {number} of {path} has {alike[0]!r}, and the program {name!r}: give both one name"
                 )
         examples.append(dspy.Example(row).with_inputs(*inputs))
+    if not examples:
+        raise ValueError(f"{path} holds no example")
     return examples
 
 

@@ -169,6 +169,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
+        teacher: Any = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> Estimate:
@@ -179,7 +180,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: for bad arguments, as `compile` does.
         """
-        job = prepare(self, student, trainset, valset, seed=self._seed(seed))
+        job = prepare(self, student, trainset, valset, seed=self._seed(seed), teacher=teacher)
         make_budget(job)
         return estimate(job)
 

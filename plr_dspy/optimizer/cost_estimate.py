@@ -90,9 +90,10 @@ def estimate(job: Job) -> Estimate:
     prompt_tokens = cost = affordable = None
     if tokens is not None:
         prompt_tokens = round(all_calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
-    if (a_call := cost_a_call(job, tokens)) is not None:
-        cost = a_call * all_calls
-        affordable = all_calls if max_cost is None or not a_call else min(all_calls, int(max_cost / a_call))
+    a_call, of_teacher = cost_a_call(job, tokens), cost_of_attempt(job)
+    if a_call is not None and of_teacher is not None:
+        cost = a_call * calls + of_teacher * len(job.attempts)
+        affordable = all_calls if max_cost is None or cost <= max_cost else int(all_calls * max_cost / cost)
     search_calls = calls - min(plan.race_calls + plan.final_calls, calls)
     found = Estimate(
         orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
@@ -150,17 +151,19 @@ def _lines(job: Job, found: Estimate) -> list[str]:
     return [*lines, f"{prompt_count(found.distinct_prompts)} distinct prompts ({of_each})"]
 
 
-def tokens_a_call(job: Job) -> dict[str, dict[str, float]] | None:
+def tokens_a_call(job: Job, asked: dspy.Module | None = None) -> dict[str, dict[str, float]] | None:
     """Mean tokens of a program call by model, of prompts and of answers as the demos show them.
 
-    None where prompts cannot be made; nan for answers where a predictor has no demos to show any.
+    The models are the program's, or those of another one `asked`, of the same predictors. None where prompts cannot be
+    made; nan for answers where a predictor has no demos to show any.
     """
     examples = job.scored_examples[:SAMPLED_PROMPTS]
     tokens, count = dict[str, dict[str, float]](), token_counter()
     try:
-        program = job.slots.build(job.slots.typical)
-        for example, predictor in product(examples, program.predictors()):
-            lm, known = predictor.lm or dspy.settings.lm, [example.inputs(), *predictor.demos[:1]]
+        predictors = job.slots.build(job.slots.typical).predictors()
+        models = predictors if asked is None else asked.predictors()
+        for example, (predictor, of) in product(examples, list(zip(predictors, models, strict=False))):
+            lm, known = of.lm or dspy.settings.lm, [example.inputs(), *predictor.demos[:1]]
             inputs = {
                 name: next((each[name] for each in known if name in each), "")
                 for name in predictor.signature.input_fields
@@ -186,6 +189,11 @@ def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> f
         return None
     cost = cost_of(tokens)
     return None if cost is None or math.isnan(cost) else cost
+
+
+def cost_of_attempt(job: Job) -> float | None:
+    """Mean dollars of a call that makes demos: one of the teacher, with prompts and answers of the student's size."""
+    return cost_a_call(job, tokens_a_call(job, job.teacher))
 
 
 def token_counter() -> Callable[..., int]:

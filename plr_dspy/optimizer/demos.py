@@ -15,6 +15,7 @@ import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.hasher import Hasher
 
+from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.optimizer.cost_estimate import token_counter
@@ -144,13 +145,20 @@ class TeacherWork(MetricWork):
         self._threshold = optimizer.metric_threshold
         teacher = job.program if job.teacher is None else job.teacher
         asked, needed = named_predictors(teacher), named_predictors(job.program)
-        names = [name for name, _ in asked]
-        if names != [name for name, _ in needed] or not all(
-            one.signature.equals(other.signature) for (_, one), (_, other) in zip(asked, needed, strict=True)
-        ):
+        student: Any = job.program
+        if isinstance(student, CalibratedProgram) and job.teacher is not None:
+            student = student.program  # The teacher has no calibration.
+        names, of_student = [name for name, _ in asked], [name for name, _ in named_predictors(student)]
+        if names != of_student:
             raise ValueError(
-                "teacher must be a program like student, with the same predictors and signatures"
+                f"teacher must be a program with the predictors of student, {of_student}; it has {names}"
             )
+        for (name, one), (_, other) in zip(asked, needed, strict=True):
+            if not one.signature.equals(other.signature):
+                raise ValueError(
+                    f"teacher must ask as student does, and predictor {name!r} has other instructions or fields: give "
+                    "it student's signature"
+                )
         labelled: dict[str, list[Any]] = {}
         without = not any(each.demos for _, each in asked)
         if without and (job.teacher is None or not getattr(teacher, "_compiled", False)):
@@ -159,7 +167,8 @@ class TeacherWork(MetricWork):
             labelled = {name: rng.sample(examples, number) for name in names}
         self.teacher = ProgramFactory(teacher).build(labelled)
         self.models += language_models(self.teacher)
-        self._shown = {name: (each, list(each.demos)) for name, each in named_predictors(self.teacher)}
+        predictors = zip(needed, named_predictors(self.teacher), strict=True)
+        self._shown = {name: (each, list(each.demos)) for (name, _), (_, each) in predictors}
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Run the teacher on an example, without its demos that show this example."""

@@ -18,7 +18,7 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE
+from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE, cost_of_attempt
 from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
@@ -63,7 +63,7 @@ def _check_teacher(teacher: Any) -> dspy.Module | None:
     if isinstance(teacher, (list, tuple)):
         teacher = teacher[0] if teacher else None
     if isinstance(teacher, CalibratedProgram):
-        teacher = teacher.program  # which has the student's structure
+        teacher = teacher.program  # which makes demos as the student's does
     if teacher is not None and not isinstance(teacher, dspy.Module):
         raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
     return teacher
@@ -245,9 +245,14 @@ class PLFewShot(PLReorder):
             return job
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
+        of_student = budget.expected
+        if job.teacher is not None:
+            budget.expect(None if self.max_cost is None else cost_of_attempt(job))
         budget.allow(BOOTSTRAP_SHARE)
         attempts, out_of_time = make_attempts(job, ledger, budget, bar.update, interrupted)
         budget.allow(1.0)
+        if job.teacher is not None:
+            budget.expect(of_student)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)

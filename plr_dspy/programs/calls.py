@@ -189,6 +189,8 @@ class ProgramEvaluator:
         programs: dict[Ordering | None, dspy.Module]
         programs = {each: self._slots.build(each, guarded=True) for each in orderings}
         pending = deque(cells.items())
+        while pending and self.budget.needs_one:
+            self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
             self._call_all(pending, programs)
         else:

@@ -22,7 +22,8 @@ class Budget:
 
     No call begins past a limit: neither when all calls are made, nor when the time is up, nor when what is spent, and
     what the calls under way and this one may cost, would pass the money. A call may cost what the dearest one so far
-    did; as long as none is known, calls begin. Each phase of a compile may use money and time up to a share (`allow`).
+    did, or before one was made, what is expected; as long as that is not known, calls begin. Each phase of a compile
+    may use money and time up to a share (`allow`).
 
     Args:
         ledger: Counts the calls, those of an earlier part included.
@@ -32,6 +33,7 @@ class Budget:
 
     Attributes:
         cost: Dollars spent, those of the earlier parts included.
+        expected: As above.
         refused: The limit that the phase under way has met (`CALL_LIMIT`, `TIME_LIMIT` or `COST_LIMIT`); empty if none.
     """
 
@@ -50,11 +52,9 @@ class Budget:
         self._ledger = ledger or Ledger()
         self._share = 1.0
         self._started = time.monotonic()
-        self._price, self._expected = price, expected
-        self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
-        self._largest = 0.0
-        self._unpriced: list[str] = []
+        self._price, self._unpriced = price, list[str]()
         self._lock = threading.Lock()
+        self.expect(expected)
         self._under_way = len(self._ledger.resumed_tokens)
         for tokens in self._ledger.resumed_tokens:
             self.end(tokens)
@@ -68,6 +68,18 @@ class Budget:
     def limit(self) -> int:
         """Program calls that are never passed."""
         return sys.maxsize if self.max_calls is None else self.max_calls
+
+    def expect(self, dollars: float | None) -> None:
+        """Take the calls to come for others than those made, such as a teacher's were, of which so much is expected."""
+        self.expected, self._before = dollars, (self.calls, self._elapsed)
+        self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
+        self._paid = self._largest = 0.0
+        self._told = False
+
+    @property
+    def needs_one(self) -> bool:
+        """Whether a call is to be made alone, to tell what those beside it may cost."""
+        return self.max_cost is not None and not self._told
 
     def allow(self, share: float) -> None:
         """Begin a phase, which may use money and time up to this share of all."""
@@ -94,11 +106,13 @@ class Budget:
         """Pay for a call that has ended; one that was not made after all has no tokens."""
         with self._lock:
             self._under_way -= 1
+            self._told = self._told or bool(tokens)
             cost = 0.0 if self.max_cost is None else self._price(tokens)
             if cost is None:
                 self._unpriced += [model for model in tokens if self._price({model: tokens[model]}) is None]
             elif cost > 0:
                 self.cost += cost
+                self._paid += cost
                 self._num_paid += 1
                 self._largest = max(self._largest, cost)
 
@@ -111,18 +125,18 @@ class Budget:
     def calls_left(self) -> int:
         """Further calls that the scarcest of the limits pays for, at the price and the pace of those made."""
         left: list[float] = [max(0, self.limit - self.calls)]
-        mean = self.cost / self._num_paid if self._num_paid else self._expected
+        mean = self._paid / self._num_paid if self._num_paid else self.expected
         if self.max_cost is not None and mean:
             left.append((self.max_cost - self.cost - (self.dearest or 0.0)) / (MARGIN * mean))
-        made = self.calls - self._ledger.num_resumed
+        made, taken = self.calls - self._before[0], self._elapsed - self._before[1]
         if self.max_seconds is not None and made:
-            left.append((self.max_seconds - self._elapsed) * made / (MARGIN * max(self._elapsed, 1e-9)))
+            left.append((self.max_seconds - self._elapsed) * made / (MARGIN * max(taken, 1e-9)))
         return max(0, int(min(left)))
 
     @property
     def dearest(self) -> float | None:
         """Dollars that a call may cost; None where nobody knows."""
-        return self._largest if self._num_paid else self._expected
+        return self._largest if self._num_paid else self.expected
 
     @property
     def _elapsed(self) -> float:

@@ -66,7 +66,7 @@ class Ledger:
 
     Attributes:
         cells: What has been paid, by prompt and number of the example; see `number_examples`.
-        earlier: What has been paid before examples had numbers, by prompt and content of the example.
+        earlier: What has been paid before examples had these numbers, by prompt and content of the example.
         identity: What decides scores, as the file has it; None where it is new.
         unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
         out_of_time: Where time ended the making of demos: as what was noted of it, each time.
@@ -96,6 +96,10 @@ class Ledger:
 
     def number_examples(self, keys: Sequence[str]) -> None:
         """Say by which content the file names the examples that cells name by number; of like ones, each by its own."""
+        if self._keys is not None:
+            self.earlier |= {
+                (prompt, self._keys[number]): cell for (prompt, number), cell in self.cells.items()
+            }
         alike: Counter[str] = Counter()
         self._keys = []
         for key in keys:

@@ -232,6 +232,21 @@ class TestEveryMethod:
         assert table.chosen(quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path)) == order
         assert table.engine.requests == paid
 
+    def test_goes_on_when_its_model_is_back(self, kind, tmp_path):
+        table, fresh = Table(num_demos=3), Table(num_demos=3)
+        whole = table.engine.complete
+
+        def down(request):
+            raise OSError("the cable is out")
+
+        table.engine.complete = down
+        with pytest.raises(Exception, match="the cable is out"):
+            table.chosen(quiet(kind, log_dir=tmp_path, max_errors=7))
+        table.engine.complete = whole
+        resumed, expected = quiet(kind, log_dir=tmp_path), quiet(kind)
+        assert table.chosen(resumed) == fresh.chosen(expected)
+        assert resumed.report.comparison == expected.report.comparison
+
     def test_no_label_anywhere_is_no_result(self, kind):
         table = Table()
         table.engine = LabelEngine(["something", "else"], table.probabilities)
@@ -250,6 +265,25 @@ class TestEveryMethod:
 
 
 class TestInputs:
+    @pytest.mark.parametrize(
+        ("earlier", "kind", "options"),
+        [
+            (quiet(PDO, setting="unlabelled"), PDO, {"setting": "unlabelled", "seed": 1}),
+            (quiet(PDO, setting="unlabelled"), LocalE, {}),
+        ],
+    )
+    def test_no_answer_to_another_one_is_taken_from_a_folder(self, earlier, kind, options, tmp_path):
+        """What another seed or method has paid for counts where prompt and input are the same."""
+        before, found, fresh = Table(num_demos=3), Table(num_demos=3), Table(num_demos=3)
+        earlier.log_dir = tmp_path
+        with before.serving():
+            earlier.compile(before.program(), trainset=before.examples)
+        resumed, expected = quiet(kind, log_dir=tmp_path, **options), quiet(kind, **options)
+        assert found.chosen(resumed) == fresh.chosen(expected)
+        assert resumed.report.candidates == expected.report.candidates
+        assert fresh.engine.asked - before.engine.asked <= found.engine.asked
+        assert found.engine.requests < fresh.engine.requests
+
     def test_a_prior_may_have_any_numbers_and_name_labels_by_their_texts_or_their_values(self):
         values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})
 
@@ -266,6 +300,15 @@ class TestInputs:
             for prior in priors
         }
         assert len(orders) == 1
+
+    def test_demos_count_in_the_prior(self):
+        """Both examples of a label may be among them."""
+        table = Table()
+        examples = [each for each in table.examples if each.label == "label 0"]
+        demos = [dspy.Example(text=demo, label="label 1").with_inputs("text") for demo in table.demos[:2]]
+        with table.serving():
+            optimizer = quiet(PDO, setting="prior", num_candidates=4)
+            assert optimizer.compile(table.program(), trainset=[*examples, *demos]).demos
 
     def test_a_label_that_no_example_has_needs_a_prior(self):
         table = Table()

@@ -9,7 +9,15 @@ from fakes import digest, interrupt, using
 from label_engines import normal
 from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, Twice, exact, go, number, student, two
 
-from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLReorder, Report, order_sensitivity
+from plr_dspy import (
+    BatchCalibration,
+    CalibratedProgram,
+    Calibration,
+    PLFewShot,
+    PLReorder,
+    Report,
+    order_sensitivity,
+)
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.report.figure import page
 
@@ -192,6 +200,16 @@ class TestTheStudentAsItIs:
         assert report.comparison.probability < 0.9 or after > before - 0.01
         with pytest.raises(ValueError, match="calibration of student"):
             go(engine_of(probabilities), program=student(), log_dir=tmp_path, **options)
+
+    @pytest.mark.parametrize("teacher", [lambda c: c, lambda c: c.program, lambda c: student()])
+    def test_its_demos_may_be_made_by_itself_or_by_a_plain_teacher(self, teacher):
+        calibrated = calibrated_original()
+        chooser = PLFewShot(exact, candidates="bootstrapped", max_metric_calls=150, display_progress=False)
+        with using(engine_of()):
+            program = chooser.compile(calibrated, trainset=EXAMPLES, teacher=teacher(calibrated))
+        assert chooser.report.program_calls["bootstrap"] > 0
+        assert any(origin.startswith("bootstrapped") for origin in chooser.report.slots[0].origins)
+        assert isinstance(program, CalibratedProgram)
 
     @pytest.mark.parametrize("calibrated", [False, True])
     def test_a_student_that_stays_returns_as_it_was(self, calibrated):

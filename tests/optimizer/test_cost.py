@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -269,6 +270,54 @@ class TestMaxCost:
         assert found[0] == found[1]
         assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
         assert chooser.report.program_calls["bootstrap"] <= 0.25 * limit
+
+    @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
+    @pytest.mark.parametrize("judge", [False, True])
+    def test_holds_for_a_model_that_thinks_in_many_threads(self, kind, judge):
+        """Its answers are far longer than those of demos, and what a judge costs is not known before its first call."""
+
+        class Thinking(PricedEngine):
+            def complete(self, request):
+                time.sleep(0.02)
+                response = OrderSensitiveEngine.complete(self, request)
+                usage = replace(response.usage, input_tokens=400, output_tokens=8_000)
+                object.__setattr__(response, "usage", usage)
+                with self._lock:
+                    self.cost += 400 * PROMPT + 8_000 * COMPLETION
+                return response
+
+        engine = Thinking()
+
+        class Judge(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.lm = lm_of(engine, MODEL)
+
+            def forward(self, example, prediction):
+                self.lm("is that right?")
+                return exact_match(example, prediction)
+
+        metric = Judge() if judge else exact_match
+        limited = kind(metric, max_cost=0.4, num_threads=16, display_progress=False)
+        with using(engine, MODEL):
+            limited.compile(student(), trainset=EXAMPLES)
+        assert 0 < engine.cost <= 0.4
+        assert limited.report.cost == pytest.approx(engine.cost)
+
+    def test_a_dear_teacher_leaves_three_quarters_to_a_cheap_student(self, engine, monkeypatch):
+        prices = {"input_cost_per_token": 50 * PROMPT, "output_cost_per_token": 50 * COMPLETION}
+        monkeypatch.setitem(litellm.model_cost, "fake/dear", {**prices, "litellm_provider": "fake"})
+        teacher, dear = student(0), PricedEngine()
+        teacher.set_lm(lm_of(dear, "fake/dear"))
+        options = {"max_metric_calls": 200, "num_threads": 4, "display_progress": False}
+        chooser = PLFewShot(exact_match, max_cost=0.25, **options)
+        found = chooser.estimate(student(0), teacher=teacher, trainset=EXAMPLES)
+        alone = chooser.estimate(student(0), trainset=EXAMPLES)
+        assert found.cost > 3 * alone.cost
+        chooser.compile(student(0), teacher=teacher, trainset=EXAMPLES)
+        assert 0 < 50 * dear.cost <= 0.25 * 0.25
+        assert chooser.report.cost == pytest.approx(engine.cost + 50 * dear.cost)
+        assert chooser.report.program_calls["total"] > 0.9 * (200 - 16)
 
     def test_a_teacher_needs_a_price(self, engine):
         teacher = student(0)

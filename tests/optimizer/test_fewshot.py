@@ -235,7 +235,11 @@ class TestBadInput:
         for options, compiled, message in (
             ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that may make demos, then a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
-            ({}, {"teacher": fakes.TwoPredictors()}, "teacher must be a program like student"),
+            (
+                {},
+                {"teacher": fakes.TwoPredictors()},
+                "teacher must be a program with the predictors of student",
+            ),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),
