@@ -1,10 +1,10 @@
 """How much code a compile runs: functions and files of ours, those that run for every call, and how deep a call lies.
 
-python benchmarks/footprint.py            # a compile of 300 calls, one thread, a language model that answers at once
+python benchmarks/footprint.py            # compiles of 300 calls, one thread, a language model that answers at once
 python benchmarks/footprint.py --list     # and the names of those that run for every call
 
 Functions without a name (lambdas, generator expressions) do not count. A function runs for every call if it runs
-between any two answers of the model that follow on each other.
+between any two answers of the model that follow on each other. The last compile reads log-probabilities of labels.
 """
 
 from __future__ import annotations
@@ -63,22 +63,26 @@ def depth(frame: FrameType | None) -> int:
 def main() -> None:
     args = options(__doc__ or "", calls=300, list=False)
     landscape, labels = SyntheticLandscape("mixed", 8, 1, num_examples=100), ("negative", "positive")
-    engine = Watched(landscape, labels)
-    optimizer = PLReorder(metric, max_metric_calls=args.calls, num_threads=1, display_progress=False)
     program, trainset = replayed_program(landscape, labels), replayed_examples(landscape, labels)
-    with dspy.context(lm=dspy.LM("openai/replay", engine=engine, cache=False), adapter=dspy.ChatAdapter()):
-        threading.setprofile(engine.note)
-        sys.setprofile(engine.note)
-        optimizer.compile(program, trainset=trainset)
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
-    always = set.intersection(*engine.ran[1:-1])
-    for text, functions in ("that ran", set.union(*engine.ran)), ("that ran for every call", always):
-        print(f"functions {text}: {len(functions)} in {len({code.co_filename for code in functions})} files")
-    print(f"frames of ours between compile and the program: {max(engine.depths)}")
-    print(f"calls of the model: {engine.calls}")
-    if args.list:
-        print(*sorted(f"  {Path(code.co_filename).name}: {code.co_name}" for code in always), sep="\n")
+    for signal in ("score", "logprobs"):
+        engine, common = Watched(landscape, labels), {"num_threads": 1, "display_progress": False}
+        optimizer = PLReorder(metric, max_metric_calls=args.calls, signal=signal, **common)
+        lm = dspy.LM("openai/replay", engine=engine, cache=False)
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+            threading.setprofile(engine.note)
+            sys.setprofile(engine.note)
+            optimizer.compile(program, trainset=trainset)
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+        always = set.intersection(*engine.ran[1:-1])
+        print(f"{signal=}, calls of the model: {engine.calls}")
+        for text, functions in ("that ran", set.union(*engine.ran)), ("that ran for every call", always):
+            print(
+                f"  functions {text}: {len(functions)} in {len({code.co_filename for code in functions})} files"
+            )
+        print(f"  frames of ours between compile and the program: {max(engine.depths)}")
+        if args.list:
+            print(*sorted(f"    {Path(code.co_filename).name}: {code.co_name}" for code in always), sep="\n")
 
 
 if __name__ == "__main__":

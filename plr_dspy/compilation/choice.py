@@ -99,8 +99,10 @@ def judge(
     results = make_results(entries, rows, fitted)
     promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
     best, evidence = 0, count_evidence(counted, original, entries[promising][1])
-    if fitted.calibrating or evidence.num_differing:  # Otherwise none can be better than another.
+    if fitted.calibrating or evidence.num_differing:
         best = choose(results, min_probability=min_probability, by_score=by_score)
+    else:  # None can be better than another.
+        results = [replace(each, gain=Gain(0.0, 0.0)) for each in results]
     before, ordering = fitted.as_it_is(original), entries[best][1]
     after = before + results[best].gain.expected
     compared = comparison(

@@ -16,7 +16,7 @@ from plr_dspy.compilation.plan import Plan
 from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
-from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
+from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, as_ordering, mean_score
 from plr_dspy.search.space import Ordering
@@ -96,8 +96,8 @@ class Compilation:
         self._on_round, self._further = on_round, further
         self._history: list[Iteration] = []
         self._told: set[Ordering] = set()
-        # What was scored of a round that the search has asked for and not been told.
-        self._untold: Wanted | None = None
+        # What was scored of the round that ended the search, and whether it was told; None of one that was not cut.
+        self._cut: tuple[list[tuple[Ordering, list[int]]], bool] | None = None
 
     def run(self) -> Outcome:
         """Search, race the best, compare the winners with the original on the selection split, and choose."""
@@ -106,17 +106,35 @@ class Compilation:
             return replace(self._keep_original(), stopped="all choices give the same prompt")
         if not self.plan.program_calls:
             return replace(self._keep_original(), stopped="no call to make, nothing compared")
-        self._begin("search", calls_to_come=self.plan.race_calls + self.plan.final_calls)
+        plan, search = self.plan, self.search
+        self._begin("search", calls_to_come=plan.race_calls + plan.final_calls)
         ended = self._replay()
         if ended is None:
             self.stopped = self._ask_score_tell()
             ended = self._note_end()
-        if self._nothing_found and self.search.space.holds(self.original):
+        if self._nothing_found and search.space.holds(self.original):
             met = Counter(example for row in self.staged.scores().values() for example in row)
             num_met = sum(count > 1 for count in met.values())
             evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
             return self._with_calibration(replace(self._keep_original(), evidence=evidence))
-        return self._with_calibration(self._choose(self._finalists(ended["race_calls"]), ended["share"]))
+        entries = self._finalists()
+        if plan.racing:
+            self._begin("race", calls_to_come=plan.final_calls)
+            winners = race(
+                self.staged,
+                [ordering for _, ordering in entries[1:]],
+                num_examples=plan.num_train_examples,
+                num_calls=ended["race_calls"],
+                kept=plan.final_calls,
+                num_winners=plan.num_best_seen,
+                original=self.original,
+                original_share=plan.original_share,
+                estimate=lambda scores: dict(search.model.fit(self._weighted(scores)).estimates()),
+            )
+            self.stopped = self.scorer.budget.refused or self.stopped
+            entries = [entries[0], *(("best seen", winner) for winner in winners)]
+        rows, examples = self._compare([ordering for _, ordering in entries], ended["share"])
+        return self._with_calibration(self._choose(entries, rows, examples))
 
     def _replay(self) -> dict[str, Any] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
@@ -134,9 +152,12 @@ class Compilation:
         if ended is None or ended["limits"] != self._limits_of(ended["stopped"]):
             return None
         self.stopped, self._nothing_found = ended["stopped"], ended["nothing_found"]
-        if ended["untold"] is not None:
+        if ended.get("cut") is not None:
+            rows, told = ended["cut"]
             self.search.ask()
-            self.staged.score({as_ordering(ordering): examples for ordering, examples in ended["untold"]})
+            self.staged.score({as_ordering(ordering): examples for ordering, examples in rows})
+            if told:
+                self._tell([as_ordering(ordering) for ordering, _ in rows])
         return ended
 
     def _note_end(self) -> dict[str, Any]:
@@ -159,7 +180,7 @@ class Compilation:
             "nothing_found": self._nothing_found,
             "share": share,
             "race_calls": max(0, race_calls),
-            "untold": None if self._untold is None else list(self._untold.items()),
+            "cut": self._cut,
             "limits": self._limits_of(self.stopped),
         }
         if self.stopped != TIME_LIMIT:
@@ -181,7 +202,7 @@ class Compilation:
                 return reason
             if len(self._history) >= self.plan.num_iterations:
                 return ALL_ROUNDS
-            orderings, self._untold = self.search.ask(), {}
+            orderings, self._cut = self.search.ask(), ([], False)
             if not orderings:
                 return NOTHING_LEFT
             wanted = self.staged.wanted(orderings)
@@ -189,14 +210,14 @@ class Compilation:
             if len(affordable) < MIN_SHARE * len(wanted):
                 return BUDGET
             scored = self.staged.score(affordable)
-            if scored and (len(scored) >= MIN_SHARE * len(wanted) or not self._history):
-                orderings = [ordering for ordering in orderings if ordering in scored]
-                self.scorer.ledger.note({"round": [[ordering, wanted[ordering]] for ordering in orderings]})
-                self._tell(orderings)
-                self._untold = None
-            else:
-                self._untold = {ordering: wanted[ordering] for ordering in scored}
-            if len(scored) < len(wanted):
+            told = bool(scored) and (len(scored) >= MIN_SHARE * len(wanted) or not self._history)
+            rows = [(ordering, wanted[ordering]) for ordering in orderings if ordering in scored]
+            self._cut = (rows, told) if len(scored) < len(wanted) else None
+            if self._cut is None:  # Where limits are raised, one that was cut is asked for anew.
+                self.scorer.ledger.note({"round": rows})
+            if told:
+                self._tell([ordering for ordering, _ in rows])
+            if self._cut is not None:
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
             self._on_round(self._history[-1])
             logger.info("%s", self._history[-1])
@@ -247,37 +268,21 @@ class Compilation:
         kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept))
 
-    def _finalists(self, race_calls: int) -> list[tuple[str, Ordering]]:
-        """The original, and the winners of a race among the best orderings of the search, with their origins."""
-        plan, scorer, search = self.plan, self.scorer, self.search
-        if not plan.racing:
-            mode = [search.mode()] if plan.with_mode else []
-            kinds = {"best seen": self._best(plan.num_best_seen), "mode": mode}
+    def _finalists(self) -> list[tuple[str, Ordering]]:
+        """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
+        plan, search = self.plan, self.search
+        best = self._best(plan.num_entrants if plan.racing else plan.num_best_seen)
+        kinds: dict[str, Sequence[Ordering]] = {"best seen": best}
+        if best or not plan.racing:
+            kinds["mode"] = [search.mode()] if plan.with_mode else []
             kinds["draw"] = search.draw(plan.num_final_draws)
-            origins = {self.original: "original"}
-            for origin, orderings in kinds.items():
-                for ordering in orderings:
-                    origins.setdefault(ordering, origin)
-            return [(origin, ordering) for ordering, origin in origins.items()]
-        self._begin("race", calls_to_come=plan.final_calls)
-        entrants = self._best(plan.num_entrants)
-        if entrants:
-            further = self._further(entrants, self.scores())
-            entrants += [search.mode(), *search.draw(plan.num_final_draws), *further]
-        winners = race(
-            self.staged,
-            scorer,
-            [ordering for ordering in dict.fromkeys(entrants) if ordering != self.original],
-            num_examples=plan.num_train_examples,
-            num_calls=race_calls,
-            kept=plan.final_calls,
-            num_winners=plan.num_best_seen,
-            original=self.original,
-            original_share=plan.original_share,
-            estimate=lambda scores: dict(search.model.fit(self._weighted(scores)).estimates()),
-        )
-        self.stopped = scorer.budget.refused or self.stopped
-        return [("original", self.original), *(("best seen", winner) for winner in winners)]
+        if best and plan.racing:
+            kinds["further"] = self._further(best, self.scores())
+        origins = {self.original: "original"}
+        for origin, orderings in kinds.items():
+            for ordering in orderings:
+                origins.setdefault(ordering, origin)
+        return [(origin, ordering) for ordering, origin in origins.items()]
 
     def scores(self) -> Scores:
         """The scores of the train split as they count."""
@@ -290,9 +295,13 @@ class Compilation:
             return scores
         return {ordering: influence.stratified(row) for ordering, row in scores.items()}
 
-    def _choose(self, entries: Sequence[tuple[str, Ordering]], share: float) -> Outcome:
-        """Score the finalists on the selection split, and choose by what all scores let one expect."""
-        rows, examples = self._compare([ordering for _, ordering in entries], share)
+    def _choose(
+        self,
+        entries: Sequence[tuple[str, Ordering]],
+        rows: Sequence[Sequence[float]],
+        examples: Sequence[int],
+    ) -> Outcome:
+        """Choose among the finalists that have scores on the selection split, by what all scores let one expect."""
         if len(rows) < 2:
             if self.stopped == BUDGET and (made := self.scorer.ledger.num_resumed):
                 logger.warning(
@@ -424,7 +433,6 @@ def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> 
 
 def race(
     staged: StagedScores,
-    scorer: CellScorer,
     entrants: Sequence[Ordering],
     *,
     num_examples: int,
@@ -438,7 +446,7 @@ def race(
     """Sequential halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013): ever fewer orderings on ever more examples.
 
     Args:
-        staged, scorer: Have scored entrants in the search.
+        staged: Has scored entrants in the search.
         entrants: Distinct orderings. Those that are new are scored as often as the least scored one, where half of the
             calls pay for that, and stay out otherwise.
         num_calls, kept: Program calls, at most, of which each heat has an equal share; and those kept for what follows.
@@ -449,16 +457,11 @@ def race(
     Returns:
         The winners, best first, when time or money is up by what is known; none without entrants.
     """
-
-    def score(orderings: Sequence[Ordering], level: int) -> int:
-        """Score the first of these orderings that the budget pays for on so many examples each; return their number."""
-        return len(staged.score(scorer.affordable(staged.wanted(orderings, level), kept=kept)))
-
     level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
     new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], level)
     while (spent := sum(map(len, new.values()))) > num_calls // 2:
         new.popitem()
-    score(list(new), level)
+    staged.score(new, kept=kept)
     alive = [entrant for entrant in entrants if staged.num_asked(entrant)]
     if not alive:
         return []
@@ -466,7 +469,7 @@ def race(
         asked = staged.num_asked(original)
         most = min(num_examples, asked + int(original_share * num_calls))
         spent += most - asked
-        score([original], most)
+        staged.score(staged.wanted([original], most), kept=kept)
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
     for heat in range(num_heats):
         scored = [*alive, original] if original is not None and heat == num_heats - 1 else alive
@@ -475,11 +478,11 @@ def race(
         while level < num_examples and sum(max(0, level + 1 - count) for count in counts) <= share:
             level += 1
         spent += sum(max(0, level - count) for count in counts)
-        num_scored = score(scored, level)
+        num_scored = len(staged.score(staged.wanted(scored, level), kept=kept))
         means = estimate(staged.scores())
         alive = sorted((each for each in alive if each in means), key=lambda each: -means[each])
         if num_scored < len(scored):
             break
-        scorer.ledger.settle()
+        staged.scorer.ledger.settle()
         alive = alive[: max(num_winners, math.ceil(KEPT_SHARE * len(alive)))]
     return alive[:num_winners]

@@ -222,7 +222,7 @@ class CellScorer:
         cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
         ran = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
         if cells and not ran:
-            raise self.nothing_ran([cell for row in cells for cell in row.values()], len(cells))
+            raise self.nothing_ran([cell for row in known.values() for cell in row.values()], len(known))
         among = set(examples)
         seen = [self._read(e, cell).score for (_, e), cell in self.ledger.cells.items() if e in among]
         worst = min([0.0, *(score for score in seen if score is not None)])
@@ -274,7 +274,7 @@ class StagedScores:
     ) -> None:
         self._strata = [list(group) for group in strata] or [list(range(num_train))]
         self.num_first, self._num_more, self._num_train = num_first, num_more, num_train
-        self._scorer, self._favoured = scorer, favoured
+        self.scorer, self._favoured = scorer, favoured
         # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
         self._shifted = shifted and num_train % num_first == 0
         self._asked: Wanted = {}
@@ -319,33 +319,35 @@ class StagedScores:
         group = next(number for number, group in enumerate(self._strata) if example in group)
         return group + len(self._strata) * self._strata[group].index(example)
 
-    def score(self, wanted: Wanted) -> dict[Ordering, dict[int, float]]:
+    def score(self, wanted: Wanted, *, kept: int | None = None) -> dict[Ordering, dict[int, float]]:
         """Score orderings, and return scores by example; of the first ones only when time or money is up.
+
+        Where calls are `kept` for what follows, these are the first ones that the others pay for.
 
         Raises:
             RuntimeError: when more than half of the first examples ran for no ordering, or no call of several
                 orderings ended with an answer.
         """
-        self._under_way = wanted
-        rows = self._scorer.cells(wanted)
+        self._under_way = wanted = wanted if kept is None else self.scorer.affordable(wanted, kept=kept)
+        rows = self.scorer.cells(wanted)
         asked = {ordering: set(self._asked.get(ordering, ())) for ordering in rows}
         new = [cell for o, cells in rows.items() for e, cell in cells.items() if e not in asked[o]]
         several = len(rows) > 1 or not self._ran
         # Then something is down, and it is not the order.
         if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
-            raise self._scorer.nothing_ran(new, len(rows))
+            raise self.scorer.nothing_ran(new, len(rows))
         if rows and not self._asked:
             self._check_first(rows)
         return self._take(rows)
 
     def salvage(self) -> dict[Ordering, dict[int, float]]:
         """Scores of those orderings of a round that was not ended which were scored whole; costs nothing."""
-        known = self._scorer.known_cells(self._under_way)
+        known = self.scorer.known_cells(self._under_way)
         return self._take({o: row for o, row in known.items() if row and len(row) == len(self._under_way[o])})
 
     def scores(self) -> dict[Ordering, dict[int, float]]:
         """Scores by example of all orderings; costs nothing."""
-        rows = self._scorer.known_cells(self._asked)
+        rows = self.scorer.known_cells(self._asked)
         return {ordering: found for ordering, cells in rows.items() if (found := self._row(ordering, cells))}
 
     def _take(self, rows: Mapping[Ordering, dict[int, Cell]]) -> dict[Ordering, dict[int, float]]:
@@ -363,7 +365,7 @@ class StagedScores:
         tried = {example for cells in rows.values() for example in cells}
         num_lost = len(tried - {e for cells in rows.values() for e in _ran(cells)})
         if 2 * num_lost > len(tried):
-            self._scorer.ledger.retry()
+            self.scorer.ledger.retry()
             raise RuntimeError(
                 f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order: mend the "
                 "program, the metric or what they call, and compile again (with log_dir, from here; where the code of "

@@ -38,7 +38,7 @@ class Raced:
     def run(self, entrants, **options):
         options = {"num_examples": 40, "num_calls": 300, "num_winners": 2, **options}
         options = {"estimate": self.means, "original": self.original, "original_share": 0.25, **options}
-        return race(self.staged, self.scorer, entrants, **options)
+        return race(self.staged, entrants, **options)
 
 
 def best_by_mean(raced, count):

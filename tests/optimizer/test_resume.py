@@ -29,6 +29,7 @@ from fakes import (
 from fakes import student as showing
 
 from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder
+from plr_dspy.baselines import TopKOrder
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
@@ -307,6 +308,17 @@ class TestOtherArguments:
         assert engine.num_calls == report.program_calls["total"] <= second
         whole = compiled(None, student(3), max_metric_calls=second, **options)
         assert report.slots[0].ordering == whole.slots[0].ordering
+
+    def test_a_round_that_time_has_cut_is_scored_whole_by_the_next_part(self, tmp_path, engine, monkeypatch):
+        monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
+        options = {"num_candidates": 12, "num_finalists": 2, "num_threads": 1, "display_progress": False}
+        for seconds in (240, None):
+            found = TopKOrder(exact_match, log_dir=tmp_path, max_seconds=seconds, **options)
+            found.compile(student(4), trainset=EXAMPLES[:40])
+        assert set(engine.requests.values()) == {1}
+        whole = TopKOrder(exact_match, **options)
+        whole.compile(student(4), trainset=EXAMPLES[:40])
+        assert found.report.candidates == whole.report.candidates
 
     def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
         """Orderings number the demos; there may be more of them now, or the same number of others."""
