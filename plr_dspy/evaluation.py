@@ -107,7 +107,7 @@ def evaluate_programs(
             f'programs must be a dict from names to programs, such as {{"mine": program}}; got {programs!r}'
         )
     for name, program in programs.items():
-        check_given(program, name=f"programs[{name!r}]", devset=devset)
+        check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
         raise ValueError(f"devset must hold two examples at least; got {len(devset)}")
     if isinstance(metric, SetMetric):
@@ -127,7 +127,7 @@ def program_answers(
     program: dspy.Module, examples: Sequence[dspy.Example], *, num_threads: int | None = None
 ) -> list[Any]:
     """What a program answers to examples, which need no labels; None stands for a reply that could not be read."""
-    check_given(program, name="program", devset=examples)
+    check_given(program, name="program", to_order=False, devset=examples)
     with progress_bar(len(examples), display=True, title="predict") as bar:
         limits = {"num_threads": num_threads, "on_cell": bar.update}
         return _Answers(program, lambda example, answer: 0.0, examples, **limits).predictions
@@ -149,7 +149,9 @@ class _Answers(MetricWork):
         self.cells = list(row.values())
         if failed := [cell for cell in self.cells if cell.outcome == FAILED]:
             first = f"{failed[0].error}: {failed[0].message}"
-            raise RuntimeError(f"{len(failed)} of {len(names)} calls failed, the first by {first}: try again")
+            raise RuntimeError(
+                f"{len(failed)} of {len(names)} calls failed, the first by {first}: mend that, or try again"
+            )
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         with self._answering(example) as shown:
@@ -183,10 +185,11 @@ class _Answers(MetricWork):
             # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
             least, most = mean_interval([*scores, low, low, high, high])
         else:
-            (low, high), largest = self.influence.bounds, self.influence.largest()
-            least, most = (
-                value + end for end in paired_interval([each - value for each in scores], largest=largest)
-            )
+            low, high = self.influence.bounds
+            least, most = min(0.0, value), max(1.0, value)
+            if deviations := self.influence.deviations(scores, value):
+                ends = paired_interval(deviations, largest=self.influence.largest())
+                least, most = value + ends[0], value + ends[1]
         difference, interval = None, None
         if first is not None:
             pairs = zip(*first.rows(self), strict=True)
@@ -209,10 +212,11 @@ class _Answers(MetricWork):
         """The recall of each label that examples have, and the mean probability of the label that was answered."""
         right = output.numbers(self._examples)
         answers = [output.answered(prediction) for prediction in self.predictions]
+        unread = all(prediction is None for prediction in self.predictions)
         recalls = {
             label: float(np.mean([answers[example] == label for example in np.flatnonzero(right == number)]))
             for number, label in enumerate(output.labels)
-            if number in right
+            if number in right and (unread or any(answers))  # Predictions may hold them under another name.
         }
         confidences = []
         if isinstance(self._program, CalibratedProgram):

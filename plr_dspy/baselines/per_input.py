@@ -32,6 +32,8 @@ class PerInputOrder(dspy.Module):
             "content_free", the mean distribution ``[L]`` over content-free inputs.
     """
 
+    reads_probabilities = True  # so that nothing else is to
+
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> l
     """The examples of a file of JSON lines, or of CSV with a header, for a program."""
     signatures, examples = [each.signature for _, each in named_predictors(program)], []
     kinds = {name: field.annotation for each in signatures for name, field in each.fields.items()}
-    for number, row in _csv_rows(path, kinds) if path.suffix.lower() == ".csv" else _json_lines(path):
+    for number, row in _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path):
         if missing := [name for name in inputs if not isinstance(row, dict) or name not in row]:
             found = f"it has {list(row)}" if isinstance(row, dict) else f"it is {shown(row)}"
             needs = f"line {number} of {path} must be an object with the inputs {list(inputs)}"
@@ -175,6 +175,9 @@ def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> l
                 raise ValueError(
                     f"line {number} of {path} has {alike[0]!r}, and the program {name!r}: give both one name"
                 )
+        for name in {each for each in kinds if row.get(each) is not None and kinds[each] is not str}:
+            with contextlib.suppress(ValueError):  # What is of no such type is told as it is.
+                row[name] = parse_value(row[name], kinds[name])
         examples.append(dspy.Example(row).with_inputs(*inputs))
     if not examples:
         raise ValueError(f"{path} holds no example")
@@ -195,8 +198,8 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             ) from error
 
 
-def _csv_rows(path: Path, kinds: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
-    """Each row by the number of its last line, with cells as the types of the program's fields have them."""
+def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each row by the number of its last line."""
     content, number = path.read_bytes(), 0
     try:
         lines = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
@@ -209,11 +212,7 @@ def _csv_rows(path: Path, kinds: Mapping[str, Any]) -> Iterator[tuple[int, Any]]
                 raise ValueError(
                     f"{len(cells)} cells, and {len(header)} in the header: quote those with commas"
                 )
-            row: dict[str, Any] = dict(zip(header, cells, strict=True))
-            for name in row.keys() & kinds.keys():
-                with contextlib.suppress(ValueError):  # Such a text is told as in any other file.
-                    row[name] = parse_value(row[name], kinds[name])
-            yield number, row
+            yield number, dict(zip(header, cells, strict=True))
     except (ValueError, csv.Error) as error:
         if isinstance(error, UnicodeDecodeError):
             number = content[: error.start].count(b"\n") + 1

@@ -90,6 +90,11 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     if predictor is not None and predictor not in names:
         raise ValueError(f"predictor must be one of {names}; got {predictor!r}")
     cure = "" if predictor is not None or len(names) == 1 else f", or pass predictor= with one of {names}"
+    if any(getattr(part, "reads_probabilities", False) for _, part in program.named_sub_modules()):
+        raise ValueError(
+            "a program of DEmO decides by the probabilities of labels already, and cannot be calibrated: pass the "
+            "program that it was made of"
+        )
     output = needed_output(program, PURPOSE, only=predictor, cure=cure)
     if any(PROBABILITIES in each.signature.output_fields for each in predictors.values()):
         raise ValueError(

@@ -208,7 +208,8 @@ def _checked_copy(
     calibrated = None
     if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False:
         calibrated, student = student, student.program
-    check_given(student, name=optimizer.student_name, **{optimizer.trainset_name: trainset, "valset": valset})
+    datasets: dict[str, Any] = {optimizer.trainset_name: trainset, "valset": valset}
+    check_given(student, name=optimizer.student_name, **datasets)
     program = ProgramFactory(student).build({})
     # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no
     # `log_dir` would be found again.

@@ -24,9 +24,12 @@ FINDS = "which chooses how many demos are found for each input, by what, and in 
 """What messages say of `PLFewShot`."""
 
 
-def check_given(student: Any, *, name: str = "student", **datasets: Sequence[dspy.Example]) -> None:
-    """Raise unless a program can be run on these examples, with what is configured; names are what users know."""
-    _check_student(student, name)
+def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
+    """Raise unless a program can be run on these examples, with what is configured; names are what users know.
+
+    One that is `to_order` must have predictors whose demos can be.
+    """
+    _check_student(student, name, to_order)
     _check_demos(student)
     signature = _signature(student)
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -68,18 +71,18 @@ def check_given(student: Any, *, name: str = "student", **datasets: Sequence[dsp
         )
 
 
-def _check_student(student: Any, name: str) -> None:
-    """Raise unless this is a program with predictors."""
+def _check_student(student: Any, name: str, to_order: bool) -> None:
+    """Raise unless this is a program that can run, and has predictors where it is to be ordered."""
     if not isinstance(student, dspy.Module):
         hint = ": pass an instance, not the class" if isinstance(student, type) else ""
         raise TypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
     forwards = [vars(module).get("forward") for _, module in student.named_sub_modules()]
-    if any("KNNFewShot" in getattr(forward, "__qualname__", "") for forward in forwards):
+    if to_order and any("KNNFewShot" in getattr(forward, "__qualname__", "") for forward in forwards):
         raise TypeError(
             f"{name} was compiled by KNNFewShot, which picks demos anew at each call, so that there are none to order: "
             f"pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
-    if type(student).__qualname__.startswith("Ensemble.compile."):
+    if to_order and type(student).__qualname__.startswith("Ensemble.compile."):
         raise TypeError(
             f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them"
         )
@@ -97,7 +100,7 @@ def _check_student(student: Any, name: str) -> None:
         raise ValueError(
             f"{name} has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
         )
-    if not names:
+    if to_order and not names:
         raise ValueError(
             f"{name} has no predictors to order demos in: it holds none, or all of them lie in frozen (compiled) "
             "sub-modules, which are left alone; compile the sub-module itself, or set its _compiled to False"

@@ -78,7 +78,7 @@ class OrderSensitivity:
                 f"\nCalibrated, they {calibrated._range()}, the program's own {own:.3f}, by the same calls. "
                 f"{calibrated._finding()}"
             )
-            if own > sum(self.scores) / len(self.scores):
+            if own > sum(self.scores) / len(self.scores) + 1e-9:
                 advice = f"calibrate first (BatchCalibration), which takes 64 calls and no search; after that {after}"
             elif calibrated._is_promising and not self._is_promising:
                 advice = after

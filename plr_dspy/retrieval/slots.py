@@ -88,7 +88,9 @@ class RetrievalSlots(PoolSlots):
             if demos
         }
         # Then the inputs of the predictor are those of the program.
-        self._passes_inputs_on = type(program).forward in (dspy.Predict.forward, dspy.ChainOfThought.forward)
+        forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
+        own = vars(program).get("forward")  # as of dspy.syncify
+        self._passes_inputs_on = own is None and getattr(type(program), "forward", None) in forwards
         nothing: Ordering = tuple(() for _ in self.slots)
         beside = [self._with_rule(nothing, rule) for rule in rules]
         self.space = replace(self.space, beside=tuple(beside) if self.found else ())

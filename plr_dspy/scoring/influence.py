@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -127,11 +129,25 @@ class Influence:
         return self._value + influence - self._shifts[self._groups[example]]
 
     def largest(self) -> float:
-        """The largest influence, in size, of a right answer to an example; 0 where no answer is known to be right."""
-        right = self._shares.keys() & set(self._metric.answers(self._facts))
-        return max(
-            (abs(self._influence(fact, fact) - self._shifts.get(fact, 0.0)) for fact in right), default=0.0
-        )
+        """The largest influence, in size, of a right answer to an example, or where right answers have none, as all are
+        right, of any answer; 0 where answers are not known."""
+        answers = self._metric.answers(self._facts)
+
+        def most(pairs: Iterable[tuple[Any, Any]]) -> float:
+            sizes = (abs(self._influence(*pair) - self._shifts.get(pair[0], 0.0)) for pair in pairs)
+            return max(sizes, default=0.0)
+
+        right = most((fact, fact) for fact in self._shares.keys() & set(answers))
+        return right if right > 1e-9 else most(itertools.product(self._shares, answers))
+
+    def deviations(self, scores: Sequence[float], value: float) -> list[float]:
+        """How far the scores of all examples lie from the metric: sqrt(n / (n - 1)) times as far as they do, as of each
+        group of n its mean was taken away. None are known where a group has one example alone."""
+        counts = Counter(self._groups)
+        if 1 in counts.values():
+            return []
+        free = {group: math.sqrt(n / (n - 1)) for group, n in counts.items()}
+        return [(score - value) * free[group] for score, group in zip(scores, self._groups, strict=True)]
 
     def stratified(self, scores: Mapping[int, float]) -> dict[int, float]:
         """Scores of a program on some examples, weighted so that facts count in the shares that they have among all."""

@@ -12,7 +12,7 @@ from dspy import lm15
 from fakes import LabelEngine, digest, interrupt, using
 from label_engines import exact
 
-from plr_dspy import F1, CalibratedProgram, load_program
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
 from plr_dspy.labels.reader import NoProbabilities
 
@@ -334,6 +334,8 @@ def test_demo_orders_the_demos_of_each_input_as_published(table, tmp_path):
     with table.serving():
         program = optimizer.compile(table.program(), trainset=table.examples)
         assert table.engine.requests == 3 * len(table.orders) == optimizer.report.program_calls["total"]
+        with pytest.raises(ValueError, match=r"a program of DEmO .* cannot be calibrated"):
+            BatchCalibration().compile(program, trainset=table.examples)
         program.save(tmp_path / "program.json")
         loaded = load_program(table.program(), tmp_path / "program.json")
         answers = [loaded(text=text).label for text in table.texts]

@@ -155,9 +155,20 @@ TO_C = ("--train", "train.jsonl", "--out", "c.json")
 EVALUATE = ("--metric", "reviews_app.py:accuracy", "--data", "train.jsonl")
 
 
-def test_cells_of_csv_have_the_types_of_the_program_s_fields(folder):
-    (folder / "typed.csv").write_text('review,stars,good,note\nx,2,TRUE,7\n\n"two\nlines",none,false,\n')
-    asked = ["predict", "reviews_app.py:typed", "--inputs", "review", *LOCAL, "--data", "typed.csv"]
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_rows_have_the_types_of_the_program_s_fields(folder, kind):
+    rows = [
+        {"review": "x", "stars": "2", "good": "TRUE", "note": "7"},
+        {"review": "two\nlines", "stars": "none", "good": "false", "note": ""},
+    ]
+    with (folder / f"typed.{kind}").open("w", newline="") as file:
+        if kind == "csv":
+            writer = csv.DictWriter(file, rows[0].keys())
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            file.writelines(json.dumps(row) + "\n\n" for row in rows)
+    asked = ["predict", "reviews_app.py:typed", "--inputs", "review", *LOCAL, "--data", f"typed.{kind}"]
     assert cli.main([*asked, "--out", "typed.jsonl"]) == 0
     first, second = map(json.loads, (folder / "typed.jsonl").read_text().splitlines())
     assert first == {"review": "x", "stars": 2, "good": True, "note": "7", "prediction": None}

@@ -122,6 +122,7 @@ def result(**changes):
 NOTHING = {"p_value": 0.3, "gain_interval": (0.0, 0.004)}
 GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}
 UNCHANGED = {"p_value": 1.0, "noise": 0.0, "deviation": 0.0}
+SAME = {**UNCHANGED, "scores": [0.8] * 10, "expected_gain": 0.0, "gain_interval": (0.0, 0.0)}
 MAY_PAY = {"gain_interval": (0.0, 0.5)}
 MAY_BE_GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}
 UNKNOWN = {"p_value": 0.3, "gain_interval": (0.0, 0.4)}
@@ -140,6 +141,7 @@ MEND = "see what the model answers (dspy.inspect_history()), mend the program or
         (NOTHING, "no search, which has nothing to find here."),
         (GOOD, "no search, which has nothing to find here."),
         (UNCHANGED, "no search, which has nothing to find here."),
+        ({**SAME, "calibrated": result(**SAME)}, "no search, which has nothing to find here."),
         (MAY_PAY, f"a search (PLReorder), which may pay. {ORDERS}"),
         ({**MAY_PAY, "noise": 0.1}, f"a search (PLReorder), which may pay. {EXAMPLES}"),
         (MAY_BE_GOOD, f"no search yet. {ORDERS}"),

@@ -7,7 +7,15 @@ from dspy.utils.exceptions import AdapterParseError
 from fakes import LabelEngine, lm_of
 from label_engines import exact
 
-from plr_dspy import F1, CalibratedProgram, Calibration, evaluate_programs
+from plr_dspy import (
+    F1,
+    AverageScoreBy,
+    BalancedAccuracy,
+    CalibratedProgram,
+    Calibration,
+    MatthewsCorrelation,
+    evaluate_programs,
+)
 
 LABELS = ["no", "yes"]
 
@@ -91,6 +99,53 @@ def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
             other.difference_interval[0] < 0 < other.difference_interval[1],
         ]
     assert (inside >= 0.88 * worlds).all(), inside
+
+
+@pytest.mark.parametrize("metric", [F1("yes"), F1(), MatthewsCorrelation(), BalancedAccuracy()])
+@pytest.mark.parametrize("right", [0.95, 0.9])
+def test_intervals_hold_where_all_answers_may_be_right(metric, right):
+    rng, inside = np.random.default_rng(0), 0
+    truth = 2 * right - 1 if isinstance(metric, MatthewsCorrelation) else right
+    for _ in range(40):
+        wrong = {n for n in range(20) if rng.random() > right}
+        program = Answering({n for n in range(20) if (n % 2 == 0) != (n in wrong)})
+        (found,) = evaluated({"one": program}, metric, examples(20, range(0, 20, 2))).programs.values()
+        assert found.interval[0] < found.interval[1]
+        inside += found.interval[0] < truth <= found.interval[1]
+    assert inside >= 33
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_intervals_of_an_average_over_small_groups_hold(size):
+    metric, inside = AverageScoreBy(lambda example: example.number // size, metric=exact), 0
+    for seed in range(40):
+        yes = set(np.flatnonzero(np.random.default_rng(seed).random(60) < 0.7).tolist())
+        found = evaluated({"one": Answering(yes)}, metric, examples(60, range(60))).programs["one"]
+        inside += found.interval[0] <= 0.7 <= found.interval[1]
+        assert 0.0 <= found.interval[0] < found.interval[1] <= 1.0
+    assert inside >= 34
+
+
+def test_whatever_runs_can_be_evaluated():
+    """Programs that nobody could order, and answers under another name, which have no recall."""
+
+    class Rule(dspy.Module):
+        def forward(self, number):
+            return dspy.Prediction(label="yes")
+
+    class Renaming(Answering):
+        def forward(self, number):
+            return dspy.Prediction(answer=super().forward(number).label)
+
+    programs = {
+        "rule": Rule(),
+        "ensemble": dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([Rule()]),
+    }
+    for each in evaluated(programs, exact, examples(20, range(5))).programs.values():
+        assert each.score == 0.25
+    metric = lambda example, answer: example.label == answer.answer  # noqa: E731
+    (found,) = evaluated({"renaming": Renaming(range(5))}, metric, examples(20, range(5))).programs.values()
+    assert (found.score, found.recalls) == (1.0, {})
 
 
 def test_a_failed_call_is_no_wrong_answer():

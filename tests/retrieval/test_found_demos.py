@@ -88,6 +88,15 @@ class WithNumber(dspy.Module):
         return self.answer(question=question)
 
 
+class OnlyAsync(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = predict()
+
+    async def aforward(self, question):
+        return self.answer(question=question)
+
+
 class InThreads(dspy.Module):
     """Calls its predictor in threads."""
 
@@ -250,6 +259,11 @@ class TestChoice:
             for each in (program, load_program(predict(), tmp_path / "p.json")):
                 each(question=examples(1)[0].question)
         assert engine.shown[0] == engine.shown[1] and max(Counter(engine.shown[0]).values()) == 1
+
+    @MODES
+    def test_an_async_program_that_is_made_to_wait(self, demos):
+        _, optimizer = compiled(Copier(same=False), student=dspy.syncify(OnlyAsync()), demos=demos)
+        assert optimizer.report.comparison is not None
 
     @MODES
     def test_no_prompt_is_paid_for_twice(self, demos):

@@ -227,7 +227,7 @@ class FittedModel:
             margin = 3.0 / int(min(counts))
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
         low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
-        return round(self._limited(low), 6), round(self._limited(high), 6)
+        return round(min(score, self._limited(low)), 6), round(max(score, self._limited(high)), 6)
 
     def _corrected(self, ordering: Ordering) -> tuple[float, float, Array]:
         """As `ResponseModel.corrected`, of an ordering fitted."""
