@@ -4,7 +4,7 @@ import dspy
 import numpy as np
 import pytest
 from fakes import using
-from label_engines import LABELS
+from label_engines import LABELS, normal
 from label_world import DEMOS, EXAMPLES, Engine, student, two
 
 import plr_dspy
@@ -111,6 +111,26 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
     if stays and not (report.calibration and report.calibration.applied):
         assert returned.score == pytest.approx(c.expected_original[0], abs=1e-5)
         assert all(each.probability < 0.5 or each.expected_gain <= 0 for each in report.candidates[1:])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_calibration_finds_a_label_that_no_order_answers(seed):
+    """Ten examples of it are too few for a gain beyond their error, and one of .3 all the same."""
+
+    def timid(demos, text):
+        odd = int(text.split()[-1]) % 2
+        return two(odd - 3.0 + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
+
+    options = {
+        "engine": Engine(probabilities=timid),
+        "calibrate": True,
+        "seed": seed,
+        "max_metric_calls": 300,
+    }
+    program, _ = compiled(PLReorder, F1("positive"), **options)
+    with using(options["engine"]):
+        assert F1("positive").evaluate(student(), RARE, num_threads=1, display_progress=False) == 0.0
+        assert F1("positive").evaluate(program, RARE, num_threads=1, display_progress=False) > 0.25
 
 
 def test_expects_of_the_original_what_its_own_answers_give():

@@ -62,7 +62,8 @@ class LabelOffsets:
         return self._of(np.where(self._alone, own, _log_mean(expected) + weights * (found - foreseen)))
 
     def settle(self, logits: Array, variances: Array, scores: Array) -> None:
-        """Take the guess by which the cells' calibrated answers score best; the first unless another clearly does.
+        """Take the guess by which the cells' calibrated answers score best; the first unless another clearly does, or where
+        this is to leave answers as they are, does at all.
 
         `scores` are those of labels, ``[E, L]``.
         """
@@ -74,7 +75,9 @@ class LabelOffsets:
             found = np.where(self.known, self.scores_of(self.of_cells(logits, variances), scores), 0.0)
             means.append((found.sum(axis=0) / np.maximum(1, self.known.sum(axis=0)))[seen])
         gains = np.array(means) - means[0]
-        errors = gains.std(axis=1) / np.sqrt(gains.shape[1])
+        # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
+        sure = not np.isnan(self._guesses[0]).any()
+        errors = sure * gains.std(axis=1) / np.sqrt(gains.shape[1])
         best = np.where(gains.mean(axis=1) > errors, gains.mean(axis=1), 0.0).argmax()
         self.shares = self._guesses[int(best)]
 
