@@ -62,8 +62,8 @@ class LabelOffsets:
         return self._of(np.where(self._alone, own, _log_mean(expected) + weights * (found - foreseen)))
 
     def settle(self, logits: Array, variances: Array, scores: Array) -> None:
-        """Take the guess by which the cells' calibrated answers score best; the first unless another clearly does, or where
-        this is to leave answers as they are, does at all.
+        """Take the guess by which the cells' calibrated answers score best: the first, unless another clearly does, or
+        does at all where the first leaves answers as they are.
 
         `scores` are those of labels, ``[E, L]``.
         """
