@@ -20,9 +20,9 @@ import numpy as np
 from plr_dspy.search.model.components import fit_components, inverted
 from plr_dspy.search.model.table import Array, Mask
 
-NUM_SWEEPS, SETTLED = 12, 1e-4
-"""Of expectation and maximisation, at most, and the relative change of the noise at which they end: with many cells,
-after five."""
+NUM_SWEEPS, NUM_QUICK_SWEEPS, SETTLED = 12, 3, 1e-4
+"""Of expectation and maximisation, at most; of a fit that only says which orderings promise most; and the change of the
+noise, as a share of it, at which they end: with many cells, after five."""
 
 PRIOR_COUNT = 5.0
 """Orderings, examples or answers that the prior of a variance counts as much as."""
@@ -56,7 +56,9 @@ class ResponseEffects:
         weights: Cells known of each ordering, ``[m]``; one counts less where its example is known from no other.
     """
 
-    def __init__(self, contrasts: Array, directions: Array, *, apart: Mask) -> None:
+    def __init__(
+        self, contrasts: Array, directions: Array, *, apart: Mask, num_sweeps: int = NUM_SWEEPS
+    ) -> None:
         # Contrasts come first in here: sums over them are sums of few large tables.
         known, num_contrasts = ~np.isnan(contrasts[..., 0]), contrasts.shape[2]
         self._shown, self._seen = known.astype(np.float64), known.any(axis=0)
@@ -67,7 +69,7 @@ class ResponseEffects:
         self._leaning_variance, self._slope_variance = 1.0, PRIOR_SLOPE
         self._examples, self._rest = np.zeros((num_contrasts, len(directions))), self._contrasts
         self.weights = np.zeros(len(known))
-        for _ in range(NUM_SWEEPS):
+        for _ in range(num_sweeps):
             before = self.noise
             self._fit_examples()
             self._fit_variances()

@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from scipy.linalg import helmert
 
 from plr_dspy.report.data import Leaning
-from plr_dspy.search.model.effects import EffectProcess, Posterior, ResponseEffects
+from plr_dspy.search.model.effects import (
+    NUM_QUICK_SWEEPS,
+    NUM_SWEEPS,
+    EffectProcess,
+    Posterior,
+    ResponseEffects,
+)
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
 from plr_dspy.search.model.process import RULE, covariance_of_means
@@ -185,7 +191,10 @@ class ResponseModel(NoResponses):
         if len(shown) > MOST_EXAMPLES:
             shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
-        self._cells = cells = ResponseEffects(self._contrasts, self._directions, apart=self._apart)
+        sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
+        self._cells = cells = ResponseEffects(
+            self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps
+        )
         known: Sequence[Posterior | EffectProcess] = (cells.leaning, cells.slope)
         if features is not None:
             # What a process says of an ordering replaces what was measured.
