@@ -186,7 +186,7 @@ class _Answers(MetricWork):
             least, most = mean_interval([*scores, low, low, high, high])
         else:
             low, high = self.influence.bounds
-            least, most = min(0.0, value), max(1.0, value)
+            least, most = min(0.0, value), max(1.0, value)  # of a group with one example nothing is known
             if deviations := self.influence.deviations(scores, value):
                 ends = paired_interval(deviations, largest=self.influence.largest())
                 least, most = value + ends[0], value + ends[1]

@@ -32,7 +32,7 @@ class PerInputOrder(dspy.Module):
             "content_free", the mean distribution ``[L]`` over content-free inputs.
     """
 
-    reads_probabilities = True  # so that nothing else is to
+    reads_probabilities = True  # So it is not calibrated: `calibrated_output` refuses it.
 
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()

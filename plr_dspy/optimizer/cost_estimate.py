@@ -90,7 +90,9 @@ def estimate(job: Job) -> Estimate:
     prompt_tokens = cost = affordable = None
     if tokens is not None:
         prompt_tokens = round(all_calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
-    a_call, of_teacher = cost_a_call(job, tokens), cost_of_attempt(job)
+    a_call = of_teacher = cost_a_call(job, tokens)
+    if job.teacher is not None and job.attempts:
+        of_teacher = cost_of_attempt(job)
     if a_call is not None and of_teacher is not None:
         cost = a_call * calls + of_teacher * len(job.attempts)
         affordable = all_calls if max_cost is None or cost <= max_cost else int(all_calls * max_cost / cost)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections import Counter, defaultdict
@@ -130,7 +129,7 @@ class Influence:
 
     def largest(self) -> float:
         """The largest influence, in size, of a right answer to an example, or where right answers have none, as all are
-        right, of any answer; 0 where answers are not known."""
+        right, of some wrong answers to each fact; 0 where answers are not known."""
         answers = self._metric.answers(self._facts)
 
         def most(pairs: Iterable[tuple[Any, Any]]) -> float:
@@ -138,7 +137,8 @@ class Influence:
             return max(sizes, default=0.0)
 
         right = most((fact, fact) for fact in self._shares.keys() & set(answers))
-        return right if right > 1e-9 else most(itertools.product(self._shares, answers))
+        of_each = MOST_PSEUDO // max(1, len(self._shares))
+        return right if right > 1e-9 else most((fact, a) for fact in self._shares for a in answers[:of_each])
 
     def deviations(self, scores: Sequence[float], value: float) -> list[float]:
         """How far the scores of all examples lie from the metric: sqrt(n / (n - 1)) times as far as they do, as of each
