@@ -267,21 +267,19 @@ class AdditiveProcess:
         variances, their `extra_variances`, ``[c]``.
         """
         fit, number, count = self._fit, len(self.mean), len(features[0]) if features else 0
-        widths = [family.shape[1] for family in self._features]
-        variances, own = np.repeat(fit.variances[:-1], widths)[:, None], fit.variances[-1]
-        known = np.concatenate([np.zeros((number, 0)), *self._features], axis=1)
-        other = np.concatenate([np.zeros((count, 0)), *self._with_leaning(features)], axis=1)
-        further = np.zeros(count) + extra_variances / (self._unit * self._deviation) ** 2
+        features, families = self._with_leaning(features), list(zip(fit.variances, self._features, strict=False))
+        own, further = fit.variances[-1], extra_variances / (self._unit * self._deviation) ** 2
         alone = own * np.eye(number) + fit.fixed
-        slopes = np.sqrt(variances) * rng.normal(size=(len(variances), num_draws))
+        slopes = [np.sqrt(v) * rng.normal(size=(f.shape[1], num_draws)) for v, f in families]
         drawn = rng.normal(size=(number + count, num_draws))
         drawn[:number] = np.linalg.cholesky(alone) @ drawn[:number]
-        drawn[number:] *= np.sqrt(own + further)[:, None]
+        drawn[number:] *= np.sqrt(own + further + np.zeros(count))[:, None]
         noise = np.linalg.cholesky(self._errors) @ rng.normal(size=(number, num_draws))
-        seen = drawn[:number] + noise + known @ slopes
+        seen = drawn[:number] + noise + linear(self._features, slopes)
         missed = fit.solved[:, None] / self._deviation - fit.inverse @ seen
-        drawn += np.concatenate([known, other]) @ (slopes + variances * (known.T @ missed))
-        drawn[:number] += alone @ missed
+        slopes = [slope + v * (f.T @ missed) for slope, (v, f) in zip(slopes, families, strict=True)]
+        drawn[:number] += linear(self._features, slopes) + alone @ missed
+        drawn[number:] += linear(features, slopes)
         sampled: Array = self._unit * (self._level + self._deviation * drawn.T)
         return sampled
 
