@@ -22,12 +22,7 @@ from dspy.teleprompt.reanchor import calibrate as reanchor
 from scipy.special import log_softmax, logsumexp
 
 from plr_dspy.labels.batch_calibration import fit_linear
-from plr_dspy.statistics.calibration import (
-    batch_offsets,
-    calibrated,
-    cross_validated,
-    likely_shares,
-)
+from plr_dspy.statistics.calibration import batch_offsets, calibrated, cross_validated, likely_shares
 
 
 def recorded_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -98,9 +93,7 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
     right_is, rows = np.eye(num_labels)[answers], np.arange(num_inputs)
     ways = [(right_is[rows, known.argmax(axis=1)].mean(), np.zeros(num_labels))]
     for shares in likely_shares(counts):
-        ways.append(
-            (right_is[rows, cross_validated(known, shares)].mean(), batch_offsets(known, prior=shares))
-        )
+        ways.append((right_is[rows, cross_validated(known, shares)].mean(), batch_offsets(known, prior=shares)))
     told = {
         "as it is": held,
         "labels decide": held + max(ways, key=lambda way: way[0])[1],

@@ -23,9 +23,7 @@ DOCS, RECORDED = Path(__file__).resolve().parents[1] / "docs", Path(__file__).pa
 Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
-def options(
-    text: str, *, among: dict[str, Sequence[str]] | None = None, **defaults: Any
-) -> argparse.Namespace:
+def options(text: str, *, among: dict[str, Sequence[str]] | None = None, **defaults: Any) -> argparse.Namespace:
     """Read options by their defaults from the command line; the text of the help says what they mean.
 
     A list takes one value or more of the type of its first one, False becomes a switch, a type an option that may be
@@ -102,8 +100,6 @@ def with_interval(values: Sequence[float] | np.ndarray, digits: int = 3) -> str:
 def read_table(text: str, first_column: str) -> pd.DataFrame:
     """Read the table of a Markdown page whose first headings are so; rows have the names of their first cells."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
-    frame = pd.read_csv(
-        io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False
-    )
+    frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
     rows = frame.iloc[1:, 1:-1].apply(lambda column: column.str.strip("*"))  # without the rule
     return rows.set_index(rows.columns[0], drop=False)

@@ -154,11 +154,7 @@ def landscapes(compiles: Compiles) -> Figures:
 
 def claims(compiles: Compiles) -> Figures:
     """How often "better" is said where no order is better."""
-    methods = {
-        "scores": "light@1000",
-        "log-probabilities": "logprobs@700",
-        "`calibrate=True`": "calibrated@700",
-    }
+    methods = {"scores": "light@1000", "log-probabilities": "logprobs@700", "`calibrate=True`": "calibrated@700"}
     for what, *told in rows(page("evidence"), "| 20 examples"):
         method = methods[what.split(",")[0]]
         for pool, cell in zip((20, 40, 200), told, strict=True):
@@ -205,9 +201,7 @@ def rare_labels(compiles: Compiles) -> Figures:
     """F1 of each way to spend calls, on recorded answers of which a label was made rare."""
     seeds = range(2, 2 + max(1, compiles.count // len(uneven.RARE)))
     found = pd.DataFrame(
-        compiles.run(
-            uneven.recorded, [(*task, seed, 70, 0.15, 300) for seed in seeds for task in uneven.RARE]
-        )
+        compiles.run(uneven.recorded, [(*task, seed, 70, 0.15, 300) for seed in seeds for task in uneven.RARE])
     )
     cells = (cell for _, cell, *_ in rows(page("metrics"), "| F1 | above"))
     for way, cell in zip(found, cells, strict=True):

@@ -77,9 +77,7 @@ def main() -> None:
         always = set.intersection(*engine.ran[1:-1])
         print(f"{signal=}, calls of the model: {engine.calls}")
         for text, functions in ("that ran", set.union(*engine.ran)), ("that ran for every call", always):
-            print(
-                f"  functions {text}: {len(functions)} in {len({code.co_filename for code in functions})} files"
-            )
+            print(f"  functions {text}: {len(functions)} in {len({code.co_filename for code in functions})} files")
         print(f"  frames of ours between compile and the program: {max(engine.depths)}")
         if args.list:
             print(*sorted(f"    {Path(code.co_filename).name}: {code.co_name}" for code in always), sep="\n")

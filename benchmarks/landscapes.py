@@ -196,13 +196,7 @@ class CoinLandscape(TwoLabels):
     """Every answer is a coin's: right with a chance of all examples; the original order may have another."""
 
     def __init__(
-        self,
-        num_demos: int,
-        seed: int,
-        num_examples: int = 1_200,
-        *,
-        chance: float = 0.5,
-        original: float = 0.0,
+        self, num_demos: int, seed: int, num_examples: int = 1_200, *, chance: float = 0.5, original: float = 0.0
     ) -> None:
         self.num_demos, self.num_examples, self.seed = num_demos, num_examples, seed
         self._chance, self._original = chance, original or chance

@@ -288,9 +288,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "KNNFewShot": knn_few_shot,
 }
 OWN_CALLS: dict[str, int | None] = {
-    **dict.fromkeys(
-        (ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote", "KNNFewShot"), 0
-    ),
+    **dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote", "KNNFewShot"), 0),
     **dict.fromkeys(PUBLISHED),
     "calibrated": 64,
 }

@@ -158,9 +158,7 @@ def _top_k_plan(pool: Pool, budget: int | None) -> Plan:
     )
 
 
-def _thompson_search(
-    pool: Pool, plan: Plan, payer: LandscapePayer, mode: str, **common: Any
-) -> ThompsonSearch:
+def _thompson_search(pool: Pool, plan: Plan, payer: LandscapePayer, mode: str, **common: Any) -> ThompsonSearch:
     landscape, responses = pool.landscape, None
     if mode != "light":
         scores = landscape.label_scores[: pool.num_known]

@@ -33,9 +33,12 @@ PLACES = {0: 0, 64: 1, 300: 2, 1_067: 3}
 """Of numbers of calls on the axis, the nearest of which counts."""
 
 INK = "#808080"
-TEXT = dict.fromkeys(
-    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-) | {"axes.facecolor": "none", "legend.framealpha": 0.0, "font.size": 11, "lines.markersize": 7}
+TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK) | {
+    "axes.facecolor": "none",
+    "legend.framealpha": 0.0,
+    "font.size": 11,
+    "lines.markersize": 7,
+}
 
 
 def draw_task(axis: Any, task: str, rows: Any, nearest: Any) -> None:

@@ -53,9 +53,7 @@ def main() -> None:
             student.demos = [demos[i] for i in order]
             replies = read_replies(student, examples, output, num_threads=args.threads)
             if len(replies.inputs) < len(examples):
-                raise SystemExit(
-                    f"order {order}: some replies say nothing of labels, so that nothing is recorded"
-                )
+                raise SystemExit(f"order {order}: some replies say nothing of labels, so that nothing is recorded")
             table[number] = replies.log_probabilities
             print(f"{number + 1} of {len(orders)} orders", file=sys.stderr, flush=True)
     about = {"model": args.model, "task": args.task, "seed": args.seed, "command": " ".join(sys.argv)}

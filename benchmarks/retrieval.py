@@ -50,8 +50,7 @@ class World(Landscape):
         agrees, others = rng.random(number) < agree, rng.integers(1, 3, size=number)
         self.labels = np.where(agrees, topics, (topics + others) % 3)
         self.words = [
-            {f"t{topic}w{word}" for word in rng.integers(25, size=4)}
-            | {f"w{w}" for w in rng.integers(99, size=4)}
+            {f"t{topic}w{word}" for word in rng.integers(25, size=4)} | {f"w{w}" for w in rng.integers(99, size=4)}
             for topic in topics
         ]
         self.qualities = quality * rng.normal(size=number)

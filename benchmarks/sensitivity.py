@@ -38,9 +38,7 @@ class World:
     deviation: float  # Standard deviation of the true scores of orders.
     disagreement: float  # Share of examples on which two orders of equal true score differ.
     tastes: str  # What decides which orders an example prefers: "unrelated", "smooth" or "one demo".
-    accuracy: (
-        float | str
-    )  # Mean true score; "contested" where some examples are a toss-up and no order changes others.
+    accuracy: float | str  # Mean true score; "contested" where some examples are a toss-up and no order changes others.
 
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """A table of scores ``[orders, examples]``, and the true scores of all orders, or of 100."""

@@ -31,14 +31,7 @@ import numpy as np
 from command import head, options, row
 from scipy.special import log_softmax
 
-from plr_dspy import (
-    CrossEntropySearch,
-    MaximumLikelihood,
-    MixtureEM,
-    OrderingSpace,
-    PlainTextAdapter,
-    RankEMA,
-)
+from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, PlainTextAdapter, RankEMA
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator

@@ -84,15 +84,11 @@ class Task:
         """Coefficients of the choices that made right labels likely, of examples left out of their own pool."""
         rng = np.random.default_rng(self.args.seed)
         proposal = Rule(coefficients=PROPOSAL).logits
-        found = [
-            self.pool.features(each.inputs(), CANDIDATES, without=each.inputs()) for each in self.labelled
-        ]
+        found = [self.pool.features(each.inputs(), CANDIDATES, without=each.inputs()) for each in self.labelled]
         features, rankings, likely = [], [], []
         for _ in range(self.args.draws):
             drawn = [proposal.sample(of_each, self.args.demos, rng) for _, of_each in found]
-            nearest_last = [
-                [items[i] for i in chosen[::-1]] for (items, _), chosen in zip(found, drawn, strict=True)
-            ]
+            nearest_last = [[items[i] for i in chosen[::-1]] for (items, _), chosen in zip(found, drawn, strict=True)]
             likely.append(self.told(self.labelled, nearest_last)[0])
             features += [of_each for _, of_each in found]
             rankings += drawn
@@ -118,9 +114,7 @@ class Task:
             ways[name] = [self.pool.shown(each.inputs(), rule) for each in self.test]
         name = self.output.name
         votes = [self.pool.vote(each.inputs(), self.args.demos)[name] == each[name] for each in self.test]
-        return {"vote": np.array(votes, float)} | {
-            way: self.told(self.test, each)[1] for way, each in ways.items()
-        }
+        return {"vote": np.array(votes, float)} | {way: self.told(self.test, each)[1] for way, each in ways.items()}
 
 
 def _named(coefficients: np.ndarray) -> dict[str, float]:

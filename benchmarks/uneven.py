@@ -67,9 +67,7 @@ def world(name: str, seed: int, pool: int, share: float) -> Landscape:
     return made
 
 
-def held_out(
-    program: dspy.Module, made: Landscape, examples: Sequence[int], rare: int, share: float
-) -> float:
+def held_out(program: dspy.Module, made: Landscape, examples: Sequence[int], rare: int, share: float) -> float:
     """The F1 of a label by a program on some examples of a landscape, of which the label has this share by weight."""
     calibration = getattr(program, "calibration", None)
     offsets = np.zeros(made.num_labels) if calibration is None else np.array(calibration.offsets)
@@ -167,9 +165,7 @@ def live(name: str, seed: int, pool: int, share: float, calls: int, args: Any) -
         limits = {"num_threads": args.threads, "display_progress": False}
         found = evaluate_programs(programs, F1(rare), test, **limits).programs
     scores = {way: each.score for way, each in found.items()}
-    print(
-        f"{name}, seed {seed}, {rare}:", {way: round(score, 3) for way, score in scores.items()}, flush=True
-    )
+    print(f"{name}, seed {seed}, {rare}:", {way: round(score, 3) for way, score in scores.items()}, flush=True)
     return scores
 
 
@@ -187,11 +183,7 @@ def print_ways(title: str, draws: Sequence[Mapping[str, float]]) -> None:
 def main() -> None:
     args = options(
         __doc__ or "",
-        among={
-            "worlds": ["mixed", "classes", "items", "nothing"],
-            "ways": list(WAYS),
-            "live": list(CLASSIFICATION),
-        },
+        among={"worlds": ["mixed", "classes", "items", "nothing"], "ways": list(WAYS), "live": list(CLASSIFICATION)},
         worlds=["mixed", "classes", "nothing"],
         recorded=False,
         live=[str],
@@ -218,9 +210,7 @@ def main() -> None:
                     of_all += (of_each := [live(task, seed, *shape, args) for seed in args.seeds])
                     print_ways(f"{task}, {title}", of_each)
                 if args.recorded:
-                    of_all += mapped(
-                        recorded, [(*task, seed, *shape) for task in RARE for seed in args.seeds]
-                    )
+                    of_all += mapped(recorded, [(*task, seed, *shape) for task in RARE for seed in args.seeds])
                 print_ways(title, of_all)
             return
         columns = ("original", "accuracy", "F1", "F1 less accuracy", "F1 less original", "promised")

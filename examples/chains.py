@@ -42,11 +42,7 @@ def bootstrap(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy
 
 def random_search(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     optimizer = dspy.BootstrapFewShotWithRandomSearch(
-        metric=metric,
-        max_bootstrapped_demos=4,
-        max_labeled_demos=8,
-        num_candidate_programs=3,
-        num_threads=2,
+        metric=metric, max_bootstrapped_demos=4, max_labeled_demos=8, num_candidate_programs=3, num_threads=2
     )
     half = len(examples) // 2
     chosen = optimizer.compile(student, trainset=examples[:half], valset=examples[half:])
@@ -55,13 +51,9 @@ def random_search(student: dspy.Module, examples: Examples, metric: Metric, lm: 
 
 def mipro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     """Instructions and demos first: both decide which order is good."""
-    optimizer = dspy.MIPROv2(
-        metric=metric, auto=None, num_candidates=3, max_bootstrapped_demos=3, max_labeled_demos=6
-    )
+    optimizer = dspy.MIPROv2(metric=metric, auto=None, num_candidates=3, max_bootstrapped_demos=3, max_labeled_demos=6)
     half = len(examples) // 2
-    chosen = optimizer.compile(
-        student, trainset=examples[:half], valset=examples[half:], num_trials=4, minibatch=False
-    )
+    chosen = optimizer.compile(student, trainset=examples[:half], valset=examples[half:], num_trials=4, minibatch=False)
     return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
 
 
@@ -97,9 +89,7 @@ def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(
-        metric=metric,
-        few=dspy.LabeledFewShot(k=6),
-        reorder=PLReorder(metric, max_metric_calls=CALLS),
+        metric=metric, few=dspy.LabeledFewShot(k=6), reorder=PLReorder(metric, max_metric_calls=CALLS)
     )
     return optimizer.compile(
         student,
@@ -150,9 +140,7 @@ CHAINS: dict[str, Chain] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chain", nargs="?", choices=list(CHAINS))
     parser.add_argument("--lm", help="litellm name (default: the local model)")
     args = parser.parse_args()

@@ -95,9 +95,7 @@ def run(data: Data, args: argparse.Namespace, seed: int) -> Result:
     return Result(
         original=held_out.scores(),
         chosen=new_held_out(ordered).scores(),
-        random=[
-            held_out.rows([order])[0] for order in tqdm(random_orders, desc="random orders", unit="order")
-        ],
+        random=[held_out.rows([order])[0] for order in tqdm(random_orders, desc="random orders", unit="order")],
         calls=optimizer.report.program_calls["total"],
         seconds=optimizer.report.seconds,
     )
@@ -116,9 +114,7 @@ def print_result(result: Result) -> None:
     if len(spread) == 1:
         print(f"a random order   {spread[0]:.3f}")
     else:
-        print(
-            f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}"
-        )
+        print(f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}")
     print(f"{result.calls:,} program calls and {result.seconds:.0f} s to choose the order")
 
 
@@ -151,9 +147,7 @@ def parse_args() -> argparse.Namespace:
 
         return number
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default=BUNDLED, choices=[BUNDLED, *CLASSIFICATION])
     parser.add_argument("--data-dir", type=Path, help="folder with TASK_train.jsonl and TASK_test.jsonl")
     parser.add_argument("--demos", type=at_least(2), default=8, help="demos in the prompt")
@@ -164,9 +158,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
     parser.add_argument("--max-calls", type=at_least(1), help="program calls at most, instead of --auto's")
     parser.add_argument("--signal", default="auto", choices=["auto", "score", "logprobs"])
-    parser.add_argument(
-        "--seeds", type=at_least(0), nargs="+", default=[0], help="one run with fresh demos for each"
-    )
+    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[0], help="one run with fresh demos for each")
     parser.add_argument("--threads", type=at_least(1), default=2, help="calls under way at once")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/quickstart"), help="folder of the last program and report"

@@ -115,8 +115,7 @@ def evaluate_programs(
     limits = {"num_threads": num_threads, "max_errors": max_errors}
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         answers = {
-            name: _Answers(program, metric, devset, on_cell=bar.update, **limits)
-            for name, program in programs.items()
+            name: _Answers(program, metric, devset, on_cell=bar.update, **limits) for name, program in programs.items()
         }
     first, *_ = answers.values()
     found = {name: each.score(None if each is first else first) for name, each in answers.items()}
@@ -136,9 +135,7 @@ def program_answers(
 class _Answers(MetricWork):
     """The answers of a program to examples, None for those that could not be read, and the metric's cells of them."""
 
-    def __init__(
-        self, program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], **options: Any
-    ) -> None:
+    def __init__(self, program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], **options: Any) -> None:
         super().__init__(metric, examples)
         self.predictions: list[Any] = [None] * len(examples)
         self._program, slots = program, ProgramSlots(program)

@@ -322,9 +322,7 @@ class LabelEngine:
                 self.written[text] += 1
                 fields = [f"[[ ## {name} ## ]]\n{text}" for name in wanted]
                 told = self.logprobs and request.config.logprobs is not None
-                logprobs = (
-                    {"content": [{"token": text, "logprob": -1.0, "top_logprobs": []}]} if told else None
-                )
+                logprobs = {"content": [{"token": text, "logprob": -1.0, "top_logprobs": []}]} if told else None
                 return chat_response("\n\n".join([*fields, "[[ ## completed ## ]]"]), logprobs=logprobs)
         demos = [FIELD.findall(text)[0][1].strip() for text in texts[:-1:2]]
         p = self.probabilities(demos, values[0])
@@ -334,9 +332,7 @@ class LabelEngine:
         if not self.logprobs or request.config.logprobs is None:
             return reply
         tops = [
-            {token: 1.0}
-            if i != 1
-            else {label: share for label, share in zip(self.labels, p, strict=True) if share > 0}
+            {token: 1.0} if i != 1 else {label: share for label, share in zip(self.labels, p, strict=True) if share > 0}
             for i, token in enumerate(tokens)
         ]
         return chat_response("".join(tokens), logprobs=logprobs_of(tops))

@@ -67,9 +67,7 @@ class Engine(LabelEngine):
         tops = self.tops(self.prompts[count], WANTED.findall(self.prompts[count][-1]))
         told = self.logprobs and self.asked[count] and count not in self.silent
         said = "".join(max(top, key=top.__getitem__) for top in tops)
-        return chat_response(
-            said, prompt_tokens=self.prompt_tokens, logprobs=logprobs_of(tops) if told else None
-        )
+        return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=logprobs_of(tops) if told else None)
 
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
         """The tokens of a reply, each with the probabilities of what might stand there; the label comes last."""
@@ -94,9 +92,7 @@ def student(kind: Any = KIND, demos: Any = DEMOS) -> dspy.Predict:
 
 def go(engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exact, kind=PLReorder, **options):
     """The program compiled, and the report."""
-    optimizer = kind(
-        metric, **{"max_metric_calls": 120, "num_threads": 1, "display_progress": False, **options}
-    )
+    optimizer = kind(metric, **{"max_metric_calls": 120, "num_threads": 1, "display_progress": False, **options})
     with using(engine, "fake/x"):
         compiled = optimizer.compile(program or student(), trainset=trainset, valset=valset)
     return compiled, optimizer.report

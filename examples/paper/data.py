@@ -36,9 +36,7 @@ def load(task: Task, *, data_dir: str | os.PathLike[str]) -> tuple[list[dspy.Exa
             kept.append((text, answer))
     for name, part in (("train", kept), ("test", test)):
         if not part:
-            raise DataError(
-                f"the {name} part of {task.name!r} holds no usable row: check where it comes from"
-            )
+            raise DataError(f"the {name} part of {task.name!r} holds no usable row: check where it comes from")
     if count := len(train) - len(kept):
         logger.info("%s: %d train texts are left out: repeated, or in the test part", task.name, count)
     given, asked = task.input_field, task.output_field

@@ -49,9 +49,7 @@ class HeldOut:
         """Score each ordering on each example, ``[orderings, examples]``; the next run repeats calls that failed."""
         ledger, names = Ledger(self._path), [str(number) for number in self._examples]
         ledger.number_examples(names)
-        evaluator = ProgramEvaluator(
-            self.slots, self._work, names=names, ledger=ledger, num_threads=self._num_threads
-        )
+        evaluator = ProgramEvaluator(self.slots, self._work, names=names, ledger=ledger, num_threads=self._num_threads)
         try:
             cells = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
             failed = [cell for row in cells.values() for cell in row.values() if cell.outcome == FAILED]

@@ -32,12 +32,7 @@ OUR_SHARE = 0.1
 ABLATIONS: dict[str, dict[str, float]] = {
     "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},
     "weighted": {"PLR-4": False, "PLR-4 weighted": True},
-    "elite_fraction": {
-        "PLR-4 elites=0.1": 0.1,
-        "PLR-4": 0.2,
-        "PLR-4 elites=0.3": 0.3,
-        "PLR-4 elites=0.5": 0.5,
-    },
+    "elite_fraction": {"PLR-4 elites=0.1": 0.1, "PLR-4": 0.2, "PLR-4 elites=0.3": 0.3, "PLR-4 elites=0.5": 0.5},
 }
 """The paper's ablations: what varies, and the value that each method of it stands for."""
 
@@ -102,9 +97,7 @@ def _check_least(name: str, numbers: Sequence[int], least: int) -> None:
             raise ValueError(f"{name} must be at least {least}; got {number}")
 
 
-def new_method(
-    name: str, task: Task, experiment: Experiment, *, train: Sequence[dspy.Example], **common: Any
-) -> Any:
+def new_method(name: str, task: Task, experiment: Experiment, *, train: Sequence[dspy.Example], **common: Any) -> Any:
     """Make the optimizer that a name stands for; `common` are arguments that all optimizers take.
 
     The shares of labels in the task's train part are the prior of "PDO-FewShotUP".
@@ -140,9 +133,7 @@ class Draw(NamedTuple):
     test: list[dspy.Example]
 
 
-def draw(
-    run: Run, experiment: Experiment, train: Sequence[dspy.Example], test: Sequence[dspy.Example]
-) -> Draw:
+def draw(run: Run, experiment: Experiment, train: Sequence[dspy.Example], test: Sequence[dspy.Example]) -> Draw:
     """Draw demos and pool from the train part, and the held-out examples from the test part.
 
     The pool and the held-out examples of one seed are the same for all numbers of demos.
@@ -164,9 +155,7 @@ def draw(
     return Draw(demos, pool, held_out)
 
 
-def grid(
-    *, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]
-) -> list[Run]:
+def grid(*, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]) -> list[Run]:
     """List all runs, those of one draw together.
 
     Methods that read label probabilities are left out of the reasoning tasks, which have no labels.
@@ -180,6 +169,4 @@ def grid(
     _check_least("num_demos", num_demos, 2)
     _check_least("seeds", seeds, 0)
     runs = itertools.starmap(Run, itertools.product(tasks, num_demos, seeds, methods))
-    return list(
-        dict.fromkeys(run for run in runs if run.method not in LABEL_METHODS or run.task not in REASONING)
-    )
+    return list(dict.fromkeys(run for run in runs if run.method not in LABEL_METHODS or run.task not in REASONING))

@@ -94,9 +94,7 @@ class Store(dict[Run, Result]):
         for result in read_results(path):
             there = {name: result.settings.get(name) for name in settings}
             if differing := [name for name in settings if there[name] != settings[name]]:
-                both = ", ".join(
-                    f"{name}={there[name]!r} there, {settings[name]!r} now" for name in differing
-                )
+                both = ", ".join(f"{name}={there[name]!r} there, {settings[name]!r} now" for name in differing)
                 raise ValueError(f"{path} holds results of other settings ({both}): take another folder")
             self[result.run] = result
 

@@ -135,9 +135,7 @@ class Worker:
         self._experiment, self._stack = experiment, ExitStack()
         threads = max(1, (os.cpu_count() or 1) // num_workers)
         model, prompts = experiment.model, experiment.format
-        self._make_lm = self._stack.enter_context(
-            model.open(format=prompts, number=number, num_threads=threads)
-        )
+        self._make_lm = self._stack.enter_context(model.open(format=prompts, number=number, num_threads=threads))
 
     def run(self, run: Run) -> tuple[Run, Result | Exception]:
         """Make one run; what it raises comes as text, because not all exceptions can be sent."""

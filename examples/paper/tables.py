@@ -264,10 +264,7 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
         numbers = {"num_demos": "all", "task": "all", "method": method, **counts, "p": p, "p_holm": p_holm}
         numbers |= {"mean": mean, "low": low, "high": high}
         interval = f" [{low:+.1f}, {high:+.1f}]" if len(groups) > 1 else ""
-        texts = {
-            "difference": f"{mean:+.1f}{interval}",
-            **{name: str(count) for name, count in counts.items()},
-        }
+        texts = {"difference": f"{mean:+.1f}{interval}", **{name: str(count) for name, count in counts.items()}}
         texts |= {n: "<.0001" if v < 0.0001 else f"{v:.4f}" for n, v in (("p", p), ("p (Holm)", p_holm))}
         overall += _line("all runs", method, texts, numbers)
     notes = [
@@ -280,9 +277,7 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
     if others := [method for method in frame.method.unique() if method not in {BASE, *groups_of}]:
         notes.append(f"No run in common: {', '.join(others)}.")
     if _differ(pairs):
-        notes.append(
-            "Not all methods have the same runs: compare differences over all runs only where they do."
-        )
+        notes.append("Not all methods have the same runs: compare differences over all runs only where they do.")
     if (fewest := min(map(len, groups_of.values()))) < 6:
         notes.append(f"{counted(fewest, 'group')} of runs allow no p below {2.0 ** (1 - fewest):g}.")
     title = f"Accuracy of {frame.model[0]} against {BASE} in percentage points, {frame.format[0]} prompts"

@@ -119,11 +119,7 @@ TASKS: dict[str, Task] = {
             same=same_number,
         ),
         Task(*("math500", "question", "answer"), instructions=f"{_LATEX}.", same=same_expression),
-        Task(
-            *("deepmath", "question", "answer"),
-            instructions=f"{_LATEX}, or Yes or No.",
-            same=same_expression,
-        ),
+        Task(*("deepmath", "question", "answer"), instructions=f"{_LATEX}, or Yes or No.", same=same_expression),
     )
 }
 """The tasks by name, in the order of the paper's tables."""

@@ -393,10 +393,7 @@ class LocalE(LabelReorderer):
     """
 
     name = "LocalE"
-    entropies: ClassVar[dict[str, Criterion]] = {
-        "lu": local_entropy,
-        "plr": lambda table: -local_entropy(table),
-    }
+    entropies: ClassVar[dict[str, Criterion]] = {"lu": local_entropy, "plr": lambda table: -local_entropy(table)}
 
     variant: Literal["lu", "plr"] = "lu"
     temperature: Positive = 2.0  # type: ignore[misc]

@@ -56,9 +56,7 @@ class PerInputOrder(dspy.Module):
             reading = labels_read(program, output, requests, decision=likeliest)
             with reading as reader, suppress(*WRONG_ANSWERS):
                 answer = program(**inputs)
-            if answer is not None and (
-                found := reader.behind(answer)
-            ):  # Else no label is likely in this order.
+            if answer is not None and (found := reader.behind(answer)):  # Else no label is likely in this order.
                 p = distribution(found.log_probabilities, found.unseen)
                 answers.append((p.max() - order["content_free"][int(p.argmax())], answer))
         return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)

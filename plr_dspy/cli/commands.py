@@ -196,21 +196,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--estimate", action="store_true", help="say what it would cost, and stop")
 
     add = _add_command(commands, "calibrate", "take away how far a classifier leans to some labels")
-    add(
-        "--train",
-        type=_file,
-        required=True,
-        help="examples: JSON lines, or a .csv; their labels are used, if any",
-    )
+    add("--train", type=_file, required=True, help="examples: JSON lines, or a .csv; their labels are used, if any")
     add("--metric", type=_set_metric, help="f1:LABEL, f1, mcc or balanced-accuracy, in place of accuracy")
     add("--max-calls", type=int, default=64, help="examples that are used, at most (default: 64)")
     add("--out", type=_new_program, required=True, help="the calibrated program (JSON)")
 
     add = _add_command(commands, "evaluate", "score the program and saved ones side by side")
     _add_metric(add)
-    add(
-        "--data", type=_file, required=True, help="examples that no optimizer has seen: JSON lines, or a .csv"
-    )
+    add("--data", type=_file, required=True, help="examples that no optimizer has seen: JSON lines, or a .csv")
     add("--programs", type=_file, nargs="+", default=[], help="saved programs (JSON) to score beside it")
 
     add = _add_command(commands, "predict", "answer the rows of a file")

@@ -115,9 +115,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
     settings = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
     with contextlib.ExitStack() as stack:
         if args.lm == "local":
-            lm = stack.enter_context(
-                local_lm("completion" if args.adapter == "plain" else "chat", **settings)
-            )
+            lm = stack.enter_context(local_lm("completion" if args.adapter == "plain" else "chat", **settings))
         elif args.adapter == "plain":
             lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
         else:
@@ -209,9 +207,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
         for cells in filter(None, lines):
             number = lines.line_num
             if len(cells) != len(header):
-                raise ValueError(
-                    f"{len(cells)} cells, and {len(header)} in the header: quote those with commas"
-                )
+                raise ValueError(f"{len(cells)} cells, and {len(header)} in the header: quote those with commas")
             yield number, dict(zip(header, cells, strict=True))
     except (ValueError, csv.Error) as error:
         if isinstance(error, UnicodeDecodeError):

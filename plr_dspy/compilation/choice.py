@@ -145,9 +145,7 @@ def make_results(
     return results
 
 
-def choose(
-    results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY, by_score: bool = False
-) -> int:
+def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY, by_score: bool = False) -> int:
     """The number of the result that is expected to score best on new examples; among equals the first.
 
     Those less probably better than the original, the first, are not chosen: than that as it is, nor as calibrated.
@@ -197,13 +195,7 @@ def comparison(
     )
 
 
-def measure(
-    outcome: Outcome,
-    scorer: CellScorer,
-    original: Ordering,
-    *,
-    examples: Collection[int] | None,
-) -> Outcome:
+def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, examples: Collection[int] | None) -> Outcome:
     """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs answered.
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms

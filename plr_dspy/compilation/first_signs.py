@@ -34,12 +34,7 @@ class FirstSigns:
     """
 
     def __init__(
-        self,
-        scorer: CellScorer,
-        *,
-        num_train: int,
-        sample: Callable[[], str] = str,
-        by_scores: bool = True,
+        self, scorer: CellScorer, *, num_train: int, sample: Callable[[], str] = str, by_scores: bool = True
     ) -> None:
         self._scorer, self._num_train, self._sample, self._by_scores = scorer, num_train, sample, by_scores
         self._warned = False

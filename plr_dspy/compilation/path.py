@@ -296,10 +296,7 @@ class Compilation:
         return {ordering: influence.stratified(row) for ordering, row in scores.items()}
 
     def _choose(
-        self,
-        entries: Sequence[tuple[str, Ordering]],
-        rows: Sequence[Sequence[float]],
-        examples: Sequence[int],
+        self, entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], examples: Sequence[int]
     ) -> Outcome:
         """Choose among the finalists that have scores on the selection split, by what all scores let one expect."""
         if len(rows) < 2:
@@ -336,9 +333,7 @@ class Compilation:
         candidates = []
         for each in outcome.candidates:  # None of them gains more, or is surer.
             expected = min(each.gain.expected, most.expected)
-            gain = replace(
-                each.gain, expected=expected, probability=min(each.gain.probability, most.probability)
-            )
+            gain = replace(each.gain, expected=expected, probability=min(each.gain.probability, most.probability))
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
@@ -376,9 +371,7 @@ class Compilation:
         scorer.budget.allow(1.0)
         count = max(MIN_COMPARED, round(share * plan.num_selection_examples))
         known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
-        cheapest_first = sorted(
-            self.selection[:count], key=lambda e: -sum(e in row for row in known.values())
-        )
+        cheapest_first = sorted(self.selection[:count], key=lambda e: -sum(e in row for row in known.values()))
         while cheapest_first and not scorer.fits(dict.fromkeys(orderings, cheapest_first)):
             cheapest_first.pop()
         if not cheapest_first:

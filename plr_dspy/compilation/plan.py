@@ -170,9 +170,7 @@ def make_plan(
     def plan_for(calls: int, **changed: Any) -> Plan | None:
         values = {**fixed, **changed}
         exhaustive = _exhaustive_plan(calls, values, **sizes)
-        return exhaustive or _racing_plan(
-            calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes
-        )
+        return exhaustive or _racing_plan(calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes)
 
     total = max_metric_calls or BUDGETS.get(auto or "light")
     budget = None if total is None else total - spent
@@ -267,13 +265,7 @@ def _exhaustive_plan(
 
 
 def _paper_plan(
-    budget: int | None,
-    fixed: Mapping[str, Any],
-    num_train: int,
-    num_selection: int,
-    has_light: bool,
-    *,
-    spent: int,
+    budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, has_light: bool, *, spent: int
 ) -> Plan:
     """The paper's values; `has_light` says whether other settings have a plan for the budget."""
     plan = Plan(
@@ -301,13 +293,7 @@ def _paper_plan(
 
 
 def random_plan(
-    num_orders: int,
-    *,
-    batch: int,
-    num_examples: int,
-    num_best: int,
-    num_compared: int,
-    max_metric_calls: int | None,
+    num_orders: int, *, batch: int, num_examples: int, num_best: int, num_compared: int, max_metric_calls: int | None
 ) -> Plan:
     """The plan of a compile that scores random orders, each once, and compares the best with the original one."""
     return Plan(

@@ -114,9 +114,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if self.metric is not None and (self.method != "batch" or self.prior is not None):
             raise ValueError("metric decides with method='batch' and without a prior: leave these out")
         if isinstance(self.metric, RecallAtPrecision):
-            raise ValueError(
-                "metric: RecallAtPrecision takes the best threshold of any calibration: leave it out here"
-            )
+            raise ValueError("metric: RecallAtPrecision takes the best threshold of any calibration: leave it out here")
 
     def compile(
         self,
@@ -169,9 +167,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             )
         deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
         if self.metric is not None and not deciding:
-            raise ValueError(
-                f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out"
-            )
+            raise ValueError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
         self.accuracies = {}
         if deciding:
             if self.metric is not None:
@@ -238,9 +234,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             )
         return ways[best][1]
 
-    def _sampled(
-        self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int
-    ) -> list[dspy.Example]:
+    def _sampled(self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int) -> list[dspy.Example]:
         """The examples that are used; a warning says where they are few."""
         count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
@@ -343,9 +337,7 @@ def read_replies(
     )
 
 
-def fit_linear(
-    log_probabilities: Array, answers: NDArray[np.int64], *, seed: int = 0
-) -> tuple[Array, Array] | None:
+def fit_linear(log_probabilities: Array, answers: NDArray[np.int64], *, seed: int = 0) -> tuple[Array, Array] | None:
     """Fit scales and offsets of the labels, each ``[L]``, to the right labels ``[N]`` by penalised logistic regression.
 
     It is None where cross-validation finds no gain in log loss beyond its error.

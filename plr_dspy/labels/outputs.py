@@ -128,9 +128,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
         else:
             weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
         annotation = evidence_type(kind)
-        found.append(
-            LabelOutput(predictor_name, name, labels, annotation, kind, weights, field.annotation is kind)
-        )
+        found.append(LabelOutput(predictor_name, name, labels, annotation, kind, weights, field.annotation is kind))
     return found
 
 
@@ -198,9 +196,7 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
     return np.asarray(shares / shares.sum())
 
 
-def warn_of_labels(
-    program: dspy.Module, output: LabelOutput, counts: Array, *, by_accuracy: bool = True
-) -> None:
+def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array, *, by_accuracy: bool = True) -> None:
     """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
     texts, most = list(output.labels), int(counts.argmax())
     demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)

@@ -193,9 +193,7 @@ class LabelReader:
                 return self._read(lm, lm_kwargs, make_call(lm, asking, signature, *rest, **named))
         return make_call(lm, lm_kwargs, signature, *rest, **named)
 
-    async def acall(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any
-    ) -> Any:
+    async def acall(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
         """Do what `__call__` does, with the LM's async call."""
         make_call: Any = super().acall  # type: ignore[misc]
         with self._asking(lm, lm_kwargs, signature) as asking:
@@ -411,8 +409,7 @@ def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) 
             fitting = [
                 i
                 for i, rest in rests.items()
-                if rest
-                and (rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum()))
+                if rest and (rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum()))
             ]
             if not (token and fitting):
                 continue
@@ -431,9 +428,7 @@ def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) 
     return masses
 
 
-def label_position(
-    positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str
-) -> int:
+def label_position(positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str) -> int:
     """Find where the label begins in a reply: behind the name of the field, if a label is there, or else anywhere.
 
     The last occurrence of what the adapter read as `answered` is the answer, as what was thought aloud comes before.

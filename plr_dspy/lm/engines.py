@@ -52,9 +52,7 @@ class _CompletionSettings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.api_base, str) or not self.api_base.startswith(("http://", "https://")):
-            raise ValueError(
-                f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}"
-            )
+            raise ValueError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}")
         if self.provider not in PROVIDERS:
             raise ValueError(f"provider: expected one of {PROVIDERS}, got {self.provider!r}")
         if not (math.isfinite(self.timeout) and self.timeout > 0):

@@ -183,9 +183,7 @@ def _read(name: str, annotation: Any, text: str) -> Any:
     annotation = without_none(annotation)
     labels = labels_of(annotation)
     if labels is not None:
-        matches = (
-            [text] if text in labels else [each for each in labels if each.casefold() == text.casefold()]
-        )
+        matches = [text] if text in labels else [each for each in labels if each.casefold() == text.casefold()]
         if len(matches) != 1:
             raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
         return labels[matches[0]]

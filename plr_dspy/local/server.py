@@ -136,9 +136,7 @@ def local_lm(
         route, kwargs: See `LocalServer.lm`.
         weights, num_threads, parallel, context_length: See `LocalServer`.
     """
-    with LocalServer(
-        weights, num_threads=num_threads, parallel=parallel, context_length=context_length
-    ) as server:
+    with LocalServer(weights, num_threads=num_threads, parallel=parallel, context_length=context_length) as server:
         yield server.lm(route, **kwargs)
 
 

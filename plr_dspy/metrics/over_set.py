@@ -83,9 +83,7 @@ class SetMetric(ABC):
         watched = list(facts) if self.label is None else [self.label]
         if missing := [fact for fact in watched if not facts[fact]]:
             others = ", ".join(repr(fact) for fact, _ in facts.most_common(5)) + ", ..." * (len(facts) > 5)
-            raise ValueError(
-                f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {others}"
-            )
+            raise ValueError(f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {others}")
         few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
         if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
             numbers = " and ".join(f"{count[few]} of {count.total()}" for count in counts)
@@ -224,20 +222,14 @@ class F1(LabelMetric):
     """
 
     def __init__(
-        self,
-        label: Any = None,
-        *,
-        average: Literal["binary", "macro", "micro"] | None = None,
-        field: str | None = None,
+        self, label: Any = None, *, average: Literal["binary", "macro", "micro"] | None = None, field: str | None = None
     ) -> None:
         super().__init__(field=field)
         average = average or ("macro" if label is None else "binary")
         if average not in ("binary", "macro", "micro"):
             raise ValueError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
         if (average == "binary") == (label is None):
-            raise ValueError(
-                f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}"
-            )
+            raise ValueError(f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}")
         self.label, self.average = None if label is None else _label_name(label), average
 
     def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
@@ -366,9 +358,7 @@ class AverageScoreBy(SetMetric):
         if not isinstance(self.group, str):
             return str(self.group(example))
         if self.group not in example:
-            raise ValueError(
-                f"metric: each example needs the field {self.group!r}, by which scores are grouped"
-            )
+            raise ValueError(f"metric: each example needs the field {self.group!r}, by which scores are grouped")
         return str(example[self.group])
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:

@@ -28,17 +28,7 @@ from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
 from plr_dspy.optimizer.job import Job, finds_demos, prepare
 from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
-from plr_dspy.programs.arguments import (
-    AnyMetric,
-    Checked,
-    Count,
-    Flag,
-    Folder,
-    Positive,
-    Seed,
-    WholeNumber,
-    arguments,
-)
+from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
@@ -204,9 +194,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}
 
-    def _make_demos(
-        self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
-    ) -> Job:
+    def _make_demos(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event) -> Job:
         """Make the demos that calls make before the search, and return the job with them."""
         return job
 
@@ -222,10 +210,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             torch.device("cpu"),  # wherever the caller's own tensors go
             open_ledger(folder, partial(self._identity, job), accept_changes=self.accept_changes) as ledger,
             progress_bar(
-                job.plan.program_calls,
-                display=self.display_progress,
-                title=self.name,
-                at_end=self._log_result,
+                job.plan.program_calls, display=self.display_progress, title=self.name, at_end=self._log_result
             ) as bar,
             interrupts() as interrupted,
         ):
@@ -280,12 +265,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         return job.splits.names, [digest(each) for each in job.scored_examples]
 
     def _compilation(
-        self,
-        job: Job,
-        work: MetricWork,
-        scorer: CellScorer,
-        responses: LabelResponses | None,
-        bar: tqdm,
+        self, job: Job, work: MetricWork, scorer: CellScorer, responses: LabelResponses | None, bar: tqdm
     ) -> Compilation:
         """Make the compile of a job, once it is known what its search learns from."""
         plan, num_train = job.plan, len(job.splits.train)
@@ -314,9 +294,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             stoppers=self.stoppers,
             limits=ending,
             shifted=responses is not None,
-            on_round=lambda last: bar.set_postfix_str(
-                f"round {last.index + 1}, mean score {last.mean_score:.3f}"
-            ),
+            on_round=lambda last: bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}"),
             further=partial(job.slots.further, inputs=inputs),
         )
 

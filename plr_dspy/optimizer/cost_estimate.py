@@ -178,9 +178,7 @@ def tokens_a_call(job: Job, asked: dspy.Module | None = None) -> dict[str, dict[
             kinds["prompt_tokens"] += count(messages=messages) / len(examples)
             answer = count(messages=answers) / len(answers) if answers else math.nan
             kinds["completion_tokens"] += answer / len(examples)
-    except (
-        Exception
-    ):  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
+    except Exception:  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
         return None
     return tokens or None
 

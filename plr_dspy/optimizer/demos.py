@@ -39,11 +39,7 @@ POOL_SHARE, LARGEST_POOL = 0.25, 50
 The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search
 of some hundred calls tells more than 50 demos apart no better than it tells 50."""
 
-ENDS = {
-    TIME_LIMIT: "a quarter of max_seconds",
-    COST_LIMIT: "a quarter of max_cost",
-    CALL_LIMIT: "max_metric_calls",
-}
+ENDS = {TIME_LIMIT: "a quarter of max_seconds", COST_LIMIT: "a quarter of max_cost", CALL_LIMIT: "max_metric_calls"}
 """What ended the making of demos, by the limit that was met."""
 
 NOT_KNOWN = "..."
@@ -71,11 +67,7 @@ def demo_examples(
 
 
 def pools_of(
-    program: dspy.Module,
-    *,
-    labelled: Mapping[int, dspy.Example],
-    attempts: Sequence[Attempt],
-    given: Sequence[Any],
+    program: dspy.Module, *, labelled: Mapping[int, dspy.Example], attempts: Sequence[Attempt], given: Sequence[Any]
 ) -> dict[str, list[PooledDemo]]:
     """The pool of each predictor: what its prompt shows, each text once, the student's own demos first.
 
@@ -87,9 +79,7 @@ def pools_of(
     for name, predictor in named_predictors(program):
         own = [(demo, OWN) for demo in predictor.demos]
         made = [
-            (each.demos[name], f"bootstrapped from trainset[{each.example}]")
-            for each in attempts
-            if name in each.demos
+            (each.demos[name], f"bootstrapped from trainset[{each.example}]") for each in attempts if name in each.demos
         ]
         no_demos = demo_messages(predictor, [])
         tokens_before, nothing = count(messages=no_demos), as_text(no_demos)
@@ -139,9 +129,7 @@ class TeacherWork(MetricWork):
         examples = list(job.demo_examples.values())
         super().__init__(optimizer.metric, examples)
         if takes_trace(optimizer.metric):
-            self._metric = lambda example, prediction: optimizer.metric(
-                example, prediction, dspy.settings.trace
-            )
+            self._metric = lambda example, prediction: optimizer.metric(example, prediction, dspy.settings.trace)
         self._threshold = optimizer.metric_threshold
         teacher = job.program if job.teacher is None else job.teacher
         asked, needed = named_predictors(teacher), named_predictors(job.program)
@@ -150,9 +138,7 @@ class TeacherWork(MetricWork):
             student = student.program  # The teacher has no calibration.
         names, of_student = [name for name, _ in asked], [name for name, _ in named_predictors(student)]
         if names != of_student:
-            raise ValueError(
-                f"teacher must be a program with the predictors of student, {of_student}; it has {names}"
-            )
+            raise ValueError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
         for (name, one), (_, other) in zip(asked, needed, strict=True):
             if not one.signature.equals(other.signature):
                 raise ValueError(
@@ -214,9 +200,7 @@ def make_attempts(
     """
     optimizer: Any = job.optimizer
     work = TeacherWork(job)
-    prompt = (
-        f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
-    )
+    prompt = f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
     contents = list(map(digest, job.demo_examples.values()))
     ledger.number_examples(contents)
     evaluator = ProgramEvaluator(
@@ -272,8 +256,6 @@ def make_attempts(
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
     """Count the attempts that ended in an exception, by its type."""
     cells = [
-        (("", each.example), Cell(None, "gave no demo", each.error, each.message))
-        for each in attempts
-        if each.error
+        (("", each.example), Cell(None, "gave no demo", each.error, each.message)) for each in attempts if each.error
     ]
     return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})

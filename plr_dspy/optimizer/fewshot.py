@@ -47,14 +47,10 @@ def _check_candidates(candidates: Any) -> str | list[Any]:
     if isinstance(candidates, str) and candidates in KINDS:
         return candidates
     if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
-        raise ValueError(
-            f"candidates must be one of {list(KINDS)}, or a list of demos; got {shown(candidates)}"
-        )
+        raise ValueError(f"candidates must be one of {list(KINDS)}, or a list of demos; got {shown(candidates)}")
     for number, demo in enumerate(candidates):
         if not isinstance(demo, (dspy.Example, Mapping)):
-            raise TypeError(
-                f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}"
-            )
+            raise TypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")
     return list(candidates)
 
 
@@ -148,13 +144,9 @@ class PLFewShot(PLReorder):
                 "no teacher: pass that, or more calls"
             )
         if self.demos == "fixed" and self.embedder is not None:
-            raise ValueError(
-                "embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'"
-            )
+            raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
         if self.demos != "fixed" and self.auto == "paper":
-            raise ValueError(
-                "auto='paper' orders demos as the paper does, the same for every input: leave out demos"
-            )
+            raise ValueError("auto='paper' orders demos as the paper does, the same for every input: leave out demos")
 
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         """Lay out what follows the calls that make demos."""
@@ -173,9 +165,7 @@ class PLFewShot(PLReorder):
         if self.report is None:
             raise ValueError("program_with needs a compile: call compile first")
         if type(num_demos) is not int or num_demos not in self._found:
-            raise ValueError(
-                f"num_demos must be one of {list(self._found)}, which were scored; got {num_demos!r}"
-            )
+            raise ValueError(f"num_demos must be one of {list(self._found)}, which were scored; got {num_demos!r}")
         return self._found[num_demos]()
 
     def _choices(
@@ -219,9 +209,7 @@ class PLFewShot(PLReorder):
                 "Pass more examples in trainset (a quarter of it becomes demos), or candidates with the fields of the "
                 "signature"
             )
-        others = {
-            slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots
-        }
+        others = {slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots}
         if isinstance(slots, RetrievalSlots):
             others |= {name: found.demos for name, found in slots.found.items()}
         if obstacle := json_obstacle(ProgramFactory(program).build(others)):
@@ -237,9 +225,7 @@ class PLFewShot(PLReorder):
             "attempts": attempts,
         }
 
-    def _make_demos(
-        self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event
-    ) -> Job:
+    def _make_demos(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event) -> Job:
         """Make the demos that a teacher makes, and lay out the search among them."""
         if not job.attempts:
             return job
@@ -299,9 +285,7 @@ class PLFewShot(PLReorder):
         if self.demos == "fixed":
             return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
         retrieved = {
-            name: sorted(
-                [each for each in demos if each.origin != OWN], key=lambda each: places.get(each.origin, -1)
-            )
+            name: sorted([each for each in demos if each.origin != OWN], key=lambda each: places.get(each.origin, -1))
             for name, demos in every.items()
         }
         tokens = None

@@ -129,10 +129,7 @@ class Job:
         given = {name: getattr(optimizer, name) for name in names}
         if (rule := given.get("update")) is not None:
             parameters = fields(rule) if is_dataclass(rule) else ()
-            given["update"] = {
-                "name": rule.name,
-                **{each.name: getattr(rule, each.name) for each in parameters},
-            }
+            given["update"] = {"name": rule.name, **{each.name: getattr(rule, each.name) for each in parameters}}
         metric_name = getattr(metric, "__name__", type(metric).__name__)
         return {
             "method": optimizer.name,
@@ -188,10 +185,7 @@ def prepare(
 
 
 def _checked_copy(
-    optimizer: Reorderer,
-    student: dspy.Module,
-    trainset: Sequence[dspy.Example],
-    valset: Sequence[dspy.Example],
+    optimizer: Reorderer, student: dspy.Module, trainset: Sequence[dspy.Example], valset: Sequence[dspy.Example]
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
     """Check what the user passes, and return `program` and `calibrated_student` of the job."""
     for hook in ("plan", "search", "work", "check"):
@@ -254,9 +248,7 @@ def _lay_out(
     job = Job(optimizer, program=program, splits=splits, plan=plan, examples=examples, **given)
     if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
         return job
-    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(
-        others and not job.demo_examples
-    )
+    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
     if isinstance(optimizer.metric, SetMetric):
         optimizer.metric.check(splits.train, splits.selection)

@@ -133,9 +133,7 @@ class PLReorder(Reorderer):
             )
         if self.auto == "paper" and (self.calibrate is not False or self.signal == "logprobs"):
             what = "calibrate" if self.calibrate is not False else "signal='logprobs'"
-            raise ValueError(
-                f"auto='paper' scores orders as the paper does, by no log-probabilities: leave out {what}"
-            )
+            raise ValueError(f"auto='paper' scores orders as the paper does, by no log-probabilities: leave out {what}")
 
     @property
     def balanced(self) -> bool:  # type: ignore[override]

@@ -58,13 +58,7 @@ _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTI
 
 
 def build_report(
-    job: Job,
-    outcome: Outcome,
-    scorer: CellScorer,
-    *,
-    names: Sequence[str],
-    signal: Signal | None,
-    **others: Any,
+    job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], signal: Signal | None, **others: Any
 ) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
@@ -241,9 +235,7 @@ def choice_of_demos(
     }
 
 
-def _retrieval(
-    job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]
-) -> Retrieval:
+def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]) -> Retrieval:
     """Compare the ways to show demos: the best of each kind."""
     kinds: dict[str, ExpectedScore] = {}
     for each in scored:

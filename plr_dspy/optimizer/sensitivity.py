@@ -73,9 +73,7 @@ class RandomSample(Reorderer):
         prepared = prepare(self, program, dataset, [], seed=self.seed)
         num_distinct, finds = prepared.slots.space.num_distinct, finds_demos(program)
         if num_distinct < 2:
-            raise ValueError(
-                "program has one order of its demos only: nothing to compare; choose 2 demos or more"
-            )
+            raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
         with self._open(prepared) as (job, work, scorer, _):
             orders, num_examples = self.search(job, job.plan).ask(), job.plan.num_train_examples
             if finds:  # Whether the nearest stands last or first is asked before all others.
@@ -183,11 +181,7 @@ def _calibrated_scores(
     some shares of labels, which score ``[E, L]``. What told none keeps its score of the table.
     """
     told = [
-        [
-            (i, example, cell)
-            for i, (example, cell) in enumerate(row.items())
-            if cell.label_logprobs is not None
-        ]
+        [(i, example, cell) for i, (example, cell) in enumerate(row.items()) if cell.label_logprobs is not None]
         for row in cells
     ]
     if sum(map(len, told)) <= LEAST_SHARE * table.size:

@@ -103,9 +103,7 @@ class CovariatePlackettLuce:
             )
         shares = np.ones(len(rankings)) if weights is None else np.asarray(weights, dtype=np.float64)
         if shares.shape != (len(rankings),) or not np.isfinite(shares).all() or (shares < 0).any():
-            raise ValueError(
-                f"weights must be {len(rankings)} finite numbers, none negative; got {weights!r}"
-            )
+            raise ValueError(f"weights must be {len(rankings)} finite numbers, none negative; got {weights!r}")
         stages = []  # Of each place of each ranking: the features less those of the item chosen, and the weight.
         for of_items, ranking, share in zip(features, rankings, shares, strict=True):
             for place, item in enumerate(ranking):

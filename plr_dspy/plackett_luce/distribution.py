@@ -85,9 +85,7 @@ class PlackettLuce(Distribution):
         shares, num_items = length_probabilities, logits.shape[-1]
         least = 1 if shares is None else 0
         if length is not None and not (type(length) is int and least <= length <= num_items):
-            raise ValueError(
-                f"length must be a whole number from {least} to the {num_items} items; got {length!r}"
-            )
+            raise ValueError(f"length must be a whole number from {least} to the {num_items} items; got {length!r}")
         self.num_items, self.length = num_items, num_items if length is None else length
         if shares is not None and not (shares.dim() == 1 and 1 <= len(shares) <= self.length + 1):
             raise ValueError(
@@ -239,9 +237,7 @@ def completed(rankings: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     """
     shown, places = rankings != NOT_SHOWN, torch.arange(num_items, device=rankings.device)
     behind = places.new_full((*rankings.shape[:-1], num_items + 1), num_items)  # the last takes what fills up
-    keys = behind.scatter(
-        -1, rankings.where(shown, num_items), places[: rankings.shape[-1]].expand(rankings.shape)
-    )
+    keys = behind.scatter(-1, rankings.where(shown, num_items), places[: rankings.shape[-1]].expand(rankings.shape))
     return keys[..., :num_items].argsort(dim=-1, stable=True), places < shown.sum(dim=-1, keepdim=True)
 
 

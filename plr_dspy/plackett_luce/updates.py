@@ -18,13 +18,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from plr_dspy.plackett_luce.distribution import (
-    NOT_SHOWN,
-    PlackettLuce,
-    are_rankings,
-    completed,
-    log_probabilities,
-)
+from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, are_rankings, completed, log_probabilities
 
 Array = NDArray[np.float64]
 
@@ -53,9 +47,7 @@ class UpdateRule(Protocol):
     def initial(self, num_items: int) -> PlackettLuce:
         """The uniform distribution over orderings of `num_items` items, float64."""
 
-    def update(
-        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
-    ) -> PlackettLuce:
+    def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         """The next distribution, from elites ``[m, n]`` and their weights ``[m]`` (None: all 1)."""
 
 
@@ -112,9 +104,7 @@ class RankEMA(_Rule):
     name: ClassVar[str] = "ema"
     temperature: float = Field(default=1.0, gt=0)
 
-    def update(
-        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
-    ) -> PlackettLuce:
+    def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         weights = self._checked(distribution, elites, weights)
         mean_ranks = (weights @ tied_ranks(elites).to(weights)) / weights.sum()  # 0 = first
         target = -mean_ranks / self.temperature
@@ -195,9 +185,7 @@ class MixtureEM(_Rule):
             theta = projected(theta - length * mean / scale)
         return torch.from_numpy(theta).to(logits)
 
-    def update(
-        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
-    ) -> PlackettLuce:
+    def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         logits = distribution.logits
         weights = self._checked(distribution, elites, weights)
         shares = weights

@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SkipValidation,
-    StrictBool,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 

@@ -215,9 +215,7 @@ class ProgramEvaluator:
         self.budget.check()
 
     def _call_all(
-        self,
-        pending: deque[tuple[CellKey, Ordering | None]],
-        programs: Mapping[Ordering | None, dspy.Module],
+        self, pending: deque[tuple[CellKey, Ordering | None]], programs: Mapping[Ordering | None, dspy.Module]
     ) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
@@ -266,17 +264,13 @@ class ProgramEvaluator:
     def _note(self, failure: BaseException, example: int, what: str) -> None:
         """Log that a call failed, and end the run if there are too many such calls, or all others would fail."""
         name = self._names[example]
-        self._warn(
-            what, f"the call on {name} failed: {what}", f"calls failed, the last of them on {name}: {what}"
-        )
+        self._warn(what, f"the call on {name} failed: {what}", f"calls failed, the last of them on {name}: {what}")
         self._failures[example] += 1
         each_time = self._ran or self._failures  # where nothing has run, all are of one cause
         count = sum(number if e in each_time else 1 for e, number in self._failures.items())
         if isinstance(failure, HOPELESS):
             reason = "every further call would fail like this"
-        elif isinstance(failure, MetricTypeError) and all(
-            c.outcome for c in list(self.ledger.cells.values())
-        ):
+        elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.ledger.cells.values())):
             reason = "the metric cannot score the first answer"
         elif count >= self._max_errors:
             reason = f"the last of {count} failures (max_errors={self._max_errors}){self._ways_out}"

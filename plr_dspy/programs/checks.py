@@ -43,9 +43,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         for i, example in enumerate(examples):
             if not isinstance(example, dspy.Example):
                 cure = f"make each one dspy.Example(...).{with_inputs}"
-                raise TypeError(
-                    f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}"
-                )
+                raise TypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
             if not getattr(example, "_input_keys", None):
                 raise ValueError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
             given = sorted(example.inputs().keys())
@@ -83,9 +81,7 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
             f"pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
     if to_order and type(student).__qualname__.startswith("Ensemble.compile."):
-        raise TypeError(
-            f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them"
-        )
+        raise TypeError(f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them")
     forward = forward_of(student)
     is_async = inspect.iscoroutinefunction(forward)
     if is_async or (forward is None and hasattr(student, "aforward")):
@@ -113,9 +109,7 @@ def _check_demos(student: dspy.Module) -> None:
     for name, predictor in named_predictors(student):
         demos, shown = predictor.demos, set(predictor.signature.fields)
         if not isinstance(demos, Sequence):
-            raise TypeError(
-                f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none"
-            )
+            raise TypeError(f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none")
         for i, demo in enumerate(demos):
             if not isinstance(demo, (dspy.Example, Mapping)):
                 raise TypeError(

@@ -203,11 +203,7 @@ def _contents(value: Any) -> Any:
     try:
         if hasattr(kind, "__array__"):
             array = np.asarray(value)
-            return [
-                str(array.dtype),
-                array.shape,
-                array.tolist() if array.dtype.hasobject else array.tobytes(),
-            ]
+            return [str(array.dtype), array.shape, array.tolist() if array.dtype.hasobject else array.tobytes()]
         if is_pythons and not isinstance(value, Random):  # what numbers come next, calls decide
             return pickle.dumps(value)
     except Exception:  # it runs, or is open

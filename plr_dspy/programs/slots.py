@@ -168,8 +168,7 @@ def _read_slot(name: str, predictor: dspy.Predict) -> Slot:
     found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
     blocks = tuple(block for block in found if len({kind[i] for i in block}) > 1)
     kinds, classes = (
-        tuple(tuple(numbers[i] for i in block) for block in blocks)
-        for numbers in (kind, _classes(predictor, demos))
+        tuple(tuple(numbers[i] for i in block) for block in blocks) for numbers in (kind, _classes(predictor, demos))
     )
     return Slot(name, demos, blocks, OrderingSpace(kinds), classes)
 
@@ -230,9 +229,7 @@ class PoolSlots(PromptSlots):
     @cached_property
     def original(self) -> Ordering:
         """What the student shows, which need not be within the limits."""
-        return tuple(
-            tuple(i for i, pooled in enumerate(slot.pool) if pooled.origin == OWN) for slot in self.slots
-        )
+        return tuple(tuple(i for i, pooled in enumerate(slot.pool) if pooled.origin == OWN) for slot in self.slots)
 
     @property
     def typical(self) -> Ordering:
@@ -244,9 +241,7 @@ class PoolSlots(PromptSlots):
         """So many random arrangements that show as many demos as may be shown."""
         rng = np.random.default_rng(seed)
         shapes = list(zip(self.space.sizes, self.space.limits, strict=True))
-        drawn = [
-            tuple(tuple(rng.permutation(n)[:most].tolist()) for n, (_, most) in shapes) for _ in range(number)
-        ]
+        drawn = [tuple(tuple(rng.permutation(n)[:most].tolist()) for n, (_, most) in shapes) for _ in range(number)]
         return [self.space.shortened(arrangement) or self.space.identity for arrangement in drawn]
 
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:

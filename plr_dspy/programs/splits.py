@@ -65,9 +65,7 @@ def make_splits(
     kept = [i for i in of_trainset if inputs[i] not in valset_inputs]
     num_shared = len(of_trainset) - len(kept)
     if kept and num_shared:
-        logger.warning(
-            "%d examples are in both trainset and valset: they only choose the final order", num_shared
-        )
+        logger.warning("%d examples are in both trainset and valset: they only choose the final order", num_shared)
     train = mixed(kept, labels, rng, balanced=balanced)
     if valset:
         of_valset = [i for i in usable if i >= len(trainset)]
@@ -88,18 +86,11 @@ def make_splits(
 
 
 def check_splits(
-    splits: Splits,
-    *,
-    num_trainset: int,
-    num_valset: int,
-    name: str = "trainset",
-    cure: str = "pass more examples",
+    splits: Splits, *, num_trainset: int, num_valset: int, name: str = "trainset", cure: str = "pass more examples"
 ) -> None:
     """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
     if num_valset and not splits.selection:
-        raise ValueError(
-            f"valset must hold an example that no demo shows; demos show all {num_valset}: {cure}"
-        )
+        raise ValueError(f"valset must hold an example that no demo shows; demos show all {num_valset}: {cure}")
     if splits.num_shared > 1 and not splits.train:
         raise ValueError(
             f"trainset must hold an example that valset does not; all {splits.num_shared} that no demo shows are in "
@@ -115,9 +106,7 @@ def check_splits(
         )
 
 
-def shown_by(
-    demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: Collection[str] = ()
-) -> set[int]:
+def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: Collection[str] = ()) -> set[int]:
     """Indices of the examples that some demo shows: with its answer in the prompt an example proves nothing.
 
     A demo, an example or a dict, shows an example when the inputs that both name are equal, or when it holds all of the
@@ -148,9 +137,7 @@ def shown_by(
     return shown
 
 
-def mixed(
-    indices: Sequence[int], labels: Sequence[bytes], rng: random.Random, *, balanced: bool
-) -> list[int]:
+def mixed(indices: Sequence[int], labels: Sequence[bytes], rng: random.Random, *, balanced: bool) -> list[int]:
     """Shuffle examples; if `balanced`, spread each class evenly, so that every prefix has the classes' shares.
 
     A search scores orders on a prefix: an order that favours one class must not be favoured by chance.

@@ -105,9 +105,7 @@ def result(report: Report) -> str:
 def original_stays(report: Report) -> bool:
     """Tell whether a compile returned what the user had, as it was."""
     calibrated = report.calibration is not None and report.calibration.applied
-    return not (calibrated or report.retrieves) and all(
-        slot.ordering == slot.original for slot in report.slots
-    )
+    return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
 
 
 def is_scored_by_metric(report: Report) -> bool:
@@ -188,14 +186,10 @@ def _claims(report: Report) -> list[str]:
             )
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
     if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
-        lines.append(
-            "most of its calls failed (see the details): give it demos, or use another adapter or model"
-        )
+        lines.append("most of its calls failed (see the details): give it demos, or use another adapter or model")
     lines += [*_numbers_of_demos(report), *_retrieval(report)]
     if not stays and (report.comparison is not None or report.retrieves):
-        lines.append(
-            'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
-        )
+        lines.append('keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")')
     return lines
 
 
@@ -312,10 +306,7 @@ def _calibration(report: Report) -> list[str]:
         said += f"; always answering {label!r} {best:.2f}"
     if effect.shares:
         return [said, f"calibration is to these shares of labels: {_shares(report)}"]
-    return [
-        said,
-        "calibration takes the likeliest label as it is, which scores more than with any shares",
-    ]
+    return [said, "calibration takes the likeliest label as it is, which scores more than with any shares"]
 
 
 def _confusion(report: Report) -> list[str]:
@@ -325,10 +316,7 @@ def _confusion(report: Report) -> list[str]:
     tables = [found.original, *([] if original_stays(report) else [found.returned])]
     lines = []
     for number, label in enumerate(found.labels):
-        told = [
-            f"{table[number][number]} found, by {sum(row[number] for row in table)} answers"
-            for table in tables
-        ]
+        told = [f"{table[number][number]} found, by {sum(row[number] for row in table)} answers" for table in tables]
         lines.append(f"{label!r}, {sum(found.original[number])} examples: {' -> '.join(told)}")
     return lines
 
@@ -345,11 +333,7 @@ def _numbers_of_demos(report: Report) -> list[str]:
     chosen = report.chosen_of_number
     if chosen is None or chosen.interval is None:
         return []
-    found: dict[str, list[str]] = {
-        "worse beyond chance": [],
-        "better beyond chance": [],
-        "may be as good": [],
-    }
+    found: dict[str, list[str]] = {"worse beyond chance": [], "better beyond chance": [], "may be as good": []}
     for other in report.best_by_number:
         if other is chosen or other.interval is None:
             continue

@@ -132,9 +132,7 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
         ValueError: when it was saved with embeddings and there is no embedder, or the rule is of a later version.
     """
     if state["vectors"] is not None and embedder is None:
-        raise ValueError(
-            "its demos are found by embeddings: pass the embedder that they were made with as embedder"
-        )
+        raise ValueError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
     examples = [dspy.Example(**demo) for demo in state["demos"]]
     known = {name: state[name] for name in ("vectors", "tokens")}
     pool = Pool(predictor, examples, state["sources"], embedder=embedder, **known)

@@ -179,9 +179,7 @@ class Pool:
         winner = next(i for i in near if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
-    def shown(
-        self, inputs: Mapping[str, Any], rule: Rule, *, without: Mapping[str, Any] | None = None
-    ) -> list[int]:
+    def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: Mapping[str, Any] | None = None) -> list[int]:
         """The demos that a rule shows, in the order of the prompt.
 
         Args:

@@ -140,9 +140,7 @@ class RetrievalSlots(PoolSlots):
         program, rule = super().build(ordering), self.rule_of(ordering)
         if rule is None:
             return program
-        return retrieve_in(
-            program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()}
-        )
+        return retrieve_in(program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()})
 
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
         """Digest of the prompts; where these are not known before the call, of the rule and of the pools that decide
@@ -210,9 +208,7 @@ class RetrievalSlots(PoolSlots):
             return []
         found = CovariatePlackettLuce.fit(features, rankings, weights, l2=PENALTY).coefficients
         scale = max(np.abs(found).max(), 1e-9)
-        return [
-            replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))
-        ]
+        return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
 
     @cached_property
     def _content(self) -> str:

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-SECRET_NAME = re.compile(
-    r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I
-)
+SECRET_NAME = re.compile(r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I)
 
 SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...

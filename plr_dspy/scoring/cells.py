@@ -41,9 +41,7 @@ class Cell:
     unseen_labels: tuple[int, ...] = ()
 
 
-def error_counts(
-    cells: Collection[tuple[CellKey, Cell]], names: Sequence[str] | Mapping[int, str]
-) -> list[ErrorCount]:
+def error_counts(cells: Collection[tuple[CellKey, Cell]], names: Sequence[str] | Mapping[int, str]) -> list[ErrorCount]:
     """Count the cells that raised, by exception type and outcome, most frequent first; examples have these names."""
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (fingerprint, example), cell in cells:

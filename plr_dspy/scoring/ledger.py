@@ -97,9 +97,7 @@ class Ledger:
     def number_examples(self, keys: Sequence[str]) -> None:
         """Say by which content the file names the examples that cells name by number; of like ones, each by its own."""
         if self._keys is not None:
-            self.earlier |= {
-                (prompt, self._keys[number]): cell for (prompt, number), cell in self.cells.items()
-            }
+            self.earlier |= {(prompt, self._keys[number]): cell for (prompt, number), cell in self.cells.items()}
         alike: Counter[str] = Counter()
         self._keys = []
         for key in keys:
@@ -234,9 +232,7 @@ class Ledger:
             case {"arguments": arguments}:
                 self.course = Course(dict(arguments))
             case {"round": scored}:
-                self.course.rounds.append(
-                    [(ordering, list(map(int, numbers))) for ordering, numbers in scored]
-                )
+                self.course.rounds.append([(ordering, list(map(int, numbers))) for ordering, numbers in scored])
                 self.course.ended = None
             case {"ended": ended}:
                 self.course.ended = dict(ended)
@@ -290,9 +286,7 @@ def open_ledger(
         known = identity if ledger.identity is None else ledger.identity
         if said := _changes(known, identity, ignored=ledger.unstable):
             if not any(cell.outcome != FAILED and cell.value != {} for cell in ledger.earlier.values()):
-                logger.info(
-                    "%s holds no answer of another compile, and is begun anew, although %s", folder, said
-                )
+                logger.info("%s holds no answer of another compile, and is begun anew, although %s", folder, said)
                 ledger.close()
                 (folder / FILE).unlink()
                 ledger = Ledger(folder / FILE)

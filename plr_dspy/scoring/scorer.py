@@ -91,9 +91,7 @@ class CellScorer:
         keys = {self.key(ordering, e) for ordering, examples in wanted.items() for e in examples}
         new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
         limit = self.budget.limit - kept
-        return (not new or self.calls() + new <= limit) and (
-            not unpaid or self.budget.calls + unpaid <= limit
-        )
+        return (not new or self.calls() + new <= limit) and (not unpaid or self.budget.calls + unpaid <= limit)
 
     def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
         """The first of these orderings that the budget pays for."""
@@ -142,9 +140,7 @@ class CellScorer:
     def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
         return {
-            ordering: {
-                e: self._read(e, cell) for e in examples if (cell := self.cell(ordering, e)) is not None
-            }
+            ordering: {e: self._read(e, cell) for e in examples if (cell := self.cell(ordering, e)) is not None}
             for ordering, examples in wanted.items()
         }
 
@@ -162,9 +158,7 @@ class CellScorer:
     def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
         cells = {
-            e: cell
-            for e in self._examples_of(ordering, self._asked)
-            if (cell := self.cell(ordering, e)) is not None
+            e: cell for e in self._examples_of(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
         }
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
         if self.influence is not None and labels is not None:
@@ -189,9 +183,7 @@ class CellScorer:
 
     def cells_of(self, ordering: Ordering) -> list[Cell]:
         """The paid cells of an ordering; of a rule, those that it was asked about."""
-        return list(
-            self.known_cells({ordering: self._examples_of(ordering, self.ledger.cells)})[ordering].values()
-        )
+        return list(self.known_cells({ordering: self._examples_of(ordering, self.ledger.cells)})[ordering].values())
 
     def _examples_of(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
         """The examples of these cells that are an ordering's; of a rule, as far as it was asked about them."""
@@ -372,9 +364,7 @@ class StagedScores:
                 "the program or the metric is another, with a new log_dir)"
             )
         if num_lost:
-            logger.warning(
-                "%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried)
-            )
+            logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))
 
     def _row(self, ordering: Ordering, cells: Mapping[int, Cell]) -> dict[int, float]:
         """Scores by example; those that ran for no ordering count for none, unless the ordering has no others."""

@@ -45,9 +45,7 @@ class Search(ABC):
         seed: int = 0,
     ) -> None:
         if not isinstance(space, OrderingSpace):
-            raise TypeError(
-                f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}"
-            )
+            raise TypeError(f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}")
         check_whole("num_samples", num_samples, 1)
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
@@ -133,9 +131,7 @@ class Search(ABC):
                 after, lengths = self._rule.update(before, rankings, weights), before.length_probabilities
                 if lengths is not None:
                     most, smoothing = before.length, self._smoothing
-                    lengths = updated_lengths(
-                        lengths, rankings, weights, max_length=most, smoothing=smoothing
-                    )
+                    lengths = updated_lengths(lengths, rankings, weights, max_length=most, smoothing=smoothing)
                     after = after.copy(length=most, length_probabilities=lengths)
                 updated.append(after)
         self.distributions = updated
@@ -171,9 +167,7 @@ class Search(ABC):
 class RandomSearch(Search):
     """Ask for random orderings, the identity first, each once, and so many in all; nothing is learnt."""
 
-    def __init__(
-        self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0
-    ) -> None:
+    def __init__(self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0) -> None:
         super().__init__(space, num_samples=num_samples, seed=seed)
         self._num_orderings = num_orderings
         self._asked: dict[Ordering, None] = {}  # a set that keeps its order

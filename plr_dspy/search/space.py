@@ -88,9 +88,7 @@ class OrderingSpace:
         if not self.limits:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
-            raise ValueError(
-                f"limits must have a pair for each of {len(self.sizes)} blocks; got {self.limits}"
-            )
+            raise ValueError(f"limits must have a pair for each of {len(self.sizes)} blocks; got {self.limits}")
         for size, (least, most) in zip(self.sizes, self.limits, strict=True):
             if not 0 <= least <= most <= size:
                 raise ValueError(
@@ -99,9 +97,7 @@ class OrderingSpace:
         first = self.identity or tuple(tuple(range(most)) for _, most in self.limits)
         object.__setattr__(self, "identity", self.canonical(first))
         if not self.allows(self.identity):
-            raise ValueError(
-                f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one"
-            )
+            raise ValueError(f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one")
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -130,9 +126,7 @@ class OrderingSpace:
         if ordering in self.beside:
             return tuple(map(tuple, ordering))
         if len(ordering) != len(self.kinds):
-            raise ValueError(
-                f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}"
-            )
+            raise ValueError(f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
         for items, size, (least, most) in zip(ordering, self.sizes, self.limits, strict=True):
             if not set(items) <= set(range(size)) or not least <= len(set(items)) == len(items) <= most:
                 expected = f"{least} to {most} different items" if least < size else "a permutation"

@@ -117,9 +117,7 @@ class ThompsonSearch(Search):
     def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
         super().check(orderings, scores)
         if any(e >= self._num_classed for o in orderings for e in scores[o]):
-            raise ValueError(
-                f"examples must have classes: example_classes names those of {self._num_classed}"
-            )
+            raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """The process' estimates of the orderings that have scores, best first and within what scores can be; without

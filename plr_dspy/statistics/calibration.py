@@ -55,11 +55,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 
 
 def calibrated(
-    log_probabilities: ArrayLike,
-    offsets: ArrayLike,
-    *,
-    scales: ArrayLike = 1.0,
-    unseen: ArrayLike | None = None,
+    log_probabilities: ArrayLike, offsets: ArrayLike, *, scales: ArrayLike = 1.0, unseen: ArrayLike | None = None
 ) -> Array:
     """Calibrated log-probabilities ``[..., L]``, normalised, by offsets and scales of the labels, ``[L]``; a label that
     was unseen, not among the likeliest tokens, ``[..., L]``, cannot become the likeliest."""

@@ -10,11 +10,7 @@ from scipy import special  # scipy.stats takes half a second to import
 
 
 def paired_interval(
-    differences: Sequence[float],
-    confidence: float = 0.95,
-    *,
-    num_comparisons: int = 1,
-    largest: float = 0.0,
+    differences: Sequence[float], confidence: float = 0.95, *, num_comparisons: int = 1, largest: float = 0.0
 ) -> tuple[float, float]:
     """Confidence interval of a mean paired difference; 0 to 0 where all differences are 0.
 

@@ -82,9 +82,7 @@ def compile_arguments(*more, program="reviews_app.py:program", metric="reviews_a
 
 
 def test_compile_and_report(folder, server, monkeypatch, capsys):
-    monkeypatch.setattr(
-        compiling, "local_lm", lambda route, **options: nullcontext(server.lm(route, **options))
-    )
+    monkeypatch.setattr(compiling, "local_lm", lambda route, **options: nullcontext(server.lm(route, **options)))
     arguments = compile_arguments("--log-dir", "log", "--report", "found.json", "--max-calls", "27")
     assert cli.main(arguments) == 0
     program = dspy.Predict("review -> sentiment")
@@ -105,9 +103,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
 
 def test_a_calibrated_program_is_saved(folder, capsys):
     assert cli.main(compile_arguments("--calibrate", "--report", "found.json")) == 0
-    program = load_program(
-        dspy.Predict("review -> sentiment: Literal['negative', 'positive']"), "program.json"
-    )
+    program = load_program(dspy.Predict("review -> sentiment: Literal['negative', 'positive']"), "program.json")
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
     assert "the program needs the probabilities of labels at each use" in capsys.readouterr().out
@@ -189,9 +185,7 @@ def test_calibrate_evaluate_and_predict(folder, capsys, kind):
     assert cli.main(again) == 0
     assert "calibration" in json.loads((folder / "again.json").read_text())
     capsys.readouterr()
-    predicting = common(
-        "predict", "--data", f"train.{kind}", "--out", "answers.jsonl", "--demos", "calibrated.json"
-    )
+    predicting = common("predict", "--data", f"train.{kind}", "--out", "answers.jsonl", "--demos", "calibrated.json")
     assert cli.main(predicting) == 0
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     given = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]

@@ -82,9 +82,7 @@ class TestChoice:
         assert choose([result(0.0, 0.0), less, surer]) == 2
         assert choose([result(0.0, 0.0), result(0.2), result(0.2, estimate=0.3), result(0.2)]) == 2
 
-    @given(
-        st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8)
-    )
+    @given(st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8))
     def test_by_score_the_best_on_the_selection_split_is_chosen_as_by_the_paper(self, others):
         found = [result(0.0, 0.0), *(replace(result(gain, p), score=score) for score, gain, p in others)]
         scores = [each.score for each in found]

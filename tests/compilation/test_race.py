@@ -145,9 +145,7 @@ class TestCompilation:
         payer.most, scorer = most, CellScorer(payer)
         payer.budget.max_calls = num_calls
         plan = make_plan("light", max_metric_calls=num_calls, num_train=30, num_selection=10, num_distinct=24)
-        search = ThompsonSearch(
-            OrderingSpace.of_sizes(4), num_examples=30, num_samples=6, num_initial=20, seed=0
-        )
+        search = ThompsonSearch(OrderingSpace.of_sizes(4), num_examples=30, num_samples=6, num_initial=20, seed=0)
         found = Compilation(search, scorer, plan=plan, num_train=30, original=original).run()
         scored = {}
         for row, example in payer.paid:

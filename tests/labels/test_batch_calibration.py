@@ -102,9 +102,7 @@ class TestWhatItFinds:
         engine, held = Classifier(leaning(LABELS, 2.0)), examples(150, first=1_000)
         program = calibrate(engine, method="linear", trainset=examples(200), num_inputs=200)
         assert program.calibration.offsets[1] < program.calibration.offsets[0] - 1
-        right = [
-            [ask(engine, each, text=e.text).label == e.label for e in held] for each in (student(), program)
-        ]
+        right = [[ask(engine, each, text=e.text).label == e.label for e in held] for each in (student(), program)]
         assert np.mean(right[1]) > np.mean(right[0]) + 0.05
         unbiased = Classifier(leaning(LABELS, 0.0))
         assert calibrate(unbiased, method="linear", trainset=examples(64)).calibration is None
@@ -131,9 +129,7 @@ def world(seed, rare, lean):
         z = (1.8 if right(text) == "positive" else -1.8) + 1.2 * normal(f"{seed} {text}") + lean
         return {"negative": 1 / (1 + math.exp(z)), "positive": 1 / (1 + math.exp(-z))}
 
-    trainset = [
-        dspy.Example(text=t, label=right(t)).with_inputs("text") for t in (f"text {i}" for i in range(150))
-    ]
+    trainset = [dspy.Example(text=t, label=right(t)).with_inputs("text") for t in (f"text {i}" for i in range(150))]
     return trainset, probabilities, right
 
 
@@ -372,8 +368,7 @@ class TestBadInput:
     def test_what_enums_are_called_in_data_will_do(self):
         engine = Classifier(leaning(["fine", "awful"], 1.0))
         trainset = [
-            dspy.Example(text=f"text {i}", label=(Mood.GOOD, "awful")[i % 2]).with_inputs("text")
-            for i in range(12)
+            dspy.Example(text=f"text {i}", label=(Mood.GOOD, "awful")[i % 2]).with_inputs("text") for i in range(12)
         ]
         program = calibrate(engine, student(Mood), trainset=trainset, method="linear")
         assert program.calibration.num_inputs == 12
@@ -457,9 +452,7 @@ def test_says_where_replies_say_nothing_of_labels_or_no_more_than_one_label_alwa
         calibrate(nothing, trainset=examples(30))
     blind = Classifier(lambda text: {"negative": 0.9, "positive": 0.1})
     calibrate(blind, trainset=examples(30))
-    assert (
-        "no more than always answering 'negative'" in caplog.text or "give the program demos" in caplog.text
-    )
+    assert "no more than always answering 'negative'" in caplog.text or "give the program demos" in caplog.text
 
 
 def test_a_metric_over_a_set_is_checked_before_any_call():

@@ -165,9 +165,7 @@ class TestSaving:
         program.program.demos = [{"text": "a", "label": "positive"}]
         before = program.dump_state()
         with pytest.raises(ValueError, match="of the labels"):
-            program.load_state(
-                CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")).dump_state()
-            )
+            program.load_state(CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")).dump_state())
         assert program.dump_state() == before
 
 

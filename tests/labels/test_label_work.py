@@ -22,8 +22,7 @@ TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
 
 class TestLabelScores:
     @pytest.mark.parametrize(
-        "metric",
-        [exact, lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label)],
+        "metric", [exact, lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label)]
     )
     def test_every_way_to_the_label(self, metric):
         np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)

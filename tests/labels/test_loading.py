@@ -39,18 +39,14 @@ STUDENTS["larger"] = Outer
 
 
 def student(labels=LABELS):
-    program = dspy.Predict(
-        dspy.Signature("text -> label").with_updated_fields("label", type_=Literal[labels])
-    )
+    program = dspy.Predict(dspy.Signature("text -> label").with_updated_fields("label", type_=Literal[labels]))
     program.demos = [dspy.Example(text=f"demo {i}", label=labels[i % 2]) for i in range(4)]
     return program
 
 
 def calibrated(program=None, **options):
     options = {"prior": None if "method" in options else dict.fromkeys(LABELS, 0.5), **options}
-    return BatchCalibration(display_progress=False, **options).compile(
-        program or student(), trainset=EXAMPLES[:30]
-    )
+    return BatchCalibration(display_progress=False, **options).compile(program or student(), trainset=EXAMPLES[:30])
 
 
 def other_model():

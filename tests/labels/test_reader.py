@@ -119,11 +119,7 @@ class TestReading:
         ("told", "kind", "expected"),
         [
             ({"yes": 0.9, "no": 0.09, "the": 0.01}, Literal["no", "yes", "mixed"], [0.09, 0.9, 0.01]),
-            (
-                {"positive": 1.0, "negative": 0.0},
-                KIND,
-                [math.exp(module.LEAST), 1.0],
-            ),  # Servers write -9999 for 0.
+            ({"positive": 1.0, "negative": 0.0}, KIND, [math.exp(module.LEAST), 1.0]),  # Servers write -9999 for 0.
         ],
         ids=["what the unlikeliest token has", "what a server does not compute"],
     )
@@ -366,9 +362,7 @@ class TestFromAlternatives:
     @given(st.data())
     def test_is_exact_where_every_token_is_known(self, data):
         """A model of letters: the probability of a label is the product of those of its letters and its end."""
-        labels = data.draw(
-            st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True)
-        )
+        labels = data.draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True))
         after = {}
         for text in {label[:i] for label in labels for i in range(len(label) + 1)}:
             drawn = data.draw(st.lists(st.integers(1, 9), min_size=4, max_size=4))

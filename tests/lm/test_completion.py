@@ -163,9 +163,7 @@ class TestReply:
         assert len(stub.bodies) == 1
         assert status != 429 or caught.value.retry_after == 0.1
 
-    @pytest.mark.parametrize(
-        "reply", ["not json", "[]", "{}", {"choices": []}, {"choices": [{"text": None}]}]
-    )
+    @pytest.mark.parametrize("reply", ["not json", "[]", "{}", {"choices": []}, {"choices": [{"text": None}]}])
     def test_without_a_completion_is_a_provider_error(self, stub, reply):
         stub.reply = reply
         with pytest.raises(exceptions.LMProviderError):

@@ -84,8 +84,7 @@ class TestPrompt:
         signature = dspy.Signature("context, user_question -> reasoning, is_true: bool")
         demo = {"is_true": True, "reasoning": "so", "user_question": "q", "context": "c"}
         assert prompt(signature, [demo], {"user_question": "Q", "context": "C"}) == (
-            "Context: c\nUser Question: q\nReasoning: so\nIs True: True\n\n"
-            "Context: C\nUser Question: Q\nReasoning:"
+            "Context: c\nUser Question: q\nReasoning: so\nIs True: True\n\nContext: C\nUser Question: Q\nReasoning:"
         )
         signature = SENTIMENT.with_updated_fields("review", prefix="Text  from a\nviewer:")
         signature = signature.with_updated_fields("sentiment", prefix="")
@@ -113,13 +112,9 @@ class TestPrompt:
         inputs = {"points": (list[Point], dspy.InputField()), "options": (dict[str, int], dspy.InputField())}
         signature = dspy.Signature({**inputs, "color": (Color, dspy.OutputField())})
         demo = {"points": [Point(x=1, y=2)], "options": {"é": 3}, "color": Color.BLUE}
-        assert blocks(signature, [demo]) == [
-            'Points: [{"x": 1, "y": 2}]\nOptions: {"é": 3}\nColor: dark blue'
-        ]
+        assert blocks(signature, [demo]) == ['Points: [{"x": 1, "y": 2}]\nOptions: {"é": 3}\nColor: dark blue']
 
-    @pytest.mark.parametrize(
-        "annotation", [dspy.Image, dspy.History, list[dspy.Image], dspy.Image | None, dspy.Tool]
-    )
+    @pytest.mark.parametrize("annotation", [dspy.Image, dspy.History, list[dspy.Image], dspy.Image | None, dspy.Tool])
     def test_types_that_are_not_text_are_refused_by_name(self, annotation):
         signature = dspy.Signature("seen -> a").with_updated_fields("seen", type_=annotation)
         with pytest.raises(ValueError, match=r"'seen'.*use another adapter"):

@@ -48,9 +48,7 @@ BY_SKLEARN = {
         ]
     ),
 }
-BOTH = st.lists(
-    st.tuples(st.sampled_from(LABELS), st.sampled_from([*LABELS, "other"])), min_size=4, max_size=40
-)
+BOTH = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from([*LABELS, "other"])), min_size=4, max_size=40)
 
 
 @pytest.mark.parametrize("metric", BY_SKLEARN, ids=repr)
@@ -80,8 +78,7 @@ class TestLabels:
         step, weights = 1e-5, np.ones(len(both) + 1)
         weights[moved], weights[-1] = 1.0 - step, step
         after, before = (
-            by_sklearn([*right, right[moved]], [*answers, to], each)
-            for each in (weights, [1.0] * len(both) + [0.0])
+            by_sklearn([*right, right[moved]], [*answers, to], each) for each in (weights, [1.0] * len(both) + [0.0])
         )
         derivative = (after - before) / step * len(both)
         assert found.score(moved, to) - scores[moved] == pytest.approx(derivative, abs=1e-3)
@@ -194,9 +191,7 @@ def test_evaluate_scores_a_program():
             return dspy.Prediction(label=text)
 
     texts = ["a", "a", "b", "fails"]
-    devset = [
-        dspy.Example(text=t, label=label).with_inputs("text") for t, label in zip(texts, "abba", strict=True)
-    ]
+    devset = [dspy.Example(text=t, label=label).with_inputs("text") for t, label in zip(texts, "abba", strict=True)]
     found = F1("a").evaluate(Echo(), devset, num_threads=2, display_progress=False, max_errors=10)
     assert found == pytest.approx(sklearn_metrics.f1_score([1, 0, 0, 1], [1, 1, 0, 0]))
 

@@ -27,9 +27,7 @@ def completions(vllm):
 
 def chat_lm(vllm, **options):
     address = {"api_base": vllm.api_base, "api_key": "none"}
-    return dspy.LM(
-        f"hosted_vllm/{vllm.model}", cache=False, max_tokens=16, temperature=0, **address, **options
-    )
+    return dspy.LM(f"hosted_vllm/{vllm.model}", cache=False, max_tokens=16, temperature=0, **address, **options)
 
 
 @pytest.fixture
@@ -85,18 +83,14 @@ def test_servers_of_the_same_weights_agree(vllm, completions, capsys):
     first, second = np.array(found).T
     correlation, largest = np.corrcoef(first, second)[0, 1], np.abs(first - second).max()
     with capsys.disabled():
-        print(
-            f"\np(label): vLLM against llama.cpp, correlation {correlation:.4f}, largest difference {largest:.3f}"
-        )
+        print(f"\np(label): vLLM against llama.cpp, correlation {correlation:.4f}, largest difference {largest:.3f}")
     assert correlation > 0.95
     assert np.ptp(first) > 0.3, "the probabilities differ enough to compare"
 
 
 def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completions):
     student = dspy.LabeledFewShot(k=8).compile(dspy.Predict(Sentiment), trainset=REVIEWS)
-    reorder = PLReorder(
-        accuracy, auto="paper", num_iterations=2, num_samples=5, num_threads=4, display_progress=False
-    )
+    reorder = PLReorder(accuracy, auto="paper", num_iterations=2, num_samples=5, num_threads=4, display_progress=False)
     names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
     before = [vllm.count(name) for name in names]
     with dspy.context(lm=completions, adapter=PlainTextAdapter()):
@@ -143,9 +137,7 @@ def test_calibrated_programs_make_one_request_a_prediction(kind, vllm, request):
     program.demos = REVIEWS[:4]
     before = vllm.count("vllm:request_success_total")
     with dspy.context(lm=request.getfixturevalue(kind), adapter=PlainTextAdapter()):
-        calibrated = BatchCalibration(num_inputs=12, display_progress=False).compile(
-            program, trainset=REVIEWS[:40]
-        )
+        calibrated = BatchCalibration(num_inputs=12, display_progress=False).compile(program, trainset=REVIEWS[:40])
         predictions = [calibrated(review=example.review) for example in REVIEWS[40:48]]
     assert vllm.count("vllm:request_success_total") - before == 12 + 8
     for prediction in predictions:

@@ -230,9 +230,7 @@ def test_compile(engine, make, options, message):
 
 def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(engine, caplog):
     reorder = optimizer(max_metric_calls=500)
-    reorder.compile(
-        student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13]
-    )
+    reorder.compile(student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13])
     assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
     assert "only 9 of the 127 examples can score orders of the demos (the others are" in caplog.text
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
@@ -240,9 +238,7 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
     assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")]
-)
+@pytest.mark.parametrize(("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")])
 def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, value, field):
     """The budget is well spent: the program can be pickled, and used as it is."""
     demos = [dspy.Example(**{**example, field: value}) for example in EXAMPLES[:3]]
@@ -271,9 +267,7 @@ def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
 
 
 def test_numpy_numbers_are_numbers_and_an_lm_on_the_program_is_enough(engine):
-    reorder = optimizer(
-        num_samples=np.int64(5), max_seconds=np.float32(60), seed=np.int32(3), max_metric_calls=60
-    )
+    reorder = optimizer(num_samples=np.int64(5), max_seconds=np.float32(60), seed=np.int32(3), max_metric_calls=60)
     assert (reorder.num_samples, reorder.max_seconds, reorder.seed) == (5, 60.0, 3)
     assert [type(value) for value in (reorder.num_samples, reorder.max_seconds)] == [int, float]
     program = student()
@@ -295,9 +289,7 @@ class TestCures:
     """What an error tells a user to do, done: it works, or at least the next error is another one."""
 
     def test_of_sets_that_overlap(self, engine):
-        with pytest.raises(
-            ValueError, match=r"all 55 that no demo shows are in both: leave valset out.*or split"
-        ):
+        with pytest.raises(ValueError, match=r"all 55 that no demo shows are in both: leave valset out.*or split"):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])
         with pytest.raises(ValueError, match=r"trainset must hold at least two examples.*pass more examples"):
@@ -363,7 +355,5 @@ def test_labels_that_the_program_cannot_answer_are_told_before_any_call(engine, 
     classify = dspy.Predict("question -> answer: Literal['yes', 'no']")
     rows = [dspy.Example(question=f"q{i}", answer=("yes", "No ", None)[i % 3]) for i in range(60)]
     optimizer().estimate(classify, trainset=[row.with_inputs("question") for row in rows])
-    assert (
-        "40 of 60 examples have none of the labels ['yes', 'no'] at 'answer' (one has 'No ')" in caplog.text
-    )
+    assert "40 of 60 examples have none of the labels ['yes', 'no'] at 'answer' (one has 'No ')" in caplog.text
     assert not engine.num_calls

@@ -66,9 +66,7 @@ def engine():
 
 class TestTeachers:
     @pytest.mark.parametrize("whose", ["student", "teacher"])
-    @pytest.mark.parametrize(
-        "demo", [dict, lambda example: dspy.Example(example, augmented=True, reasoning="so")]
-    )
+    @pytest.mark.parametrize("demo", [dict, lambda example: dspy.Example(example, augmented=True, reasoning="so")])
     def test_none_is_shown_the_example_that_it_answers(self, whose, demo):
         programs = {name: predict(dspy.ChainOfThought) for name in ("student", "teacher")}
         programs[whose].predictors()[0].demos = [demo(example) for example in EXAMPLES[:40]]
@@ -135,8 +133,7 @@ class TestTeachers:
 
 class TestMetrics:
     @pytest.mark.parametrize(
-        "error",
-        [ZeroDivisionError("boom"), AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")],
+        "error", [ZeroDivisionError("boom"), AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")]
     )
     def test_failures_end_the_compile_at_max_errors(self, engine, error):
         def metric(example, prediction):
@@ -184,15 +181,11 @@ def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monk
     assert optimizer.report.comparison is not None
 
 
-def test_time_that_left_nothing_to_choose_from_is_an_error_and_the_next_part_goes_on(
-    engine, tmp_path, monkeypatch
-):
+def test_time_that_left_nothing_to_choose_from_is_an_error_and_the_next_part_goes_on(engine, tmp_path, monkeypatch):
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
     engine.mumbles = lambda texts: engine.num_calls <= 11
     gold = {example.question: example.answer for example in EXAMPLES}
-    optimizer = chooser(
-        lambda e, p: gold[e.question] == p.answer, candidates="both", max_seconds=40, log_dir=tmp_path
-    )
+    optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates="both", max_seconds=40, log_dir=tmp_path)
     with pytest.raises(RuntimeError, match="a quarter of max_seconds=40 was over before"):
         optimizer.compile(predict(), trainset=UNLABELLED)
     assert engine.num_calls == 10

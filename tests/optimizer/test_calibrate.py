@@ -9,15 +9,7 @@ from fakes import digest, interrupt, using
 from label_engines import normal
 from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, Twice, exact, go, number, student, two
 
-from plr_dspy import (
-    BatchCalibration,
-    CalibratedProgram,
-    Calibration,
-    PLFewShot,
-    PLReorder,
-    Report,
-    order_sensitivity,
-)
+from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLFewShot, PLReorder, Report, order_sensitivity
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.report.figure import page
 
@@ -79,9 +71,7 @@ class TestOrdersUnderCalibration:
         """Raw answers are the same for all orders, so a search for those would find nothing."""
         accuracy = right()
         alone = accuracy(calibrated_original())
-        found = [
-            accuracy(go(engine_of(), calibrate=True, max_metric_calls=150, seed=seed)[0]) for seed in range(3)
-        ]
+        found = [accuracy(go(engine_of(), calibrate=True, max_metric_calls=150, seed=seed)[0]) for seed in range(3)]
         assert accuracy(student()) == pytest.approx(0.5, abs=0.02)
         assert alone > 0.55
         assert np.mean(found) > alone + 0.08, (found, alone)
@@ -129,9 +119,7 @@ class TestOrdersUnderCalibration:
         def right_and_uneven(demos, text):
             return two((2.5 if number(text) % 10 else -2.5) + 0.7 * normal(text))
 
-        rare = [
-            dspy.Example(text=f"text {i}", label=LABELS[i % 10 > 0]).with_inputs("text") for i in range(120)
-        ]
+        rare = [dspy.Example(text=f"text {i}", label=LABELS[i % 10 > 0]).with_inputs("text") for i in range(120)]
 
         def calibrated(**options):
             program, report = go(engine_of(right_and_uneven), trainset=rare, **options)
@@ -292,9 +280,7 @@ class TestSensitivity:
         assert len(engine.prompts) == found.program_calls == found.calibrated.program_calls == 200
         assert np.std(found.calibrated.scores) < 0.6 * np.std(found.scores)
         assert "\nCalibrated, they score" in str(found)
-        assert "\nRecommended: calibrate first (BatchCalibration), which takes 64 calls and no sea" in str(
-            found
-        )
+        assert "\nRecommended: calibrate first (BatchCalibration), which takes 64 calls and no sea" in str(found)
 
     def test_a_hidden_effect(self):
         found = self.measure(engine_of(), num_orders=20, max_metric_calls=800)

@@ -31,9 +31,7 @@ def student():
 
 
 def reorder(kind=PLReorder, **options):
-    return kind(
-        exact_match, **{"max_metric_calls": 100, "num_threads": 4, "display_progress": False, **options}
-    )
+    return kind(exact_match, **{"max_metric_calls": 100, "num_threads": 4, "display_progress": False, **options})
 
 
 def shown(program):

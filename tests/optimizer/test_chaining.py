@@ -14,9 +14,7 @@ pytestmark = pytest.mark.usefixtures("engine")
 
 
 def reorder(**options):
-    return PLReorder(
-        exact_match, **{"max_metric_calls": 150, "num_threads": 4, "display_progress": False, **options}
-    )
+    return PLReorder(exact_match, **{"max_metric_calls": 150, "num_threads": 4, "display_progress": False, **options})
 
 
 def texts(program):
@@ -31,9 +29,7 @@ def test_the_example_of_each_family(name, monkeypatch):
     program = chains.CHAINS[name](student, EXAMPLES, exact_match, dspy.settings.lm)
     assert not student.demos
     assert program(question=EXAMPLES[0].question).answer
-    reports = [
-        m.reorder_report for m in [program, *getattr(program, "programs", [])] if hasattr(m, "reorder_report")
-    ]
+    reports = [m.reorder_report for m in [program, *getattr(program, "programs", [])] if hasattr(m, "reorder_report")]
     assert reports or name == "better_together", "it returns the best of its steps, which may be the first"
     assert all(report["program_calls"]["total"] <= chains.CALLS for report in reports)
 

@@ -9,17 +9,7 @@ from statistics import NormalDist
 import dspy
 import litellm
 import pytest
-from fakes import (
-    OrderSensitiveEngine,
-    TwoPredictors,
-    digest,
-    engine_for,
-    exact_match,
-    lm_of,
-    questions,
-    student,
-    using,
-)
+from fakes import OrderSensitiveEngine, TwoPredictors, digest, engine_for, exact_match, lm_of, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -223,9 +213,7 @@ class UnevenEngine(PricedEngine):
         if chance < self.failing:
             raise RuntimeError("the server is down")
         response = OrderSensitiveEngine.complete(self, request)
-        prompt = round(
-            400 * math.exp(self.spread * NormalDist().inv_cdf(digest(f"{self.seed} {texts}") or 0.5))
-        )
+        prompt = round(400 * math.exp(self.spread * NormalDist().inv_cdf(digest(f"{self.seed} {texts}") or 0.5)))
         object.__setattr__(response, "usage", replace(response.usage, input_tokens=prompt, output_tokens=5))
         cost = prompt * PROMPT + 5 * COMPLETION
         with self._lock:
@@ -337,8 +325,7 @@ class TestMaxCost:
         assert engine.num_calls == 0
 
     @pytest.mark.parametrize(
-        ("kind", "options"),
-        [(PLReorder, {}), (PLReorder, {"auto": "paper"}), (PLFewShot, {"max_errors": 1000})],
+        ("kind", "options"), [(PLReorder, {}), (PLReorder, {"auto": "paper"}), (PLFewShot, {"max_errors": 1000})]
     )
     def test_too_little_names_what_is_enough(self, engine, kind, options):
         """Of which a quarter is for the demos that are made."""
@@ -347,9 +334,7 @@ class TestMaxCost:
 
         def enough(method="estimate", **more):
             with pytest.raises(ValueError, match="too small for 4 orders") as told:
-                getattr(kind(exact_match, max_cost=1e-6, **options, **more), method)(
-                    program, trainset=EXAMPLES
-                )
+                getattr(kind(exact_match, max_cost=1e-6, **options, **more), method)(program, trainset=EXAMPLES)
             return float(str(told.value).split("max_cost=")[2].split()[0])
 
         least = enough()

@@ -151,9 +151,7 @@ class TestCalibration:
                 assert one.probabilities == pytest.approx(same.probabilities)
                 assert set(one.probabilities) == set(values(kind))
                 assert sum(one.probabilities.values()) == pytest.approx(1)
-                assert (
-                    max(one.probabilities, key=one.probabilities.get) == plain(one.label) == plain(same.label)
-                )
+                assert max(one.probabilities, key=one.probabilities.get) == plain(one.label) == plain(same.label)
                 assert type(one.label) is type(raw.label)
                 told = CalibratedProgram(program)(text=text).probabilities
                 assert told[values(kind)[1]] == pytest.approx(round(leaning([], text)[1], 2), abs=0.006)

@@ -36,9 +36,7 @@ OFTEN = {"demos for each input": 3}
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
     """The program and the optimizer."""
-    limits = (
-        {} if options.keys() & {"max_cost", "max_seconds"} else {"max_metric_calls": BUDGET.get(kind, 100)}
-    )
+    limits = {} if options.keys() & {"max_cost", "max_seconds"} else {"max_metric_calls": BUDGET.get(kind, 100)}
     metric = metric or METRICS.get(kind, exact)
     optimizer = KINDS[kind](metric, **{**limits, "num_threads": 1, "display_progress": False, **options})
     with using(engine, "fake/x"):
@@ -152,9 +150,7 @@ class TestGoingOn:
             assert len(engine.prompts) == report.program_calls["total"] <= BUDGET.get(kind, 100)
             assert report.comparison is not None
 
-    def test_a_finished_compile_costs_nothing_and_a_larger_budget_only_what_is_new(
-        self, kind, whole, tmp_path
-    ):
+    def test_a_finished_compile_costs_nothing_and_a_larger_budget_only_what_is_new(self, kind, whole, tmp_path):
         """Another metric is refused unless it is accepted."""
 
         def other(example, prediction):

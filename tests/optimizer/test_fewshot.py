@@ -192,9 +192,7 @@ class TestTokens:
         assert not [each for each in chooser.report.candidates[1:] if 0 in each.ordering["self"]]
 
     def test_a_limit_that_no_demo_fits(self, engine):
-        with pytest.raises(
-            ValueError, match=r"max_demo_tokens must be at least \d\d, the tokens of the shortest"
-        ):
+        with pytest.raises(ValueError, match=r"max_demo_tokens must be at least \d\d, the tokens of the shortest"):
             optimizer(max_demo_tokens=3).compile(predict(), trainset=EXAMPLES)
         with pytest.raises(ValueError, match="with min_demos=4; got 70: raise it, or lower min_demos"):
             optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)
@@ -224,8 +222,7 @@ def test_another_teacher_is_asked_and_the_same_one_not_again(engine, tmp_path):
 
 class TestBadInput:
     @pytest.mark.parametrize(
-        ("name", "value"),
-        [*(("candidates", c) for c in ("some", [], ["text"])), ("max_demos", None), ("min_demos", 5)],
+        ("name", "value"), [*(("candidates", c) for c in ("some", [], ["text"])), ("max_demos", None), ("min_demos", 5)]
     )
     def test_arguments(self, name, value):
         with pytest.raises((TypeError, ValueError), match=name):
@@ -235,11 +232,7 @@ class TestBadInput:
         for options, compiled, message in (
             ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that may make demos, then a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
-            (
-                {},
-                {"teacher": fakes.TwoPredictors()},
-                "teacher must be a program with the predictors of student",
-            ),
+            ({}, {"teacher": fakes.TwoPredictors()}, "teacher must be a program with the predictors of student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),

@@ -92,9 +92,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     assert logged == Counter({error.type: error.count for error in report.errors})
     names = {f"trainset[{i}]" for i in range(len(EXAMPLES))}
     assert {name for error in report.errors for name in error.examples} <= names
-    assert (
-        saved == json.loads(json.dumps(report.to_dict())) == json.loads(json.dumps(compiled.reorder_report))
-    )
+    assert saved == json.loads(json.dumps(report.to_dict())) == json.loads(json.dumps(compiled.reorder_report))
     if report.comparison is not None:
         assert report.comparison.chosen >= report.comparison.original
         assert report.comparison.num_candidates == len(report.candidates)

@@ -240,10 +240,7 @@ class TestFolders:
             (b'{"cell": ["x", "y"], "score": 1}', "not written by this version"),
             (b'{"schema_version": 99, "identity": {}}', "schema version 99"),
             (b'{"something": 1}', "none of the kinds of lines"),
-            *(
-                (TOLD % values, "line 1 of")
-                for values in (b"[]", b"1", b"[null]", b"[true]", b"[1e999]", b"{}")
-            ),
+            *((TOLD % values, "line 1 of") for values in (b"[]", b"1", b"[null]", b"[true]", b"[1e999]", b"{}")),
         ],
     )
     def test_files_that_cannot_be_read(self, tmp_path, engine, line, message):
@@ -443,9 +440,7 @@ class TestFailed:
             return exact_match(example, prediction)
 
         reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=10_000)
-        with pytest.raises(
-            RuntimeError, match=r"no call ended with an answer|train examples ran for any order"
-        ):
+        with pytest.raises(RuntimeError, match=r"no call ended with an answer|train examples ran for any order"):
             reorder.compile(student(), trainset=EXAMPLES)
         down = False
         reorder.compile(student(), trainset=EXAMPLES)

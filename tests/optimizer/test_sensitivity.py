@@ -17,9 +17,7 @@ HUGE = math.factorial(40)
 
 def analysed(scores, num_distinct=HUGE, **options):
     searched = options.pop("num_searched", min(num_distinct, 100))
-    return spread.spread(
-        np.asarray(scores, dtype=float), num_distinct=num_distinct, num_searched=searched, **options
-    )
+    return spread.spread(np.asarray(scores, dtype=float), num_distinct=num_distinct, num_searched=searched, **options)
 
 
 def variance_analysis(scores):
@@ -128,8 +126,7 @@ MAY_BE_GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}
 UNKNOWN = {"p_value": 0.3, "gain_interval": (0.0, 0.4)}
 ORDERS = "To be surer, run this again with more orders: num_orders=40, max_metric_calls=1200."
 EXAMPLES = (
-    "To be surer, run this again with more examples: 120 of them (max_metric_calls=1200) "
-    "about halve these limits."
+    "To be surer, run this again with more examples: 120 of them (max_metric_calls=1200) about halve these limits."
 )
 MEND = "see what the model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
 

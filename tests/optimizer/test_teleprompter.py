@@ -17,8 +17,7 @@ EXAMPLES = questions(120)
 def optimizer(**options):
     budget = {} if options.keys() & {"auto", "max_metric_calls"} else {"max_metric_calls": 240}
     return PLReorder(
-        options.pop("metric", exact_match),
-        **{"num_threads": 4, "display_progress": False, **budget, **options},
+        options.pop("metric", exact_match), **{"num_threads": 4, "display_progress": False, **budget, **options}
     )
 
 
@@ -90,9 +89,7 @@ class TestCompile:
             del reports[-1]["seconds"], reports[-1]["settings"]["num_threads"]
         assert reports[0] == reports[1]
 
-    @pytest.mark.parametrize(
-        ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]
-    )
+    @pytest.mark.parametrize(("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})])
     def test_one_prompt_only_costs_nothing(self, engine, caplog, demos, options):
         program, reorder = student(demos), optimizer(**options)
         assert reorder.estimate(program, trainset=EXAMPLES).program_calls == 0

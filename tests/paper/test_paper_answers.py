@@ -170,9 +170,7 @@ def test_what_has_no_end_is_wrong_within_seconds_and_the_next_answer_is_judged(p
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(same_expression, predicted, gold).result()
         assert not pool.submit(same_number, predicted, "7").result()
-        assert pool.submit(
-            same_expression, f"{len(predicted)}(y+1)", f"{len(predicted)}y+{len(predicted)}"
-        ).result()
+        assert pool.submit(same_expression, f"{len(predicted)}(y+1)", f"{len(predicted)}y+{len(predicted)}").result()
     assert time.monotonic() - started < 30
 
 

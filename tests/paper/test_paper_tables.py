@@ -43,9 +43,7 @@ def line_of(table, name, block=0):
 def names(table):
     """The names of the lines of each block of the Markdown, by its heading."""
     parts = [part.splitlines() for part in table.to_markdown().split("### ")[1:]]
-    return {
-        part[0]: [line.split("|")[1].strip() for line in part[4:] if line.startswith("|")] for part in parts
-    }
+    return {part[0]: [line.split("|")[1].strip() for line in part[4:] if line.startswith("|")] for part in parts}
 
 
 def accuracy(*parts):
@@ -146,9 +144,7 @@ class TestPaired:
             assert float(one[name]) == pytest.approx(float(two[name]))
 
     def test_only_common_runs_count_and_methods_are_corrected_together(self):
-        table = paired(
-            runs("Static", [10, 10, None]), runs("Ours", [12, None, 20]), runs("PLR-1", [11, 11, 11])
-        )
+        table = paired(runs("Static", [10, 10, None]), runs("Ours", [12, None, 20]), runs("PLR-1", [11, 11, 11]))
         ours = row(table, task="mr", method="Ours")
         assert (float(ours["mean"]), float(ours["seeds"])) == (pytest.approx(10), 1)
         assert "†" in line_of(table, "Ours")[0]
@@ -209,7 +205,5 @@ class TestPublished:
         assert line_of(table, "Static") == ["55.0 / 91.1 / -36.1"]
         line = row(table, published_model=QWEN)
         assert (line["seeds"], line["published_seeds"], line["method"]) == ("2", "5", "Static")
-        assert [float(line[n]) for n in ("mean", "published", "difference")] == pytest.approx(
-            [55, 91.1, -36.1]
-        )
+        assert [float(line[n]) for n in ("mean", "published", "difference")] == pytest.approx([55, 91.1, -36.1])
         assert "says nothing about a method" in table.to_markdown()

@@ -31,9 +31,7 @@ def test_probabilities_of_all_choices_sum_to_1(seed, length):
     assert sum(probabilities) == pytest.approx(1.0)
     stages = model.mode(features, length)
     for place, item in enumerate(stages):  # each item is the likeliest of those left
-        options = [
-            model.log_prob(features, (*stages[:place], each)) for each in set(range(5)) - set(stages[:place])
-        ]
+        options = [model.log_prob(features, (*stages[:place], each)) for each in set(range(5)) - set(stages[:place])]
         assert model.log_prob(features, stages[: place + 1]) == pytest.approx(max(options)), item
 
 
@@ -81,9 +79,7 @@ def test_nothing_near_the_fit_is_likelier_whatever_the_start(seed):
         return sum(told) - 0.05 * float(coefficients @ coefficients)
 
     found = CovariatePlackettLuce.fit(features, rankings, weights, l2=0.1).coefficients
-    again = CovariatePlackettLuce.fit(
-        features, rankings, weights, l2=0.1, start=rng.normal(size=3)
-    ).coefficients
+    again = CovariatePlackettLuce.fit(features, rankings, weights, l2=0.1, start=rng.normal(size=3)).coefficients
     np.testing.assert_allclose(found, again, atol=1e-4)
     assert check_grad(objective, lambda c: np.zeros(3), found) < 1e-3  # its slope is 0 there
 

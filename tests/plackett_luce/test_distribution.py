@@ -94,9 +94,7 @@ class TestDraws:
     @given(distributions())
     def test_own_generator_repeats_and_leaves_the_global_one_alone(self, distribution):
         before = torch.random.get_rng_state()
-        first, again = (
-            distribution.copy(generator=torch.Generator().manual_seed(1)).sample((9,)) for _ in range(2)
-        )
+        first, again = (distribution.copy(generator=torch.Generator().manual_seed(1)).sample((9,)) for _ in range(2))
         assert torch.equal(first, again)
         assert torch.equal(before, torch.random.get_rng_state())
         assert torch.isfinite(distribution.log_prob(first)).all()
@@ -156,9 +154,7 @@ def test_shapes_of_batches(is_mixture):
     one = distribution.copy(logits=logits[1, 1], weights=None if weights is None else weights[1, 1])
     torch.testing.assert_close(distribution.log_prob(drawn)[:, 1, 1], one.log_prob(drawn[:, 1, 1]))
     assert torch.equal(distribution.mode[1, 1], one.mode)
-    torch.testing.assert_close(
-        one.expand((4,)).log_prob(drawn[0, 1, 1]), one.log_prob(drawn[0, 1, 1]).expand(4)
-    )
+    torch.testing.assert_close(one.expand((4,)).log_prob(drawn[0, 1, 1]), one.log_prob(drawn[0, 1, 1]).expand(4))
     together = torch.distributions.Independent(distribution, 2)
     torch.testing.assert_close(together.log_prob(drawn), distribution.log_prob(drawn).sum(dim=(1, 2)))
     assert distribution.has_enumerate_support
@@ -184,10 +180,7 @@ class TestBadInput:
             (torch.tensor(1.0), {}, ValueError, "shape"),
             (float64([0.0, math.nan]), {}, ValueError, "logits"),
             (float64([0.0, math.inf]), {}, ValueError, "finite"),
-            *(
-                (torch.zeros(3), {"length": k}, ValueError, "number from 1 to the 3")
-                for k in (0, 4, 1.0, True)
-            ),
+            *((torch.zeros(3), {"length": k}, ValueError, "number from 1 to the 3") for k in (0, 4, 1.0, True)),
             (torch.zeros(3), {"weights": float64([1.0])}, ValueError, "one entry for each component"),
             (torch.zeros(2, 3), {"weights": float64([0.5, 0.6])}, ValueError, "weights"),
             *(

@@ -37,9 +37,7 @@ class Answering(dspy.Module):
 
 
 def examples(count, yes):
-    return [
-        dspy.Example(number=n, label="yes" if n in yes else "no").with_inputs("number") for n in range(count)
-    ]
+    return [dspy.Example(number=n, label="yes" if n in yes else "no").with_inputs("number") for n in range(count)]
 
 
 @pytest.fixture(autouse=True)
@@ -137,10 +135,7 @@ def test_whatever_runs_can_be_evaluated():
         def forward(self, number):
             return dspy.Prediction(answer=super().forward(number).label)
 
-    programs = {
-        "rule": Rule(),
-        "ensemble": dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([Rule()]),
-    }
+    programs = {"rule": Rule(), "ensemble": dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([Rule()])}
     for each in evaluated(programs, exact, examples(20, range(5))).programs.values():
         assert each.score == 0.25
     metric = lambda example, answer: example.label == answer.answer  # noqa: E731
@@ -177,7 +172,5 @@ def test_a_metric_over_a_set_counts_replies_that_cannot_be_read_as_no_answer():
     devset, better = examples(40, {1, 2, 3, 4}), Answering({1, 2, 3, 4})
     unread = Answering({1}, unread=range(10, 40))
     assert F1("yes").evaluate(unread, devset, num_threads=1, display_progress=False) == 0.4
-    found = evaluate_programs(
-        {"none": Answering(()), "all": better}, F1("yes"), devset, display_progress=False
-    )
+    found = evaluate_programs({"none": Answering(()), "all": better}, F1("yes"), devset, display_progress=False)
     assert found.programs["all"].difference == 1.0 == found.programs["all"].difference_interval[1]

@@ -188,9 +188,7 @@ def cyclic():
 SAME = {
     "state that is private": lambda: Weighted(1),
     "objects without a repr": lambda: dspy.Example(a=object()),
-    "what cannot be read": lambda: Weighted(
-        1, session=Unreadable(), huge=10**5000, log=logging.getLogger("x")
-    ),
+    "what cannot be read": lambda: Weighted(1, session=Unreadable(), huge=10**5000, log=logging.getLogger("x")),
     "what holds itself": cyclic,
     "what runs": lambda: used(Locked()) if next(TURNS) % 2 else Locked(),
     "random numbers": random.Random,

@@ -184,9 +184,7 @@ class TestErrors:
         assert "cannot be read" in messages["Mute"]
         cells.ledger.close()
 
-    def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(
-        self, engine, caplog
-    ):
+    def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(self, engine, caplog):
         class Judging:
             def __init__(self):
                 self.judge = dspy.LM("openai/x", api_key="plain words")

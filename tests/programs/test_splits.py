@@ -17,9 +17,7 @@ def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
 
 
 def with_input(values, **fixed):
-    return [
-        dspy.Example(question=v, answer=str(i), **fixed).with_inputs("question", *fixed) for i, v in values
-    ]
+    return [dspy.Example(question=v, answer=str(i), **fixed).with_inputs("question", *fixed) for i, v in values]
 
 
 class TestDemosAreLeftOut:

@@ -49,9 +49,7 @@ def run(tmp_path, monkeypatch, capsys):
         folder = tmp_path / data
         folder.mkdir(exist_ok=True)
         for part in ("train", "test"):
-            rows = [
-                {"text": f"{data} {part} {i}", "label": ("negative", "positive")[i % 2]} for i in range(40)
-            ]
+            rows = [{"text": f"{data} {part} {i}", "label": ("negative", "positive")[i % 2]} for i in range(40)]
             (folder / f"mr_{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         options = FIRST | {f"--{name}": str(value) for name, value in changed.items()}
         places = ["--tasks", "mr", "--data-dir", str(folder), "--out", str(tmp_path / out), "--sides", *sides]

@@ -190,9 +190,7 @@ def test_nearly_all_code_is_run_and_the_api_page_has_every_public_name():
     not_run = [(page, line) for page in PAGES for line, _, run in blocks(page) if not run]
     assert len(not_run) <= MOST_NOT_RUN, not_run
     listed = set(re.findall(r"^::: (\S+)$", PAGES["docs/api.md"].read_text(encoding="utf-8"), re.M))
-    public = {
-        f"{module.__name__}.{name}" for module in (plr_dspy, plr_dspy.baselines) for name in module.__all__
-    }
+    public = {f"{module.__name__}.{name}" for module in (plr_dspy, plr_dspy.baselines) for name in module.__all__}
     assert public - listed == {"plr_dspy.__version__"}
 
 

@@ -47,7 +47,5 @@ def test_is_kept_with_the_outputs_of_one_run(name):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert not [
-        output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"
-    ]
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     assert "/site-packages/" not in json.dumps(outputs), "a path of the machine that ran it"

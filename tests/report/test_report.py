@@ -25,8 +25,7 @@ def student(count=6):
     program = dspy.Predict("question -> answer")
     texts = [f"{NASTY if i % 2 else ''} text {i}" for i in range(count)]
     program.demos = [
-        dspy.Example(question=text, answer=f"answer {i % 3}", hint=None, augmented=True)
-        for i, text in enumerate(texts)
+        dspy.Example(question=text, answer=f"answer {i % 3}", hint=None, augmented=True) for i, text in enumerate(texts)
     ]
     return program
 
@@ -34,9 +33,7 @@ def student(count=6):
 def chain():
     program = TwoPredictors()
     program.hint.demos = [dspy.Example(question=f"q {i}", hint=f"h {i}") for i in range(4)]
-    program.answer.predict.demos = [
-        dspy.Example(question=f"q {i}", hint="h", answer=f"a {i}") for i in range(3)
-    ]
+    program.answer.predict.demos = [dspy.Example(question=f"q {i}", hint="h", answer=f"a {i}") for i in range(3)]
     return program
 
 
@@ -137,9 +134,7 @@ class TestData:
         program = dspy.Predict("question, tags: list[str] -> answer")
         questions_ = ["x" * 490 + "verysecret1" * 9, "short"]
         program.demos = [dspy.Example(question=text, tags=["a", "ö"], answer="a") for text in questions_]
-        examples = [
-            dspy.Example(question=q, tags=[], answer="a").with_inputs("question", "tags") for q in "123456789"
-        ]
+        examples = [dspy.Example(question=q, tags=[], answer="a").with_inputs("question", "tags") for q in "123456789"]
         static = compiled(program, lm=lm, kind=StaticOrder, examples=examples)
         first = static.slots[0].demos[0]
         assert first["tags"] == '["a", "ö"]'
@@ -224,9 +219,7 @@ class TestText:
         scores = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]
         found = [{"score": score, "interval": interval} for score, interval in scores]
         numbers = [
-            BestOfNumber(
-                num_demos=n, ordering={"self": [*range(n)][::-1]}, tokens=30 * n, num_examples=9, **best
-            )
+            BestOfNumber(num_demos=n, ordering={"self": [*range(n)][::-1]}, tokens=30 * n, num_examples=9, **best)
             for n, best in enumerate(found)
         ]
         text = str(by_hand(best_by_number=numbers))
@@ -234,9 +227,7 @@ class TestText:
             "numbers of demos: 2 chosen; worse beyond chance: 0 (-0.400); better beyond chance: 3 (+0.190); "
             "may be as good: 1\n"
         ) in text
-        report = by_hand(
-            best_by_number=numbers
-        )  # Without demos, the program is the one that the gain is over.
+        report = by_hand(best_by_number=numbers)  # Without demos, the program is the one that the gain is over.
         plain = report.original.model_copy(update={"num_demos": 0})
         for low, said in ((0.01, "worse beyond chance: 0 (-0.400)"), (-0.1, "may be as good: 0, 1")):
             compared = report.comparison.model_copy(update={"gain_interval": (low, 0.5)})
@@ -346,9 +337,7 @@ class TestFigure:
         (slot,) = chosen.slots
         table = places.images[0].get_array()
         assert table.shape == (slot.num_demos, 5)
-        np.testing.assert_allclose(
-            table.sum(axis=0)[-1], 1 - slot.distributions[0]["length_probabilities"][0]
-        )
+        np.testing.assert_allclose(table.sum(axis=0)[-1], 1 - slot.distributions[0]["length_probabilities"][0])
         assert places.get_lines()[0].get_xdata().tolist() == list(range(5 - len(slot.ordering), 5))
 
 
@@ -385,10 +374,7 @@ class TestPage:
 
     def test_odd_text_and_errors_are_escaped(self, tmp_path):
         error = {"type": "ZeroDivisionError", "outcome": "not scored", "message": "<b>bold</b>"}
-        odd = {
-            "predictor": 'x["<i>"]',
-            "demos": [{"q": f'{i} $x$ id="a" 中文 <!-- --> \\1'} for i in range(2)],
-        }
+        odd = {"predictor": 'x["<i>"]', "demos": [{"q": f'{i} $x$ id="a" 中文 <!-- --> \\1'} for i in range(2)]}
         found = by_hand(errors=[{**error, "examples": [], "count": 1}])
         slots = [found.slots[0].model_copy(update=odd)]
         found.model_copy(update={"slots": slots}).to_html(tmp_path / "report.html")
@@ -406,9 +392,7 @@ class TestPage:
         assert not (tmp_path / "never.html").exists()
 
 
-@pytest.mark.parametrize(
-    "stopped", ["interrupted", "ended by ValueError", "budget used up, nothing compared"]
-)
+@pytest.mark.parametrize("stopped", ["interrupted", "ended by ValueError", "budget used up, nothing compared"])
 def test_what_was_not_compared_is_not_called_more_than_it_is(stopped):
     interrupted = stopped != "budget used up, nothing compared"
     text = str(by_hand(comparison=None, candidates=[], stopped=stopped))

@@ -23,9 +23,7 @@ MODES = pytest.mark.parametrize("demos", ["retrieved", "auto"])
 
 def examples(count=45, first=0):
     """Questions on a colour, each with a name of its own."""
-    asked = [
-        (WORDS[i % 3], f"thing number{i} is {WORDS[i % 3]} all over") for i in range(first, first + count)
-    ]
+    asked = [(WORDS[i % 3], f"thing number{i} is {WORDS[i % 3]} all over") for i in range(first, first + count)]
     return [dspy.Example(question=q, answer=ANSWERS[word]).with_inputs("question") for word, q in asked]
 
 
@@ -43,8 +41,7 @@ class Copier(OrderSensitiveEngine):
 
     def answer(self, system, texts):
         asked, *demos = (
-            " ".join(dict(FIELD.findall(t))["question"].split()).casefold()
-            for t in [texts[-1], *texts[:-1:2]]
+            " ".join(dict(FIELD.findall(t))["question"].split()).casefold() for t in [texts[-1], *texts[:-1:2]]
         )
         like = [demo == asked if self.same else demo.split()[-3] == asked.split()[-3] for demo in demos]
         with self._lock:
@@ -116,9 +113,7 @@ class TestLeaks:
     @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered"])
     def test_of_examples_and_their_copies(self, demos, copies):
         trainset, valset, student = examples(33), None, predict()
-        more = (
-            [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
-        )
+        more = [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
         if copies == "in the valset":
             valset = more[:10]
         elif copies == "numbered":
@@ -196,9 +191,7 @@ class TestChoice:
         report = optimizer.report
         assert report.comparison.chosen > report.comparison.original == 0
         with using(Copier(same=False)) as engine:
-            score = dspy.Evaluate(devset=examples(15, first=100), metric=exact_match, num_threads=4)(
-                program
-            ).score
+            score = dspy.Evaluate(devset=examples(15, first=100), metric=exact_match, num_threads=4)(program).score
             assert engine.num_calls == 15
         assert score > 90
 
@@ -226,9 +219,7 @@ class TestChoice:
         ],
     )
     def test_inputs_of_all_kinds(self, student, value, tmp_path):
-        trainset = [
-            dspy.Example(thing=value(i), answer=f"answer {i % 3}").with_inputs("thing") for i in range(30)
-        ]
+        trainset = [dspy.Example(thing=value(i), answer=f"answer {i % 3}").with_inputs("thing") for i in range(30)]
         engine = OrderSensitiveEngine({})
         optimizer = chooser(max_metric_calls=0)
         with using(engine):
@@ -324,9 +315,7 @@ class TestUse:
     def test_a_calibrated_one_is_loaded(self, tmp_path):
         with using(Engine(), "fake/x"):
             inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
-            program = BatchCalibration(num_inputs=20, display_progress=False).compile(
-                inner, trainset=LABELLED
-            )
+            program = BatchCalibration(num_inputs=20, display_progress=False).compile(inner, trainset=LABELLED)
             program.save(tmp_path / "p.json")
             with pytest.raises((KeyError, ValueError), match=r"load it with plr_dspy\.load_program"):
                 classifier().load(tmp_path / "p.json")

@@ -85,9 +85,7 @@ def test_each_call_shows_the_demos_nearest_to_its_input_and_is_one_call(lm, make
     assert asyncio.run(program.acall(text="a dog ran")).label == "x"
     assert asked(lm, 0)[-2:] == ["the cat", "the cat"] and asked(lm, 1)[-2:] == ["a dog ran"] * 2
     assert len(lm.history) == 2 and len(asked(lm)) == 3
-    assert not isinstance(
-        dict(student.named_predictors()).popitem()[1], RetrievingPredict
-    )  # it is not changed
+    assert not isinstance(dict(student.named_predictors()).popitem()[1], RetrievingPredict)  # it is not changed
     assert type(program) in (type(student), RetrievingPredict) or isinstance(program, Own)
 
 
@@ -140,9 +138,7 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
             load_program(Twice(), tmp_path / "p.json")
 
 
-@pytest.mark.parametrize(
-    "make", [copy.deepcopy, lambda program: program.deepcopy(), lambda p: p.reset_copy()]
-)
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda program: program.deepcopy(), lambda p: p.reset_copy()])
 def test_copies_find_demos_as_well_and_share_the_pool(lm, make):
     program = compiled(dspy.ChainOfThought("text -> label"))
     copied = make(program)
@@ -153,10 +149,7 @@ def test_copies_find_demos_as_well_and_share_the_pool(lm, make):
 @pytest.mark.parametrize("how", ["words", "embeddings"])
 def test_the_likest_demos_are_shown_the_nearest_next_to_the_question(how):
     pool = pool_of(embedder=dspy.Embedder(letters) if how == "embeddings" else None)
-    assert shown(pool, "the cat", Rule(num_demos=2)) in (
-        ["the cat sat", "the cat"],
-        ["the cat ran", "the cat"],
-    )
+    assert shown(pool, "the cat", Rule(num_demos=2)) in (["the cat sat", "the cat"], ["the cat ran", "the cat"])
     assert shown(pool, "the cat", Rule(num_demos=2, nearest_last=False))[0] == "the cat"
     assert len(shown(pool, "the cat", Rule(num_demos=20))) == 5  # all there are
 

@@ -75,9 +75,7 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
     assert bars == lines[-2:-1]
     assert re.search(r"(\d+)/\1", bars[0])
     assert "mean score" in bars[0]
-    assert re.search(r" INFO .* -> .* expected on new examples, better with .*, \d+ calls$", lines[-1]), (
-        lines[-1]
-    )
+    assert re.search(r" INFO .* -> .* expected on new examples, better with .*, \d+ calls$", lines[-1]), lines[-1]
     counts = {"DSPy says": 5, "A library says": 4, "UserWarning: Python says": 4, "boom": 2}
     for text, count in counts.items():
         found = [line for line in lines if text in line]

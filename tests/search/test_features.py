@@ -39,9 +39,7 @@ KERNELS = {
     "last": lambda a, b, _: float(bool(a and b) and a[-1] == b[-1]),
     "adjacency": lambda a, b, _: len(set(pairwise(a)) & set(pairwise(b))),
     "class region": lambda a, b, _: near(classes_of(a), classes_of(b)),
-    "class adjacency": lambda a, b, _: sum(
-        x == y for x in pairwise(classes_of(a)) for y in pairwise(classes_of(b))
-    ),
+    "class adjacency": lambda a, b, _: sum(x == y for x in pairwise(classes_of(a)) for y in pairwise(classes_of(b))),
 }
 """What two orderings of one block have in common, straight from the meaning of each family."""
 

@@ -71,8 +71,6 @@ class TestConditioning:
     def test_the_fewer_examples_the_less_sure(self):
         """The same spread of scores may be that of errors, of which a few examples do not tell the size."""
         means = np.array([0.0, 2.0, -1.0, 1.0, -2.0, 0.5])
-        sure = [
-            found(means, np.eye(SIZE), 0.2 * np.eye(SIZE), num_examples=n)[1][1] for n in (3, 10, 30, 1000)
-        ]
+        sure = [found(means, np.eye(SIZE), 0.2 * np.eye(SIZE), num_examples=n)[1][1] for n in (3, 10, 30, 1000)]
         assert sure == sorted(sure)
         assert sure[0] < sure[-1] - 0.02

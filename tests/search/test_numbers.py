@@ -42,9 +42,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         examples = np.roll(np.arange(24), -3 * i)[: 4 + i % 9].tolist()
         scores[ordering] = {e: float(z[e].argmax() == gold[e]) for e in examples}
         told_here = 0.0 if i == 1 else told
-        logs |= {
-            (ordering, e): z[e] - np.logaddexp.reduce(z[e]) for e in examples if rng.random() < told_here
-        }
+        logs |= {(ordering, e): z[e] - np.logaddexp.reduce(z[e]) for e in examples if rng.random() < told_here}
     table = np.eye(num_labels)[gold]
     responses = LabelResponses(
         table,

@@ -128,8 +128,7 @@ class LeaningWorld:
 
 
 @pytest.mark.parametrize(
-    ("classes", "loadings"),
-    [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))],
+    ("classes", "loadings"), [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))]
 )
 def test_leaning_explains_how_far_each_ordering_leans(classes, loadings):
     world = LeaningWorld(classes=classes, loadings=loadings)
@@ -234,9 +233,7 @@ class TestLearning:
         assert correlation(process.mean, world.truth) > 0.8
 
     @settings(deadline=None, max_examples=6)
-    @given(
-        st.sampled_from([World(missing=0.3), LeaningWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99)
-    )
+    @given(st.sampled_from([World(missing=0.3), LeaningWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99))
     def test_scores_may_have_any_scale(self, world, shift, scale):
         first, second = world.fit(), world.fit(scores=world.scores * scale + shift)
         np.testing.assert_allclose(second.mean, first.mean * scale + shift, rtol=1e-5, atol=1e-5 * scale)

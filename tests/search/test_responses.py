@@ -102,9 +102,7 @@ def test_process_is_gaussian_conditioning(seed, outputs):
     variances = rng.uniform(0.1, 0.4, size=12)
     measured = Posterior(rng.normal(size=(12, outputs)), variances, np.zeros(outputs), np.ones(12))
     process = EffectProcess(kernels, measured, unit=0.5)
-    prior = 0.5 * (
-        np.tensordot(process.components[:-1], kernels, axes=1) + process.components[-1] * np.eye(12)
-    )
+    prior = 0.5 * (np.tensordot(process.components[:-1], kernels, axes=1) + process.components[-1] * np.eye(12))
     noise = np.diag(1.0 / (1.0 / variances - 1.0))
     gain = prior @ np.linalg.inv(prior + noise)
     np.testing.assert_allclose(process.variances, np.diag(prior - gain @ prior), rtol=1e-6)
@@ -193,9 +191,7 @@ class TestOrderingModel:
         world = World()
         scores = self.scores_of(world)
         alone = OrderingModel(SPACE).fit(scores).estimates()
-        assert (
-            OrderingModel(SPACE, responses=self.responses(world, share=0.2)).fit(scores).estimates() == alone
-        )
+        assert OrderingModel(SPACE, responses=self.responses(world, share=0.2)).fit(scores).estimates() == alone
         assert OrderingModel(SPACE, responses=self.responses(world)).fit(scores).estimates() != alone
 
     RULE = ((-1,),)

@@ -56,9 +56,7 @@ class ResponseEffects:
         weights: Cells known of each ordering, ``[m]``; one counts less where its example is known from no other.
     """
 
-    def __init__(
-        self, contrasts: Array, directions: Array, *, apart: Mask, num_sweeps: int = NUM_SWEEPS
-    ) -> None:
+    def __init__(self, contrasts: Array, directions: Array, *, apart: Mask, num_sweeps: int = NUM_SWEEPS) -> None:
         # Contrasts come first in here: sums over them are sums of few large tables.
         known, num_contrasts = ~np.isnan(contrasts[..., 0]), contrasts.shape[2]
         self._shown, self._seen = known.astype(np.float64), known.any(axis=0)
@@ -170,12 +168,7 @@ class EffectProcess:
     """
 
     def __init__(
-        self,
-        kernels: Sequence[Array],
-        measured: Posterior,
-        *,
-        unit: float,
-        earlier: Sequence[float] | None = None,
+        self, kernels: Sequence[Array], measured: Posterior, *, unit: float, earlier: Sequence[float] | None = None
     ) -> None:
         means, variances, level, priors = measured
         # What the ordering's own cells say: the posterior less the prior.

@@ -107,9 +107,7 @@ def expected_gains(
     return _over_scales(at, apart, num_examples)
 
 
-def independent_gains(
-    means: Array, noise: Array, *, apart: Array, reference: int, num_examples: int
-) -> Gains:
+def independent_gains(means: Array, noise: Array, *, apart: Array, reference: int, num_examples: int) -> Gains:
     """What orderings score above one of them, where the errors of all are of few dimensions; as `expected_gains`.
 
     Errors that come from few examples move many orderings together, so that many orderings are hardly more evidence
@@ -146,9 +144,7 @@ def _over_scales(
     kinds = (0.0, 1.0) if apart.any() else (0.0,)
     known = max(1, num_examples - 1)
     sizes = np.maximum(1.0, known / special.chdtri(known, ERROR_QUANTILES))
-    logs, *gains = map(
-        np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds, sizes)), strict=True)
-    )
+    logs, *gains = map(np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds, sizes)), strict=True))
     nothing = np.array(SCALES) == 0.0
     prior = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
     shares = np.repeat(prior, len(kinds) * len(sizes)) * np.exp(logs - logs.max())

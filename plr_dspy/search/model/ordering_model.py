@@ -262,10 +262,7 @@ class FittedModel:
 
     def counted(self, scores: Scores) -> Scores:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
-        rows, examples = (
-            dict(zip(self.orderings, self.table.tolist(), strict=True)),
-            self._told.examples.tolist(),
-        )
+        rows, examples = (dict(zip(self.orderings, self.table.tolist(), strict=True)), self._told.examples.tolist())
         counted = {o: dict(zip(examples, row, strict=True)) for o, row in rows.items() if self.calibrating}
         return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
 
@@ -277,9 +274,7 @@ class FittedModel:
         if not (self.calibrating if calibrated is None else calibrated) or ordering not in self.orderings:
             return {}
         labels = self._responses.answers(self.orderings.index(ordering))
-        return {
-            e: int(label) for e, label in zip(self._told.examples.tolist(), labels, strict=True) if label >= 0
-        }
+        return {e: int(label) for e, label in zip(self._told.examples.tolist(), labels, strict=True) if label >= 0}
 
     def calibration(self, ordering: Ordering) -> Calibrated | None:
         """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""

@@ -254,11 +254,7 @@ class AdditiveProcess:
         return gains._replace(means=unit * gains.means, variances=unit**2 * gains.variances)
 
     def sample(
-        self,
-        features: Sequence[Array],
-        num_draws: int,
-        rng: np.random.Generator,
-        extra_variances: Array | float = 0.0,
+        self, features: Sequence[Array], num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0
     ) -> Array:
         """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``.
 

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from scipy.linalg import helmert
 
 from plr_dspy.report.data import Leaning
-from plr_dspy.search.model.effects import (
-    NUM_QUICK_SWEEPS,
-    NUM_SWEEPS,
-    EffectProcess,
-    Posterior,
-    ResponseEffects,
-)
+from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
 from plr_dspy.search.model.process import RULE, covariance_of_means
@@ -77,9 +71,7 @@ class LabelResponses:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def table(
-        self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]
-    ) -> tuple[Array, Mask]:
+    def table(self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
         columns = {example: i for i, example in enumerate(examples.tolist())}
@@ -192,17 +184,14 @@ class ResponseModel(NoResponses):
             shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
         sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
-        self._cells = cells = ResponseEffects(
-            self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps
-        )
+        self._cells = cells = ResponseEffects(self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps)
         known: Sequence[Posterior | EffectProcess] = (cells.leaning, cells.slope)
         if features is not None:
             # What a process says of an ordering replaces what was measured.
             self._features, self._kernels = features, [family @ family.T for family in features]
             pairs = zip((cells.leaning, cells.slope), earlier or (None, None), strict=True)
             known = self._processes = [
-                EffectProcess(self._kernels, measured, unit=cells.noise, earlier=before)
-                for measured, before in pairs
+                EffectProcess(self._kernels, measured, unit=cells.noise, earlier=before) for measured, before in pairs
             ]
             self.components = [process.components.tolist() for process in self._processes]
         self._effects = np.concatenate([each.means for each in known], axis=1)
@@ -213,9 +202,7 @@ class ResponseModel(NoResponses):
         self.means: Array = table[:, shown].mean(axis=1)
         self.always = np.round(label_scores.mean(axis=0), 6).tolist()
         if features is not None:
-            self.mean_variances = (
-                self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
-            )
+            self.mean_variances = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
             self.expected = np.where(self._known, self._expected_alone(), table)
 
     @cached_property
@@ -405,7 +392,5 @@ class ResponseModel(NoResponses):
             process = self._processes[number == len(steps) - 1]  # the last one is the slope's
             change = (self._mean_scores(effects + step) - self._mean_scores(effects - step)) / (2.0 * STEP)
             change = change[usual]
-            errors[np.ix_(usual, usual)] += (
-                UNDERSTATED * np.outer(change, change) * process.errors(alike, measured)
-            )
+            errors[np.ix_(usual, usual)] += UNDERSTATED * np.outer(change, change) * process.errors(alike, measured)
         return errors
