@@ -243,7 +243,7 @@ class LabelCompilation(Compilation):
                 return {}
             cells = [row[0] for row in written.values()]
             if all(cell.outcome == FAILED for cell in cells):
-                raise scorer.nothing_ran(cells, len(cells))
+                raise scorer.nothing_ran(cells)
             work.take([cell.value for cell in cells])
             scorer.ledger.number_examples(self._keys())
         scorer.ledger.settle()  # An input that is written later would move the others.
@@ -263,7 +263,7 @@ class LabelCompilation(Compilation):
             if all(row[example].outcome != FAILED for example in inputs)
         }
         if not tables:
-            raise self.scorer.nothing_ran(cells, len(rows))
+            raise self.scorer.nothing_ran(cells)
         if all(value is None for values in tables.values() for value in values):
             cell = next(cell for cell in cells if cell.outcome != FAILED)
             raise RuntimeError(

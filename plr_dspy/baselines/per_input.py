@@ -40,7 +40,7 @@ class PerInputOrder(dspy.Module):
         self.program._compiled = False  # what is frozen would not be saved
         self.orders = tuple(orders)
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, *args: Any, **inputs: Any) -> Any:
         """The answer in the order that the input has most influence under.
 
         Raises:
@@ -55,14 +55,14 @@ class PerInputOrder(dspy.Module):
             likeliest = Calibration.none(output.labels).applied
             reading = labels_read(program, output, requests, decision=likeliest)
             with reading as reader, suppress(*WRONG_ANSWERS):
-                answer = program(**inputs)
+                answer = program(*args, **inputs)
             if answer is not None and (found := reader.behind(answer)):  # Else no label is likely in this order.
                 p = distribution(found.log_probabilities, found.unseen)
                 answers.append((p.max() - order["content_free"][int(p.argmax())], answer))
-        return max(answers, key=lambda each: each[0])[1] if answers else self.program(**inputs)
+        return max(answers, key=lambda each: each[0])[1] if answers else self.program(*args, **inputs)
 
-    async def aforward(self, **inputs: Any) -> Any:
-        return await dspy.asyncify(self.forward)(**inputs)
+    async def aforward(self, *args: Any, **inputs: Any) -> Any:
+        return await dspy.asyncify(self.forward)(*args, **inputs)
 
     def _in_order(self, permutations: Mapping[str, Sequence[int]]) -> dspy.Module | None:
         """The program in an order; None where its demos are others by now, as after `reset_copy`."""

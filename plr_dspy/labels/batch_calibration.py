@@ -309,7 +309,7 @@ def read_replies(
         (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
     if failed := [cell for cell in cells.values() if cell.outcome == FAILED]:
         if len(failed) == len(cells):
-            raise scorer.nothing_ran(failed, 1)
+            raise scorer.nothing_ran(failed)
         first = f"{failed[0].error}: {failed[0].message}"
         logger.warning("%d of %d calls failed, the first by %s", len(failed), len(cells), first)
     labels = list(output.labels)

@@ -146,23 +146,23 @@ class CalibratedProgram(dspy.Module):
         self.program._compiled = False  # What is frozen would not be saved.
         self._take(calibration, predictor)
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, *args: Any, **inputs: Any) -> Any:
         """Return the program's prediction, with the calibrated label and the probabilities.
 
         Raises:
             NoProbabilities: when the LM gives no log-probabilities.
         """
         with self._reading() as with_probabilities:
-            prediction = self.program(**inputs)
+            prediction = self.program(*args, **inputs)
         return with_probabilities(prediction)
 
-    async def aforward(self, **inputs: Any) -> Any:
+    async def aforward(self, *args: Any, **inputs: Any) -> Any:
         """Do what `forward` does, with the program's async calls."""
         with self._reading() as with_probabilities:
             if hasattr(self.program, "aforward"):
-                prediction = await self.program.acall(**inputs)
+                prediction = await self.program.acall(*args, **inputs)
             else:
-                prediction = await dspy.asyncify(self.program)(**inputs)
+                prediction = await dspy.asyncify(self.program)(*args, **inputs)
         return with_probabilities(prediction)
 
     @contextmanager
@@ -179,7 +179,13 @@ class CalibratedProgram(dspy.Module):
             if isinstance(prediction, dspy.Prediction):
                 reading = reader.behind(prediction)
                 told = reading and np.exp(reading.log_probabilities).tolist()
-                prediction.probabilities = told and dict(zip(output.labels.values(), told, strict=True))
+                by_label = told and dict(zip(output.labels.values(), told, strict=True))
+                # They come first: `dspy.majority` votes on the last field.
+                others = dict(prediction.items())
+                for name in others:
+                    del prediction[name]
+                for name, value in {PROBABILITIES: by_label, **others}.items():
+                    prediction[name] = value
             return prediction
 
         decision = None if found is None else found.applied

@@ -45,6 +45,7 @@ class LabelOutput:
         weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
             `Noul` is the weights 1 - t of True and t of False.
         held: Whether predictions hold the decision, and not the label itself.
+        optional: Whether the answer may be None, too.
     """
 
     predictor: str
@@ -54,6 +55,7 @@ class LabelOutput:
     decision: Any = None
     weights: tuple[float, ...] = ()
     held: bool = False
+    optional: bool = False
 
     def stated(self, evidence: Any) -> Array:
         """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
@@ -92,7 +94,7 @@ class LabelOutput:
         missing = [
             example.get(self.name)
             for example, number in zip(examples, self.numbers(examples), strict=True)
-            if number < 0
+            if number < 0 and not (self.optional and example.get(self.name) is None)
         ]
         one = next((f" (one has {value!r})" for value in missing if value), "")
         if not missing or (len(missing) == len(examples) and not one):
@@ -120,7 +122,8 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
         if (labels := labels_of(annotation)) is None:
             continue
         if decisions is None or kind is None:
-            found.append(LabelOutput(predictor_name, name, labels, annotation))
+            optional = annotation != field.annotation
+            found.append(LabelOutput(predictor_name, name, labels, annotation, optional=optional))
             continue
         settings = decisions.state.fields[name]
         if issubclass(kind, Noul):

@@ -32,8 +32,8 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
         raise TypeError(f"metric must be an instance; {metric.__name__} is a class: pass {metric.__name__}()")
     called = _called(metric)
     if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
-        cure = "pass metric=lambda example, prediction: asyncio.run(metric(example, prediction))"
-        raise TypeError(f"metric must not be async: {cure}")
+        cure = "pass metric=lambda example, prediction: run_async(metric(example, prediction))"
+        raise TypeError(f"metric must not be async: {cure}, of dspy.utils.syncify; in notebooks it needs nest_asyncio")
     if called is None:
         cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
         raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")

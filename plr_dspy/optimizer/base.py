@@ -186,6 +186,11 @@ class Reorderer(Checked, Teleprompter, ABC):
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots: PromptSlots = FoundOrders(program) if finds_demos(program) else ProgramSlots(program)
         if isinstance(slots, ProgramSlots) and not slots.slots:
+            if self.num_demos and len(trainset) > 2:
+                raise ValueError(
+                    f"{self.student_name} has no demos to order, and no prompt of it shows the fields of the examples: "
+                    "compile it first with dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
+                )
             raise ValueError(
                 f"{self.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
                 "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
-from unittest.mock import patch
 
 import dspy
 
@@ -24,6 +25,9 @@ from plr_dspy.report.text import dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import MARGIN, Budget
 from plr_dspy.scoring.ledger import Ledger
+
+LOCAL_PRICES, _IMPORTING = "LITELLM_LOCAL_MODEL_COST_MAP", threading.Lock()
+"""Set while litellm is imported, its import looks for no price list on the network."""
 
 TOKENIZER = "gpt-4o"
 """The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
@@ -197,9 +201,15 @@ def cost_of_attempt(job: Job) -> float | None:
 
 
 def token_counter() -> Callable[..., int]:
-    """What counts the tokens of messages; litellm's import looks for no price list on the network."""
-    with patch.dict(os.environ, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}):
+    """What counts the tokens of messages."""
+    with _IMPORTING:
+        ours = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
+        if ours:
+            os.environ[LOCAL_PRICES] = "True"
         import litellm
+
+        if ours:
+            del os.environ[LOCAL_PRICES]
     # Images count as so many tokens each, so that none is downloaded.
     return partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
 

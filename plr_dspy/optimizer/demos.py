@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -41,6 +41,9 @@ of some hundred calls tells more than 50 demos apart no better than it tells 50.
 
 ENDS = {TIME_LIMIT: "a quarter of max_seconds", COST_LIMIT: "a quarter of max_cost", CALL_LIMIT: "max_metric_calls"}
 """What ended the making of demos, by the limit that was met."""
+
+MOST_UNSEEN = 3
+"""Right answers, by calls that nobody saw, after which none is tried any more where none has made a demo."""
 
 NOT_KNOWN = "..."
 """Stands for what a teacher will answer."""
@@ -171,10 +174,16 @@ class TeacherWork(MetricWork):
         if score == 0 if self._threshold is None else score < self._threshold:
             return Cell(None, value={})
         made: dict[str, list[dspy.Example]] = defaultdict(list)
+        stages = Counter(predictor.stage for predictor, _ in self._shown.values())
         for name, (predictor, _) in self._shown.items():
             for asking, inputs, outputs in trace:
-                if asking is predictor:
+                # Modules such as dspy.BestOfN run copies, which keep the stage.
+                if asking is predictor or (
+                    stages[predictor.stage] == 1 and getattr(asking, "stage", "") == predictor.stage
+                ):
                     made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
+        if not made:
+            return Cell(None, value=None)
         chosen = {name: _one_of(demos) for name, demos in made.items()}
         plain = {name: serialize_object(dict(demo.items())) for name, demo in chosen.items()}
         option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -219,9 +228,10 @@ def make_attempts(
             "more failures"
         ),
     )
-    attempts, stopped, out_of_time = list[Attempt](), False, None
+    attempts, stopped, out_of_time, num_unseen = list[Attempt](), False, None, 0
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
-        if sum(bool(each.demos) for each in attempts) >= optimizer.max_bootstrapped:
+        num_right = sum(bool(each.demos) for each in attempts)
+        if num_right >= optimizer.max_bootstrapped or (not num_right and num_unseen >= MOST_UNSEEN):
             break
         end = [prompt, optimizer.candidates, budget.max_seconds, i]
         stopped = stopped or end in ledger.out_of_time  # A part that goes on has the demos that it had.
@@ -235,6 +245,7 @@ def make_attempts(
             continue
         cell = ledger.cells[prompt, i]
         demos = {predictor: dspy.Example(**fields) for predictor, fields in (cell.value or {}).items()}
+        num_unseen += cell.value is None and not cell.error
         attempts.append(Attempt(number, (prompt, contents[i]), demos, cell.error, cell.message))
     ledger.settle()
     if num_right := sum(bool(each.demos) for each in attempts):
@@ -242,7 +253,11 @@ def make_attempts(
     elif attempts:
         errors = attempt_errors(attempts)
         reasons = [f"{error.count} ended in {error.type} ({error.message})" for error in errors]
-        if others := len(attempts) - sum(error.count for error in errors):
+        if num_unseen:
+            reasons.append(
+                f"{num_unseen} gave right answers by calls that DSPy's trace does not hold, as of plain threads"
+            )
+        if others := len(attempts) - num_unseen - sum(error.count for error in errors):
             reasons.append(f"{others} gave an answer that is not right")
         logger.warning(
             "no demo was bootstrapped: of %d calls of the teacher, %s. Only the other demos can be chosen, if there "

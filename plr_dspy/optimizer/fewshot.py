@@ -206,8 +206,8 @@ class PLFewShot(PLReorder):
                 )
             raise ValueError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
-                "Pass more examples in trainset (a quarter of it becomes demos), or candidates with the fields of the "
-                "signature"
+                "Pass candidates='bootstrapped', so that right answers of the program make demos, or a list of demos "
+                "with the fields of the signature"
             )
         others = {slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots}
         if isinstance(slots, RetrievalSlots):
@@ -296,7 +296,7 @@ class PLFewShot(PLReorder):
         if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
             raise ValueError(
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
-                "own: no prompt shows the candidates, or they have more than max_demo_tokens; pass demos='fixed'"
+                "own: pass examples that these do not show, with the fields of the signature and within max_demo_tokens"
             )
         first = default_rule(self.max_demos, tokens)
         others = [rule for rule in variations(first, self.min_demos) if rule != first]

@@ -226,7 +226,7 @@ class PLReorder(Reorderer):
             without = "the first calls failed" if failed else "the first answers came without any"
             reason = work.reason or ("" if failed else work.lacking) or without
             if required and failed:
-                raise scorer.nothing_ran([cell], 1)
+                raise scorer.nothing_ran(list(scorer.cells_asked().values()))
             if required:
                 asked = "calibrate=True" if calibrating else "signal='logprobs'"
                 cure = "Leave it out" if calibrating else "Pass signal='auto'"

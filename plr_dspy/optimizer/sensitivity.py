@@ -11,7 +11,7 @@ import dspy
 import numpy as np
 from pydantic import Field
 
-from plr_dspy.compilation.first_signs import ENOUGH_SCORES, FirstSigns
+from plr_dspy.compilation.first_signs import ENOUGH_ANSWERS, FirstSigns
 from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
@@ -81,11 +81,11 @@ class RandomSample(Reorderer):
                 orders = list(dict.fromkeys([orders[0], turned, *orders]))[: len(orders)]
             while num_examples > 2 and not scorer.fits(dict.fromkeys(orders, range(num_examples))):
                 num_examples -= 1
-            asked = range(min(num_examples, -(-ENOUGH_SCORES // len(orders))))
+            few = range(min(num_examples, -(-ENOUGH_ANSWERS // len(orders))))
+            scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
+            FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample, by_scores=False).check()
+            asked = range(num_examples)
             scorer.table(orders, asked)
-            if not FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample).check():
-                asked = range(num_examples)
-                scorer.table(orders, asked)
             label_scores = work.counted_scores() if isinstance(work, LabelWork) else np.empty((0, 0))
             scorer.refer([(order, {}) for order in orders], least=len(orders))
             examples, rows = scorer.table(orders, asked)
@@ -148,8 +148,6 @@ def order_sensitivity(
     for, drawn from those that the demos do not show. Where demos are found for each input, the order the other way
     round is among them. 300 calls find the effect in 6 to 9 of 10 programs whose orders have a standard deviation of 10
     points, in 1 to 4 of 10 where it is 5 points (right-or-wrong scores, 8 demos).
-
-    Where the first 60 scores are all the same, no further call is made.
 
     Of a classifier whose endpoint gives log-probabilities, the same calls also tell how far apart the orders lie once
     they are calibrated, which needs no search: see `BatchCalibration`. An order that an optimizer chose on these very

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections import Counter, deque
@@ -120,7 +121,10 @@ class MetricWork:
 
 def own_copy(example: dspy.Example) -> dspy.Example:
     """Return an example for a program or metric that may write to it, which must not reach the trainset."""
-    return example.copy() if type(example) is dspy.Example else example
+    if type(example) is not dspy.Example:
+        return example
+    held = {n: copy.deepcopy(value) for n, value in example.items() if isinstance(value, (dict, list, set))}
+    return example.copy(**held)
 
 
 def models_of(metric: Metric) -> list[dspy.BaseLM]:

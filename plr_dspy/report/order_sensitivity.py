@@ -119,8 +119,7 @@ class OrderSensitivity:
         Its error is that of the program's own score, from too few examples, and about twice that of the mean of
         orders, from too few of them.
         """
-        unchanged = not self.noise and not self.deviation
-        if unchanged or self.gain_interval[1] < WORTHWHILE:
+        if self.gain_interval[1] < WORTHWHILE:
             return "no search, which has nothing to find here."
         if self._is_promising and self.gain_interval[0] > 0:
             return f"a search ({search}), which is worth its calls."

@@ -184,9 +184,9 @@ class Ledger:
             try:
                 self._replay(orjson.loads(line), unsettled)
             except (ValueError, TypeError) as error:
+                again = "remove the line, whose call will be made again, or " * (number > 1)
                 raise ValueError(
-                    f"line {number} of {path} cannot be read ({error}): remove the line, whose call will be made "
-                    "again, or pass another log_dir"
+                    f"line {number} of {path} cannot be read ({error}): {again}pass another log_dir"
                 ) from error
         for key in unsettled:
             if key in self.earlier and self.earlier[key].error in TRANSIENT:

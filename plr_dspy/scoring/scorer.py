@@ -214,7 +214,7 @@ class CellScorer:
         cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
         ran = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
         if cells and not ran:
-            raise self.nothing_ran([cell for row in known.values() for cell in row.values()], len(known))
+            raise self.nothing_ran([cell for row in known.values() for cell in row.values()])
         among = set(examples)
         seen = [self._read(e, cell).score for (_, e), cell in self.ledger.cells.items() if e in among]
         worst = min([0.0, *(score for score in seen if score is not None)])
@@ -225,13 +225,13 @@ class CellScorer:
                     rows[favoured][column] = max(row[column] for row in rows)
         return ran, rows
 
-    def nothing_ran(self, cells: Sequence[Cell], num_orderings: int) -> NothingRan:
+    def nothing_ran(self, cells: Sequence[Cell]) -> NothingRan:
         """The error that ends a compile whose calls all failed; they may be made again by a later part."""
         self.ledger.retry()
         first = next(cell for cell in cells if cell.outcome == FAILED)
         return NothingRan(
-            f"no call ended with an answer, for {num_orderings} orderings of the demos and {len(cells)} calls; "
-            f"one failure was: {first.error}: {first.message}"
+            f"none of {len(cells)} calls ended with an answer ({first.error}: {first.message}): see that the program "
+            "runs and its model answers, and compile again"
         )
 
 
@@ -327,7 +327,7 @@ class StagedScores:
         several = len(rows) > 1 or not self._ran
         # Then something is down, and it is not the order.
         if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
-            raise self.scorer.nothing_ran(new, len(rows))
+            raise self.scorer.nothing_ran(new)
         if rows and not self._asked:
             self._check_first(rows)
         return self._take(rows)

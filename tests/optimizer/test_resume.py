@@ -440,7 +440,7 @@ class TestFailed:
             return exact_match(example, prediction)
 
         reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=10_000)
-        with pytest.raises(RuntimeError, match=r"no call ended with an answer|train examples ran for any order"):
+        with pytest.raises(RuntimeError, match=r"calls ended with an answer|train examples ran for any order"):
             reorder.compile(student(), trainset=EXAMPLES)
         down = False
         reorder.compile(student(), trainset=EXAMPLES)
