@@ -89,6 +89,22 @@ class TestAnswers:
         assert prediction.probabilities["negative"] == pytest.approx(0.9)
         assert len(engine.asked) == 2
 
+    def test_inputs_by_position_and_a_vote(self):
+        """As of the program itself, whose last field is the label."""
+
+        class Positional(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = student()
+
+            def forward(self, text):
+                return self.inner(text=text)
+
+        program = CalibratedProgram(Positional(), TOWARDS_NEGATIVE)
+        with dspy.context(lm=positive().lm(), adapter=dspy.ChatAdapter()):
+            voted = dspy.Ensemble(reduce_fn=dspy.majority).compile([program, program])("good")
+            assert (voted.label, asyncio.run(program.acall("good")).label) == ("negative", "negative")
+
     def test_modules_that_copy_the_program_at_each_call(self):
         engine = positive()
         program = dspy.BestOfN(student(), N=2, reward_fn=lambda inputs, prediction: 0.0, threshold=1.0)

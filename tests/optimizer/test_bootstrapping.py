@@ -3,6 +3,9 @@
 import contextlib
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Literal
 
 import dspy
@@ -12,6 +15,7 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
 from fakes import engine_for, exact_match, questions, using
 
+from plr_dspy import PLReorder
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.optimizer.fewshot import PLFewShot
 
@@ -166,6 +170,8 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         (slot,) = optimizer.report.slots
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
+    with pytest.raises(ValueError, match="no prompt of it shows the fields of the examples: .* PLFewShot"):
+        PLReorder(exact_match).compile(Renaming(), trainset=EXAMPLES)
 
 
 def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monkeypatch, caplog):
@@ -259,6 +265,33 @@ class Rethinking(dspy.Module):
     def forward(self, question):
         self.inner(question=f"At first: {question}")
         return self.inner(question=question)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_predictors_that_run_as_copies_make_demos_and_those_that_nobody_sees_are_told(engine, caplog, copies):
+    """Of three right answers that DSPy's trace says nothing of, no further one is paid for."""
+
+    class InThreads(dspy.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = predict()
+
+        def forward(self, question):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(copy_context().run, partial(self.asked, question)).result()
+
+        def asked(self, question):
+            with dspy.context(trace=[]):
+                return self.inner(question=question)
+
+    program = (
+        dspy.BestOfN(predict(), N=2, reward_fn=lambda inputs, answer: 1.0, threshold=1.0) if copies else InThreads()
+    )
+    optimizer = chooser(lambda example, prediction: True)
+    optimizer.compile(program, trainset=EXAMPLES)
+    assert optimizer.report.program_calls.get("bootstrap") == (8 if copies else 3)
+    told = "of 3 calls of the teacher, 3 gave right answers by calls that DSPy's trace does not hold"
+    assert copies != any(told in line for line in caplog.messages)
 
 
 def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine):

@@ -73,6 +73,17 @@ class TestCells:
         assert program.predict.demos == student(3).demos
         assert seen == ["a"] * 5
 
+    def test_a_metric_that_writes_to_a_list_of_an_example_changes_no_example(self, engine):
+        examples = [example.copy(notes=["a", {"b": 1}]) for example in questions(4)]
+
+        def metric(example, prediction):
+            example.notes[1]["b"] += 1
+            return example.notes.pop()["b"] == 2
+
+        work = MetricWork(metric, examples)
+        assert [work(student(3), example).score for example in (0, 0, 3)] == [1.0, 1.0, 1.0]
+        assert all(example.notes == ["a", {"b": 1}] for example in examples)
+
     def test_calls_run_side_by_side_and_one_thread_is_the_caller_s(self, engine):
         """To that what a program holds may be bound, such as a connection to a database."""
         meeting = threading.Barrier(4)

@@ -56,6 +56,7 @@ assert not (extras | {"torch._dynamo"}) & sys.modules.keys()
 examples = [dspy.Example(question=f"q {i}", answer="a").with_inputs("question") for i in range(60)]
 program = dspy.LabeledFewShot(k=4).compile(dspy.Predict("question -> answer"), trainset=examples)
 for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf"):
+    os.environ["OF_ANOTHER_THREAD"] = model  # and nothing takes it away
     with dspy.context(lm=dspy.LM(model, api_key="none")):
         estimate = plr_dspy.PLReorder(metric=lambda e, p: 1.0).estimate(program, trainset=examples)
     assert estimate.prompt_tokens > 100 * estimate.program_calls, estimate
