@@ -170,7 +170,7 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         (slot,) = optimizer.report.slots
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
-    with pytest.raises(ValueError, match="no prompt of it shows the fields of the examples: .* PLFewShot"):
+    with pytest.raises(ValueError, match=r"no prompt of it shows the fields of the examples: .* PLFewShot"):
         PLReorder(exact_match).compile(Renaming(), trainset=EXAMPLES)
 
 
