@@ -15,7 +15,8 @@ random search     BootstrapFewShotWithRandomSearch with `--candidates` programs,
                   "half of it" has the number that takes about half of the calls, "half of it, PLReorder" its demos in
                   a better order
 PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
-                  calibrated" have demos="auto", where rules that find demos for each input compete
+                  calibrated" have demos="auto", where rules that find demos for each input compete; with ", then
+                  calibrated" after these, BatchCalibration of the choice has 64 of the calls
 nearest last      `--demos` demos found for each input, the nearest last; "nearest first"; "vote": their most frequent
                   label, without a language model; "KNNFewShot": DSPy's, which bootstraps the nearest at each prediction
 
@@ -184,12 +185,19 @@ class Calls(BaseCallback):  # type: ignore[misc]
             self.count += 1
 
 
-def batch_calibrated(draw: Draw, calls: int | None) -> Made:
-    """The original with its answers calibrated, or as it is where labels decide so."""
+def batch_calibrated(draw: Draw, calls: int | None, program: dspy.Module | None = None) -> Made:
+    """A program, or the original, with its answers calibrated, or as it is where labels decide so."""
     optimizer, counted = BatchCalibration(num_inputs=calls, **draw.common), Calls()
     with dspy.context(callbacks=[counted]):
-        program = optimizer.compile(draw.program(ORIGINAL), trainset=draw.labelled)
-    return program, counted.count
+        made = optimizer.compile(program or draw.program(ORIGINAL), trainset=draw.labelled)
+    return made, counted.count
+
+
+def calibrated_afterwards(draw: Draw, calls: int | None, **settings: Any) -> Made:
+    """What `PLFewShot` chooses with all but 64 of the calls, which calibrate it."""
+    program, searched = optimized(draw, (calls or 364) - 64, kind=PLFewShot, base=EMPTY, **settings)
+    made, more = batch_calibrated(draw, 64, program)
+    return made, searched + more
 
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
@@ -282,6 +290,8 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
     "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
+    "PLFewShot, then calibrated": calibrated_afterwards,
+    "PLFewShot auto, then calibrated": partial(calibrated_afterwards, demos="auto"),
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "vote": partial(found, rule=None),

@@ -260,6 +260,8 @@ def _advice(report: Report) -> list[str]:
     enough, calls = ENOUGH_COMPARED * usable, settings.get("max_metric_calls") or 0
     seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
+        if not met:  # The search ended before two of them met.
+            return []
         seen = f"no score differed between {what}s on {met} of {usable} examples"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
             return [f"{seen}: the demos may not reach the model, or their {what} decides nothing"]
