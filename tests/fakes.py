@@ -162,6 +162,17 @@ class Wrapped(dspy.Module):
         return self.answer(question=question)
 
 
+class Program(dspy.Module):
+    """Has these parts; `run(program, inputs)` makes its prediction."""
+
+    def __init__(self, run: Any = None, **parts: Any) -> None:
+        super().__init__()
+        vars(self).update(parts, run=run)
+
+    def forward(self, *arguments: Any, **inputs: Any) -> Any:
+        return self.run(self, *arguments, **inputs)
+
+
 class TwoPredictors(dspy.Module):
     """The second one reads what the first one says."""
 

@@ -9,7 +9,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy import lm15
-from fakes import LabelEngine, digest, interrupt, using
+from fakes import LabelEngine, Program, digest, interrupt, using
 from label_engines import exact
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, load_program
@@ -189,14 +189,6 @@ class TestEveryMethod:
         assert 0 < table.engine.requests <= enough
 
     def test_programs_that_it_cannot_order_are_refused_before_any_call(self, kind):
-        class Pair(dspy.Module):
-            def __init__(self, first, second):
-                super().__init__()
-                self.first, self.second = first, second
-
-            def forward(self, text):
-                return self.second(text=self.first(text=text).label)
-
         table, open_ended = Table(), dspy.ChainOfThought("text -> answer")
         open_ended.predict.demos = table.program().demos
         rated = [each.copy(stars=3).with_inputs("text", "stars") for each in table.examples]
@@ -204,7 +196,7 @@ class TestEveryMethod:
         of_stars.demos = rated[:4]
         for program, match in [
             (open_ended, f"{kind.__name__} needs an output with few possible.*answer: str.*use PLReorder"),
-            (Pair(table.program(), table.program()), "one predictor; this one has 2"),
+            (Program(first=table.program(), second=table.program()), "one predictor; this one has 2"),
             (of_stars, r"must be text; input 'stars' is a int"),
             (CalibratedProgram(table.program()), r"the student is calibrated: pass student\.program"),
         ]:

@@ -8,7 +8,7 @@ from typing import Literal, Optional
 import dspy
 import numpy as np
 import pytest
-from fakes import digest
+from fakes import Program, digest
 from label_engines import KIND, LABELS, Classifier, exact, gold, leaning, normal, softmax
 from label_engines import classifier as student
 from scipy.special import log_softmax
@@ -300,14 +300,6 @@ class TestLabelSets:
         assert prediction.probabilities is None
 
 
-class Two(dspy.Module):
-    def __init__(self):
-        self.first, self.second = student(), student()
-
-    def forward(self, text):
-        return self.second(text=self.first(text=text).label)
-
-
 NUMBERS = [dspy.Example(text=i).with_inputs("text") for i in range(12)]
 
 
@@ -346,7 +338,11 @@ class TestBadInput:
             ({"program": dspy.Predict("text -> a: Literal['x', '']")}, ValueError, "not have two labels"),
             ({"program": dspy.Predict("text -> a: Literal['x']")}, ValueError, "not have two labels"),
             ({"program": dspy.Predict("text -> a: bool, probabilities")}, ValueError, "'probabil.*rename"),
-            ({"program": Two()}, ValueError, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
+            (
+                {"program": Program(first=student(), second=student())},
+                ValueError,
+                r"2 predictors.*predictor= with one of \['first', 'second'\]",
+            ),
             ({"trainset": NUMBERS, "method": "contextual"}, ValueError, "'text' is a int: pass method='batc"),
         ],
     )

@@ -6,7 +6,7 @@ import re
 import dspy
 import numpy as np
 import pytest
-from fakes import Wrapped, exact_match, questions, student
+from fakes import Program, Wrapped, exact_match, questions, student
 
 from plr_dspy import BatchCalibration, MaximumLikelihood, PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
@@ -16,11 +16,6 @@ EXAMPLES = questions(120)
 
 def optimizer(**options):
     return PLReorder(**{"metric": exact_match, "num_threads": 4, "display_progress": False, **options})
-
-
-class Anything(Wrapped):
-    def forward(self, **inputs):
-        return self.answer(**inputs)
 
 
 class Async(Wrapped):
@@ -37,19 +32,6 @@ class WithoutForward(dspy.Module):
 class OnlyAsync(WithoutForward):
     async def aforward(self, question):
         return await self.answer.acall(question=question)
-
-
-class Frozen(Wrapped):
-    def __init__(self):
-        super().__init__()
-        self.answer = Wrapped()
-        self.answer._compiled = True
-
-
-class Twins(Wrapped):
-    def __init__(self):
-        super().__init__()
-        self.parts = {1: student(), "1": student()}
 
 
 def knn_few_shot():
@@ -114,7 +96,7 @@ COMPILE = [
     (WithoutForward, {}, "student must have a forward method.*define one"),
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
-    (Twins, {}, "several predictors of one name.*rename"),
+    (lambda: Program(parts={1: student(), "1": student()}), {}, "several predictors of one name.*rename"),
     (knn_few_shot, {}, "KNNFewShot.*PLFewShot.metric, demos='retrieved'"),
     (lambda: student(["text", "more"]), {}, "demo 0 of predictor 'self' must be a dspy.Example"),
     (lambda: student(OTHERS), {}, "demos of predictor 'self' hold .*'a', 'q'.*rename the fields"),
@@ -128,7 +110,11 @@ COMPILE = [
     (student, {"trainset": [("q", "a")]}, r'got tuple: make each one .*with_inputs\("question"\)$'),
     (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\)$'),
     (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\)$'),
-    (Anything, {"trainset": [{"question": "q"}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
+    (
+        lambda: Program(answer=student()),
+        {"trainset": [{"question": "q"}] * 9},
+        r"got dict: make each one .*with_inputs\(...\)$",
+    ),
     (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] .* needs \['question'\]; it has \['text'\]: rename"),
     (Wrapped, {"trainset": BOTH}, r"\[0\] must give .* inputs: forward\(question\) cannot take them.*rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
@@ -331,7 +317,9 @@ class TestCures:
             optimizer(**options).estimate(student(5), trainset=trainset)
 
     def test_of_frozen_parts(self, engine):
-        program = Frozen()
+        program = Wrapped()
+        program.answer = Wrapped()
+        program.answer._compiled = True
         with pytest.raises(ValueError, match="compile the sub-module itself, or set its _compiled to False"):
             compiled(program=program)
         compiled(program=program.answer)

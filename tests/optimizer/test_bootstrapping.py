@@ -19,22 +19,6 @@ EXAMPLES = questions(60)
 UNLABELLED = [example.without("answer").with_inputs("question") for example in EXAMPLES]
 
 
-class Judge(dspy.Module):
-    def forward(self, example, prediction):
-        return exact_match(example, prediction)
-
-
-class Renaming(dspy.Module):
-    """Its predictor has other fields than the examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = dspy.Predict("asked -> said")
-
-    def forward(self, question):
-        return dspy.Prediction(answer=self.inner(asked=question).said)
-
-
 def predict(kind=dspy.Predict, demos=()):
     program = kind("question -> answer")
     program.predictors()[0].demos = list(demos)
@@ -158,7 +142,9 @@ class TestMetrics:
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
 def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
     gold = {example.question: example.answer for example in EXAMPLES}
-    for program, trainset, field in [(predict(), UNLABELLED, "answer"), (Renaming(), EXAMPLES, "said")]:
+    rename = lambda self, question: dspy.Prediction(answer=self.inner(asked=question).said)  # noqa: E731
+    renaming = fakes.Program(rename, inner=dspy.Predict("asked -> said"))
+    for program, trainset, field in [(predict(), UNLABELLED, "answer"), (renaming, EXAMPLES, "said")]:
         optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates=candidates)
         estimate = optimizer.estimate(program, trainset=trainset)
         assert (estimate.bootstrap_calls, estimate.program_calls <= 150) == (15, True)
@@ -249,21 +235,13 @@ def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, ac
         assert report.program_calls["total"] == len(first) + len(second)
 
 
-class Rethinking(dspy.Module):
-    """Asks its predictor twice for an answer."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = predict()
-
-    def forward(self, question):
+def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine):
+    def rethink(self, question):
         self.inner(question=f"At first: {question}")
         return self.inner(question=question)
 
-
-def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine):
     optimizer = chooser(lambda example, prediction: True)
-    optimizer.compile(Rethinking(), trainset=EXAMPLES)
+    optimizer.compile(fakes.Program(rethink, inner=predict()), trainset=EXAMPLES)
     (slot,) = optimizer.report.slots
     assert len(slot.origins) == len(set(slot.origins)) == 8
     assert 0 < sum(demo["question"].startswith("At first") for demo in slot.demos) < 8

@@ -11,21 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import dspy
+import fakes
 import orjson
 import pytest
 from dspy import lm15
-from fakes import (
-    CHILDREN,
-    OrderSensitiveEngine,
-    ScriptedEngine,
-    Wrapped,
-    engine_for,
-    exact_match,
-    failure,
-    interrupt,
-    lm_of,
-    questions,
-)
+from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions
 from fakes import student as showing
 
 from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder
@@ -88,7 +78,7 @@ def compile_in_child(work, log_dir, calls, result, seconds):
 
 def start(tmp_path, log_dir, seconds=0.005, work=ordered):
     files = (str(log_dir), str(tmp_path / "calls"), str(tmp_path / "result.json"))
-    child = CHILDREN.Process(target=compile_in_child, args=(work, *files, seconds))
+    child = fakes.CHILDREN.Process(target=compile_in_child, args=(work, *files, seconds))
     child.start()
     return child
 
@@ -214,7 +204,7 @@ class TestIdentity:
 
     def test_how_a_model_is_reached_and_how_it_runs_may_differ(self, tmp_path, engine):
         def go(options, **access):
-            program = Wrapped()
+            program = fakes.Wrapped()
             program.judge = dspy.LM("fake/judge", **access)
             program.embedder = dspy.Embedder("fake/embedder", api_key=access["api_key"])
             metric = Marked(answer_key="answer", judge=dspy.LM("fake/judge", **access))
@@ -391,23 +381,18 @@ class TestSignals:
         [*{"asyncio": 4, "own handler": 1, "swallowing": 4, "plain": 1}.items(), ("swallowing", 1)],
     )
     def test_ctrl_c_wherever_it_is(self, engine, num_threads, where):
-        class Swallowing(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.answer = student()
-
-            def forward(self, question):
-                try:
-                    return self.answer(question=question)
-                except:  # noqa: E722
-                    return dspy.Prediction(answer="none")
+        def swallow(self, question):
+            try:
+                return self.answer(question=question)
+            except:  # noqa: E722
+                return dspy.Prediction(answer="none")
 
         def metric(example, prediction):
             time.sleep(0.001)
             return exact_match(example, prediction)
 
         reorder = optimizer(metric=metric, num_threads=num_threads)
-        program, heard = Swallowing() if where == "swallowing" else student(), []
+        program, heard = fakes.Program(swallow, answer=student()) if where == "swallowing" else student(), []
 
         async def cell():
             return reorder.compile(program, trainset=EXAMPLES)
@@ -478,7 +463,7 @@ class TestFailed:
 @pytest.mark.parametrize("metric", [F1(), DatasetMetric(lambda examples, predictions: len(predictions[0]))])
 def test_a_reply_with_half_of_a_pair_of_characters_is_paid_once(metric, tmp_path):
     """JSON may escape one, and no file in UTF-8 holds it."""
-    engine = ScriptedEngine(*['{"answer": "\\ud83d"}', '{"answer": "yes"}'] * 50)
+    engine = fakes.ScriptedEngine(*['{"answer": "\\ud83d"}', '{"answer": "yes"}'] * 50)
     optimizer = PLReorder(metric, max_metric_calls=80, num_threads=1, log_dir=tmp_path)
     for _ in range(2):
         with dspy.context(lm=lm_of(engine), adapter=dspy.JSONAdapter()):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import dspy
 import pytest
 import torch
-from fakes import digest, exact_match, questions, student
+from fakes import Program, digest, exact_match, questions, student
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
 
@@ -115,16 +115,10 @@ class TestCompile:
         assert len(compiled.predict.demos) == 7
 
     def test_an_interrupt_in_the_first_round_leaves_the_best_order_that_was_scored(self, engine):
-        class Backwards(dspy.Module):
+        def backwards(self, question):
             """Right the more often, the later the first demo stood at first; it asks no LM."""
-
-            def __init__(self):
-                super().__init__()
-                self.predict = student(8)
-
-            def forward(self, question):
-                first = EXAMPLES.index(self.predict.demos[0])
-                return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
+            first = EXAMPLES.index(self.predict.demos[0])
+            return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
 
         count = itertools.count()
 
@@ -135,7 +129,7 @@ class TestCompile:
 
         reorder = optimizer(metric=metric, auto="heavy", num_threads=1)
         with pytest.raises(KeyboardInterrupt):
-            reorder.compile(Backwards(), trainset=EXAMPLES)
+            reorder.compile(Program(backwards, predict=student(8)), trainset=EXAMPLES)
         assert not reorder.report.history
         assert EXAMPLES.index(reorder.best_program.predict.demos[0]) >= 4
 
