@@ -173,16 +173,11 @@ class Program(dspy.Module):
         return self.run(self, *arguments, **inputs)
 
 
-class TwoPredictors(dspy.Module):
-    """The second one reads what the first one says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hint = dspy.Predict("question -> hint")
-        self.answer = dspy.ChainOfThought("question, hint -> answer")
-
-    def forward(self, question: str) -> Any:
-        return self.answer(question=question, hint=self.hint(question=question).hint)
+def two_predictors() -> Program:
+    """A program whose second predictor reads what the first one says."""
+    in_turn = lambda self, question: self.answer(question=question, hint=self.hint(question=question).hint)  # noqa: E731
+    parts = {"hint": dspy.Predict("question -> hint"), "answer": dspy.ChainOfThought("question, hint -> answer")}
+    return Program(in_turn, **parts)
 
 
 class CopyingEngine(OrderSensitiveEngine):

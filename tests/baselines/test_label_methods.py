@@ -122,18 +122,6 @@ class TestWinners:
 METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
 
 
-def at_call(table, number, trouble):
-    """Have something happen at the beginning of a call."""
-    answer, numbers = table.engine.complete, itertools.count()
-
-    def complete(request):
-        if next(numbers) == number:
-            trouble()
-        return answer(request)
-
-    table.engine.complete = complete
-
-
 def refuses(error):
     """An engine that answers nothing but requests for text alone."""
 
@@ -212,8 +200,15 @@ class TestEveryMethod:
         expected = quiet(kind, num_candidates=10, seed=5)
         order = whole.chosen(expected)
 
-        table = Table()
-        at_call(table, whole.engine.requests // 2, interrupt)
+        table, numbers = Table(), itertools.count()
+        answer = table.engine.complete
+
+        def complete(request):
+            if next(numbers) == whole.engine.requests // 2:
+                interrupt()
+            return answer(request)
+
+        table.engine.complete = complete
         with pytest.raises(KeyboardInterrupt):
             table.chosen(quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2))
         resumed = quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2)

@@ -399,10 +399,6 @@ def loss(table, answers):
     return -log_softmax(table, axis=1)[np.arange(len(answers)), answers].mean()
 
 
-def moved(fit, table):
-    return table if fit is None else table * fit[0] + fit[1]
-
-
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_scales_and_offsets_are_found(scale):
     true = np.array([1.0, 0.0, -1.0])
@@ -419,7 +415,8 @@ def test_where_there_is_nothing_to_gain_little_is_lost(count, num_labels):
         fit = fit_linear(*linear_world(count, num_labels=num_labels, seed=seed), seed=seed)
         unchanged += fit is None
         table, answers = linear_world(1_000, num_labels=num_labels, seed=1000 + seed)
-        lost.append(loss(moved(fit, table), answers) - loss(table, answers))
+        moved = table if fit is None else table * fit[0] + fit[1]
+        lost.append(loss(moved, answers) - loss(table, answers))
     assert unchanged >= 9
     assert np.mean(lost) < 0.03
 

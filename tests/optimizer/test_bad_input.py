@@ -2,13 +2,14 @@
 
 import inspect
 import re
+from types import SimpleNamespace
 
 import dspy
 import numpy as np
 import pytest
 from fakes import Program, Wrapped, exact_match, questions, student
 
-from plr_dspy import BatchCalibration, MaximumLikelihood, PLFewShot, PLReorder, order_sensitivity
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
 
 EXAMPLES = questions(120)
@@ -49,17 +50,8 @@ async def async_metric(example, prediction):
     return 1.0
 
 
-class Unsmoothed:
-    """An update rule that can order demos, but not choose them."""
-
-    name, weighted = "mine", False
-
-    def initial(self, num_items):
-        return MaximumLikelihood().initial(num_items)
-
-    def update(self, distribution, elites, weights=None):
-        return distribution
-
+UNSMOOTHED = SimpleNamespace(name="mine", weighted=False, initial=print, update=print)
+"""An update rule that can order demos, but not choose them."""
 
 CONSTRUCTOR = {
     "metric": [
@@ -182,7 +174,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
         (PLFewShot, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
-        (PLFewShot, {}, {"update": Unsmoothed()}, "update must have a smoothing"),
+        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
         (PLReorder, {}, {"log_dir": "~no-such-user/x"}, "log_dir must be the path of a folder"),

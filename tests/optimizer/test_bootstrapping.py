@@ -30,13 +30,6 @@ def chooser(metric=exact_match, **options):
     return PLFewShot(metric, **{**plain, **options})
 
 
-def raised(error):
-    def act():
-        raise error
-
-    return act
-
-
 def shown(optimizer):
     (slot,) = optimizer.report.slots
     return [demo["answer"] for demo in slot.demos]
@@ -82,13 +75,16 @@ class TestTeachers:
 
     @pytest.mark.parametrize("message", [None, "too long"])
     def test_one_without_an_answer_makes_no_demo_and_is_no_failure(self, tmp_path, message):
+        def too_long():
+            raise lm15.ContextLengthError(message)
+
         model, found = engine_for(EXAMPLES), []
         if message is None:
             error, message = "AdapterParseError", "could not read the reply 'Well, let me see ...'"
             model.mumbles = lambda texts: model.num_calls <= 5
         else:
             error = "ContextWindowExceededError"
-            model.at = dict.fromkeys(range(5), raised(lm15.ContextLengthError(message)))
+            model.at = dict.fromkeys(range(5), too_long)
         for _ in range(2):
             optimizer = chooser(max_errors=1, log_dir=tmp_path)
             with using(model):

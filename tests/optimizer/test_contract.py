@@ -4,7 +4,7 @@ from functools import partial
 
 import dspy
 import pytest
-from fakes import Program, TwoPredictors, exact_match, questions
+from fakes import Program, exact_match, questions, two_predictors
 
 from plr_dspy import PLFewShot, PLReorder
 
@@ -27,7 +27,7 @@ def look_up(question: str) -> str:
 PROGRAMS = {
     "predict": lambda: dspy.Predict("question -> answer"),
     "chain_of_thought": lambda: dspy.ChainOfThought("question -> answer"),
-    "two_predictors": TwoPredictors,
+    "two_predictors": two_predictors,
     "react": lambda: dspy.ReAct("question -> answer", tools=[look_up], max_iters=2),
     "frozen_part": with_frozen_part,
 }

@@ -129,7 +129,7 @@ class TestReport:
 
 class TestEstimate:
     def test_what_a_predictor_reads_of_another_is_taken_from_its_demos(self, engine):
-        program = fakes.TwoPredictors()
+        program = fakes.two_predictors()
         hint, answer = program.predictors()
         rows = [dspy.Example(example, hint="a hint of five words", reasoning="so") for example in EXAMPLES]
         hint.demos, answer.demos = rows[:4], rows[4:8]
