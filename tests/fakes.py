@@ -163,7 +163,7 @@ class Wrapped(dspy.Module):
 
 
 class Program(dspy.Module):
-    """Has these parts; `run(program, inputs)` makes its prediction."""
+    """Has these parts, and answers as `run(program, **inputs)` does."""
 
     def __init__(self, run: Any = None, **parts: Any) -> None:
         super().__init__()

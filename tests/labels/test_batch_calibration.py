@@ -300,6 +300,7 @@ class TestLabelSets:
         assert prediction.probabilities is None
 
 
+TWO = Program(first=student(), second=student())
 NUMBERS = [dspy.Example(text=i).with_inputs("text") for i in range(12)]
 
 
@@ -338,11 +339,7 @@ class TestBadInput:
             ({"program": dspy.Predict("text -> a: Literal['x', '']")}, ValueError, "not have two labels"),
             ({"program": dspy.Predict("text -> a: Literal['x']")}, ValueError, "not have two labels"),
             ({"program": dspy.Predict("text -> a: bool, probabilities")}, ValueError, "'probabil.*rename"),
-            (
-                {"program": Program(first=student(), second=student())},
-                ValueError,
-                r"2 predictors.*predictor= with one of \['first', 'second'\]",
-            ),
+            ({"program": TWO}, ValueError, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
             ({"trainset": NUMBERS, "method": "contextual"}, ValueError, "'text' is a int: pass method='batc"),
         ],
     )

@@ -168,8 +168,8 @@ class TestSaving:
 class TestWithDspy:
     @pytest.mark.parametrize("native", [True, False])
     def test_async(self, native):
-        engine, program = positive(), around(lambda classify, text: classify(text=text))
-        program = CalibratedProgram(student() if native else program, TOWARDS_NEGATIVE)
+        inner = student() if native else around(lambda classify, text: classify(text=text))
+        engine, program = positive(), CalibratedProgram(inner, TOWARDS_NEGATIVE)
 
         async def both():
             with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):

@@ -126,9 +126,8 @@ def test_whatever_runs_can_be_evaluated():
     for each in evaluated(programs, exact, examples(20, range(5))).programs.values():
         assert each.score == 0.25
     metric = lambda example, answer: example.label == answer.answer  # noqa: E731
-    (found,) = evaluated(
-        {"renaming": Program(rename, inner=Answering(range(5)))}, metric, examples(20, range(5))
-    ).programs.values()
+    renaming = Program(rename, inner=Answering(range(5)))
+    (found,) = evaluated({"renaming": renaming}, metric, examples(20, range(5))).programs.values()
     assert (found.score, found.recalls) == (1.0, {})
 
 

@@ -78,7 +78,8 @@ class TestBlocks:
 class TestLabelledDemos:
     def test_leaves_predictors_alone_that_an_optimizer_left_without_or_that_would_not_show_them(self):
         first, frozen = dspy.Predict("question -> hint"), dspy.ChainOfThought("question -> answer")
-        first.demos, frozen._compiled = [dspy.Example(question="q", hint="h")], True
+        first.demos = [dspy.Example(question="q", hint="h")]
+        frozen._compiled = True
         second = dspy.ChainOfThought("question, hint -> answer")
         program = Program(first=first, second=second, again=first, frozen=frozen)
         for each in (program, dspy.Predict("topic -> poem")):
