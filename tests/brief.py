@@ -24,8 +24,10 @@ def brief_reviews(part, count=None, *, words=4):
     ]
 
 
-def write_rows(path, *, words=4):
-    """The file of a task's part, such as mr_train.jsonl, from such reviews."""
-    part = path.stem.rpartition("_")[2]
-    rows = [{"text": e.review, "label": e.sentiment} for e in brief_reviews(part, words=words)]
-    path.write_text("\n".join(map(json.dumps, rows)))
+def write_task(folder, *, skip=0):
+    """The files of the task "mr" from such reviews, of the test part without the first few; gives the folder."""
+    folder.mkdir(exist_ok=True)
+    for part, left_out in (("train", 0), ("test", skip)):
+        rows = [{"text": e.review, "label": e.sentiment} for e in brief_reviews(part)[left_out:]]
+        (folder / f"mr_{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder

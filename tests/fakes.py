@@ -162,16 +162,22 @@ class Wrapped(dspy.Module):
         return self.answer(question=question)
 
 
-class TwoPredictors(dspy.Module):
-    """The second one reads what the first one says."""
+class Program(dspy.Module):
+    """Has these parts, and answers as `run(program, **inputs)` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Any = None, **parts: Any) -> None:
         super().__init__()
-        self.hint = dspy.Predict("question -> hint")
-        self.answer = dspy.ChainOfThought("question, hint -> answer")
+        vars(self).update(parts, run=run)
 
-    def forward(self, question: str) -> Any:
-        return self.answer(question=question, hint=self.hint(question=question).hint)
+    def forward(self, *arguments: Any, **inputs: Any) -> Any:
+        return self.run(self, *arguments, **inputs)
+
+
+def two_predictors() -> Program:
+    """A program whose second predictor reads what the first one says."""
+    in_turn = lambda self, question: self.answer(question=question, hint=self.hint(question=question).hint)  # noqa: E731
+    parts = {"hint": dspy.Predict("question -> hint"), "answer": dspy.ChainOfThought("question, hint -> answer")}
+    return Program(in_turn, **parts)
 
 
 class CopyingEngine(OrderSensitiveEngine):

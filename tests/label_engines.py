@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import dspy
 from dspy import lm15
-from fakes import FIELD, WANTED, chat_response, digest, logprobs_of
+from fakes import FIELD, WANTED, Program, chat_response, digest, logprobs_of
 
 NOISE = {"the": 1e-4, "Hm": 1e-4}
 LABELS = ["negative", "positive"]
@@ -23,15 +23,9 @@ def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
     return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
 
 
-class Around(dspy.Module):
+def around(call: Any) -> Program:
     """A program that calls such a classifier in some way: `call(classify, text)` gives its answer."""
-
-    def __init__(self, call: Any) -> None:
-        super().__init__()
-        self.predict, self.call = classifier(), call
-
-    def forward(self, text: str) -> Any:
-        return self.call(self.predict, text)
+    return Program(lambda self, text: call(self.predict, text), predict=classifier())
 
 
 def exact(example, prediction, trace=None):

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import dspy
-from fakes import FIELD, WANTED, LabelEngine, chat_response, logprobs_of, using
+from fakes import FIELD, WANTED, LabelEngine, Program, chat_response, logprobs_of, using
 from label_engines import KIND, LABELS, classifier, exact, normal
 
 from plr_dspy import PLReorder
@@ -109,15 +109,9 @@ def found(report: Any, *but: str) -> dict[str, Any]:
     return plain
 
 
-class Twice(dspy.Module):
-    """Asks its classifier twice for an answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.predict = student()
-
-    def forward(self, text: str) -> Any:
-        return [self.predict(text=text) for _ in range(2)][-1]
+def twice() -> Program:
+    """A program that asks its classifier twice for an answer."""
+    return Program(lambda self, text: [self.predict(text=text) for _ in range(2)][-1], predict=student())
 
 
 def whole_prediction(example: Any, prediction: Any, trace: Any = None) -> bool:

@@ -9,7 +9,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy import lm15
-from fakes import LabelEngine, digest, interrupt, using
+from fakes import LabelEngine, Program, digest, interrupt, using
 from label_engines import exact
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, load_program
@@ -122,18 +122,6 @@ class TestWinners:
 METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
 
 
-def at_call(table, number, trouble):
-    """Have something happen at the beginning of a call."""
-    answer, numbers = table.engine.complete, itertools.count()
-
-    def complete(request):
-        if next(numbers) == number:
-            trouble()
-        return answer(request)
-
-    table.engine.complete = complete
-
-
 def refuses(error):
     """An engine that answers nothing but requests for text alone."""
 
@@ -189,14 +177,6 @@ class TestEveryMethod:
         assert 0 < table.engine.requests <= enough
 
     def test_programs_that_it_cannot_order_are_refused_before_any_call(self, kind):
-        class Pair(dspy.Module):
-            def __init__(self, first, second):
-                super().__init__()
-                self.first, self.second = first, second
-
-            def forward(self, text):
-                return self.second(text=self.first(text=text).label)
-
         table, open_ended = Table(), dspy.ChainOfThought("text -> answer")
         open_ended.predict.demos = table.program().demos
         rated = [each.copy(stars=3).with_inputs("text", "stars") for each in table.examples]
@@ -204,7 +184,7 @@ class TestEveryMethod:
         of_stars.demos = rated[:4]
         for program, match in [
             (open_ended, f"{kind.__name__} needs an output with few possible.*answer: str.*use PLReorder"),
-            (Pair(table.program(), table.program()), "one predictor; this one has 2"),
+            (Program(first=table.program(), second=table.program()), "one predictor; this one has 2"),
             (of_stars, r"must be text; input 'stars' is a int"),
             (CalibratedProgram(table.program()), r"the student is calibrated: pass student\.program"),
         ]:
@@ -220,8 +200,15 @@ class TestEveryMethod:
         expected = quiet(kind, num_candidates=10, seed=5)
         order = whole.chosen(expected)
 
-        table = Table()
-        at_call(table, whole.engine.requests // 2, interrupt)
+        table, numbers = Table(), itertools.count()
+        answer = table.engine.complete
+
+        def complete(request):
+            if next(numbers) == whole.engine.requests // 2:
+                interrupt()
+            return answer(request)
+
+        table.engine.complete = complete
         with pytest.raises(KeyboardInterrupt):
             table.chosen(quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2))
         resumed = quiet(kind, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2)

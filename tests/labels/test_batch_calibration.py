@@ -8,7 +8,7 @@ from typing import Literal, Optional
 import dspy
 import numpy as np
 import pytest
-from fakes import digest
+from fakes import Program, digest
 from label_engines import KIND, LABELS, Classifier, exact, gold, leaning, normal, softmax
 from label_engines import classifier as student
 from scipy.special import log_softmax
@@ -300,14 +300,7 @@ class TestLabelSets:
         assert prediction.probabilities is None
 
 
-class Two(dspy.Module):
-    def __init__(self):
-        self.first, self.second = student(), student()
-
-    def forward(self, text):
-        return self.second(text=self.first(text=text).label)
-
-
+TWO = Program(first=student(), second=student())
 NUMBERS = [dspy.Example(text=i).with_inputs("text") for i in range(12)]
 
 
@@ -346,7 +339,7 @@ class TestBadInput:
             ({"program": dspy.Predict("text -> a: Literal['x', '']")}, ValueError, "not have two labels"),
             ({"program": dspy.Predict("text -> a: Literal['x']")}, ValueError, "not have two labels"),
             ({"program": dspy.Predict("text -> a: bool, probabilities")}, ValueError, "'probabil.*rename"),
-            ({"program": Two()}, ValueError, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
+            ({"program": TWO}, ValueError, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
             ({"trainset": NUMBERS, "method": "contextual"}, ValueError, "'text' is a int: pass method='batc"),
         ],
     )
@@ -403,10 +396,6 @@ def loss(table, answers):
     return -log_softmax(table, axis=1)[np.arange(len(answers)), answers].mean()
 
 
-def moved(fit, table):
-    return table if fit is None else table * fit[0] + fit[1]
-
-
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_scales_and_offsets_are_found(scale):
     true = np.array([1.0, 0.0, -1.0])
@@ -423,7 +412,8 @@ def test_where_there_is_nothing_to_gain_little_is_lost(count, num_labels):
         fit = fit_linear(*linear_world(count, num_labels=num_labels, seed=seed), seed=seed)
         unchanged += fit is None
         table, answers = linear_world(1_000, num_labels=num_labels, seed=1000 + seed)
-        lost.append(loss(moved(fit, table), answers) - loss(table, answers))
+        moved = table if fit is None else table * fit[0] + fit[1]
+        lost.append(loss(moved, answers) - loss(table, answers))
     assert unchanged >= 9
     assert np.mean(lost) < 0.03
 

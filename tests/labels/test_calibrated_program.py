@@ -7,7 +7,8 @@ from typing import Literal
 import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from label_engines import LABELS, REFUSAL, Around, Classifier
+from fakes import Program
+from label_engines import LABELS, REFUSAL, Classifier, around
 from label_engines import classifier as student
 
 from plr_dspy import CalibratedProgram, Calibration, PlainTextAdapter
@@ -68,7 +69,7 @@ class TestAnswers:
             label = classify(text=text).label
             return label if text == "bare" else dspy.Prediction(label=label.upper())
 
-        program = CalibratedProgram(Around(answer), TOWARDS_NEGATIVE)
+        program = CalibratedProgram(around(answer), TOWARDS_NEGATIVE)
         assert ask(positive(), program, text="bare") == "negative"
         prediction = ask(positive(), program)
         assert prediction.label == "NEGATIVE"
@@ -84,23 +85,15 @@ class TestAnswers:
 
         shares = {True: {"negative": 0.9, "positive": 0.1}, False: {"negative": 0.3, "positive": 0.7}}
         engine = Classifier(lambda text: shares["first" in text])
-        prediction = ask(engine, CalibratedProgram(Around(first), Calibration.none(LABELS)))
+        prediction = ask(engine, CalibratedProgram(around(first), Calibration.none(LABELS)))
         assert prediction.label == "negative"
         assert prediction.probabilities["negative"] == pytest.approx(0.9)
         assert len(engine.asked) == 2
 
     def test_inputs_by_position_and_a_vote(self):
         """As of the program itself, whose last field is the label."""
-
-        class Positional(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner = student()
-
-            def forward(self, text):
-                return self.inner(text=text)
-
-        program = CalibratedProgram(Positional(), TOWARDS_NEGATIVE)
+        positional = Program(lambda self, text: self.inner(text=text), inner=student())
+        program = CalibratedProgram(positional, TOWARDS_NEGATIVE)
         with dspy.context(lm=positive().lm(), adapter=dspy.ChatAdapter()):
             voted = dspy.Ensemble(reduce_fn=dspy.majority).compile([program, program])("good")
             assert (voted.label, asyncio.run(program.acall("good")).label) == ("negative", "negative")
@@ -115,16 +108,11 @@ class TestAnswers:
 
     @pytest.mark.parametrize("name", ["first", "second"])
     def test_one_of_several_predictors(self, name):
-        class Two(dspy.Module):
-            def __init__(self):
-                self.first = student()
-                self.second = copy.deepcopy(self.first)
+        def both(self, text):
+            return dspy.Prediction(first=self.first(text=text).label, second=self.second(text=text).label)
 
-            def forward(self, text):
-                return dspy.Prediction(first=self.first(text=text).label, second=self.second(text=text).label)
-
-        engine = positive()
-        prediction = ask(engine, CalibratedProgram(Two(), TOWARDS_NEGATIVE, predictor=name))
+        engine, program = positive(), Program(both, first=student(), second=student())
+        prediction = ask(engine, CalibratedProgram(program, TOWARDS_NEGATIVE, predictor=name))
         assert (prediction.first, prediction.second) == (
             ("negative", "positive") if name == "first" else ("positive", "negative")
         )
@@ -188,8 +176,8 @@ class TestSaving:
 class TestWithDspy:
     @pytest.mark.parametrize("native", [True, False])
     def test_async(self, native):
-        engine, around = positive(), Around(lambda classify, text: classify(text=text))
-        program = CalibratedProgram(student() if native else around, TOWARDS_NEGATIVE)
+        inner = student() if native else around(lambda classify, text: classify(text=text))
+        engine, program = positive(), CalibratedProgram(inner, TOWARDS_NEGATIVE)
 
         async def both():
             with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):

@@ -28,10 +28,8 @@ def engine():
         yield engine
 
 
-def calibrated(program=None, **options):
-    return BatchCalibration(display_progress=False, num_threads=1, **options).compile(
-        program or student(), trainset=EXAMPLES
-    )
+def calibrated():
+    return BatchCalibration(display_progress=False, num_threads=1).compile(student(), trainset=EXAMPLES)
 
 
 def numbers(program):

@@ -15,15 +15,10 @@ from plr_dspy.labels.reader import LogprobRequests, labels_read
 REVIEWS = load_reviews("train")
 
 
-def program(reviews=REVIEWS):
-    student = dspy.Predict(Sentiment)
-    student.demos = [dspy.Example(review=each.review, sentiment=each.sentiment) for each in reviews[:4]]
-    return student
-
-
 def test_are_those_of_the_next_token(server):
     """Greedy answers are the likeliest label."""
-    lm, student = server.lm(cache=False), program()
+    lm, student = server.lm(cache=False), dspy.Predict(Sentiment)
+    student.demos = [dspy.Example(review=each.review, sentiment=each.sentiment) for each in REVIEWS[:4]]
     with (
         dspy.context(lm=lm, adapter=PlainTextAdapter()),
         labels_read(student, label_output(student), LogprobRequests()) as reader,

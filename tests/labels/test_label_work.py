@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dspy.utils import BaseCallback
 from dspy.utils.dummies import DummyLM
-from label_engines import LABELS, Around, exact
+from label_engines import LABELS, around, exact
 from label_world import DEMOS, Engine, go
 
 from plr_dspy.labels import work as module
@@ -142,7 +142,7 @@ def fickle():
     ids=["another label", "no prediction", "another field", "another score"],
 )
 def test_others_are_left_alone_and_the_report_says_why(answer, metric, reason):
-    program = Around(lambda classify, text: answer(classify(text=text).label))
+    program = around(lambda classify, text: answer(classify(text=text).label))
     program.predict.demos = list(DEMOS)
     _, report = go(Engine(), program=program, metric=metric)
     assert report.signal.used == "score"

@@ -7,6 +7,7 @@ from typing import Literal
 
 import dspy
 import pytest
+from fakes import Program
 from label_engines import Classifier, leaning
 from label_world import EXAMPLES
 
@@ -23,19 +24,16 @@ class Kind(dspy.Signature):
     label: Literal["negative", "positive"] = dspy.OutputField()
 
 
-class Outer(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.steps = [dspy.Predict(Kind), dspy.ChainOfThought(Kind)]
-        self.parts = {"a b": dspy.Predict(Kind)}
+def outer():
+    def answers(self, text):
+        told = [step(text=text) for step in [*self.steps, *self.parts.values()]]
+        return dspy.Prediction(label=told[0].label, told=[each.toDict() for each in told])
 
-    def forward(self, text):
-        answers = [step(text=text) for step in [*self.steps, *self.parts.values()]]
-        return dspy.Prediction(label=answers[0].label, told=[each.toDict() for each in answers])
+    return Program(answers, steps=[dspy.Predict(Kind), dspy.ChainOfThought(Kind)], parts={"a b": dspy.Predict(Kind)})
 
 
 STUDENTS = {"module": partial(dspy.ChainOfThought, Kind), "predictor": partial(dspy.Predict, Kind)}
-STUDENTS["larger"] = Outer
+STUDENTS["larger"] = outer
 
 
 def student(labels=LABELS):
@@ -82,29 +80,24 @@ def test_the_same_answers(kind, is_calibrated, lm, tmp_path, caplog):
     assert not caplog.records
 
 
-class Larger(dspy.Module):
-    def __init__(self, part):
-        super().__init__()
-        self.part = part
-
-    def forward(self, text):
-        return self.part(text=text)
+def larger(part):
+    return Program(lambda self, text: self.part(text=text), part=part)
 
 
 class TestPartsOfLargerPrograms:
     def test_are_saved_and_loaded_by_dspy_itself(self, lm, tmp_path):
-        outer = Larger(calibrated())
+        outer = larger(calibrated())
         outer.part._compiled = True  # As optimizers do; DSPy saves nothing of other modules then.
         outer.save(tmp_path / "outer.json")
-        loaded = Larger(CalibratedProgram(student()))
+        loaded = larger(CalibratedProgram(student()))
         loaded.load(tmp_path / "outer.json")
         assert loaded.part.calibration == outer.part.calibration
         assert loaded(text="text 1").toDict() == outer(text="text 1").toDict()
 
     def test_without_a_calibration_in_the_file_are_an_error(self, tmp_path):
-        Larger(student()).save(tmp_path / "outer.json")
+        larger(student()).save(tmp_path / "outer.json")
         with pytest.raises(ValueError, match="another program than the student"):
-            load_program(Larger(CalibratedProgram(student())), tmp_path / "outer.json")
+            load_program(larger(CalibratedProgram(student())), tmp_path / "outer.json")
 
 
 class TestFiles:
@@ -118,12 +111,12 @@ class TestFiles:
         ("saved", "into", "match"),
         [
             (student(), CalibratedProgram(student()), "of a program that is not calibrated"),
-            (student(), Larger(student()), "another program than the student .*'part'"),
-            (Larger(student()), student(), "another program than the student .*'signature'"),
+            (student(), larger(student()), "another program than the student .*'part'"),
+            (larger(student()), student(), "another program than the student .*'signature'"),
             (CalibratedProgram(student(("a", "b")), Calibration.none("ab")), student(), "of the labels"),
-            (CalibratedProgram(student(), FOUND), Larger(student()), r"load.*\['part'\]; got 'self'"),
+            (CalibratedProgram(student(), FOUND), larger(student()), r"load.*\['part'\]; got 'self'"),
             (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
-            (Larger(CalibratedProgram(student(), FOUND)), student(), "another program than the student"),
+            (larger(CalibratedProgram(student(), FOUND)), student(), "another program than the student"),
             (student(), dspy.Predict("question -> answer"), "demos of predictor 'self' have none of the f"),
         ],
     )

@@ -24,10 +24,6 @@ class Provider(Server):
         self.engine = OrderSensitiveEngine({example.question: example.answer for example in EXAMPLES})
         self.trouble = trouble
 
-    @property
-    def prompts(self):
-        return [tuple(message["content"] for message in body["messages"][1:]) for body in self.bodies]
-
     def lm(self, **options):
         options = {"num_retries": 2, "cache": False, "timeout": 20, **options}
         return dspy.LM("openai/test", api_base=self.api_base, api_key="sk-secret", temperature=0.0, **options)

@@ -7,6 +7,7 @@ import dspy
 import numpy as np
 import pydantic
 import pytest
+from fakes import Program
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
@@ -210,12 +211,9 @@ def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
             each.label = "gone"
         return sum(right) / len(right)
 
-    class Program(dspy.Module):
-        def forward(self, text):
-            return dspy.Prediction(answer=Answer(label="good"))
-
+    program = Program(lambda self, text: dspy.Prediction(answer=Answer(label="good")))
     devset = [dspy.Example(text=f"t{i}", label=Mood.GOOD).with_inputs("text") for i in range(12)]
-    assert DatasetMetric(share).evaluate(Program(), devset, num_threads=1, display_progress=False) == 1.0
+    assert DatasetMetric(share).evaluate(program, devset, num_threads=1, display_progress=False) == 1.0
     assert all(each.label is Mood.GOOD for each in devset)
 
 

@@ -2,13 +2,14 @@
 
 import inspect
 import re
+from types import SimpleNamespace
 
 import dspy
 import numpy as np
 import pytest
-from fakes import Wrapped, exact_match, questions, student
+from fakes import Program, Wrapped, exact_match, questions, student
 
-from plr_dspy import BatchCalibration, MaximumLikelihood, PLFewShot, PLReorder, order_sensitivity
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
 
 EXAMPLES = questions(120)
@@ -16,11 +17,6 @@ EXAMPLES = questions(120)
 
 def optimizer(**options):
     return PLReorder(**{"metric": exact_match, "num_threads": 4, "display_progress": False, **options})
-
-
-class Anything(Wrapped):
-    def forward(self, **inputs):
-        return self.answer(**inputs)
 
 
 class Async(Wrapped):
@@ -39,19 +35,6 @@ class OnlyAsync(WithoutForward):
         return await self.answer.acall(question=question)
 
 
-class Frozen(Wrapped):
-    def __init__(self):
-        super().__init__()
-        self.answer = Wrapped()
-        self.answer._compiled = True
-
-
-class Twins(Wrapped):
-    def __init__(self):
-        super().__init__()
-        self.parts = {1: student(), "1": student()}
-
-
 def knn_few_shot():
     embedder = dspy.Embedder(lambda texts: np.zeros((len(texts), 2)))
     return dspy.KNNFewShot(k=2, trainset=EXAMPLES[:9], vectorizer=embedder).compile(student())
@@ -67,17 +50,8 @@ async def async_metric(example, prediction):
     return 1.0
 
 
-class Unsmoothed:
-    """An update rule that can order demos, but not choose them."""
-
-    name, weighted = "mine", False
-
-    def initial(self, num_items):
-        return MaximumLikelihood().initial(num_items)
-
-    def update(self, distribution, elites, weights=None):
-        return distribution
-
+UNSMOOTHED = SimpleNamespace(name="mine", weighted=False, initial=print, update=print)
+"""An update rule that can order demos, but not choose them."""
 
 CONSTRUCTOR = {
     "metric": [
@@ -114,7 +88,7 @@ COMPILE = [
     (WithoutForward, {}, "student must have a forward method.*define one"),
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
-    (Twins, {}, "several predictors of one name.*rename"),
+    (lambda: Program(parts={1: student(), "1": student()}), {}, "several predictors of one name.*rename"),
     (knn_few_shot, {}, "KNNFewShot.*PLFewShot.metric, demos='retrieved'"),
     (lambda: student(["text", "more"]), {}, "demo 0 of predictor 'self' must be a dspy.Example"),
     (lambda: student(OTHERS), {}, "demos of predictor 'self' hold .*'a', 'q'.*rename the fields"),
@@ -128,7 +102,11 @@ COMPILE = [
     (student, {"trainset": [("q", "a")]}, r'got tuple: make each one .*with_inputs\("question"\)$'),
     (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\)$'),
     (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\)$'),
-    (Anything, {"trainset": [{"question": "q"}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
+    (
+        lambda: Program(answer=student()),
+        {"trainset": [{"question": "q"}] * 9},
+        r"got dict: make each one .*with_inputs\(...\)$",
+    ),
     (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] .* needs \['question'\]; it has \['text'\]: rename"),
     (Wrapped, {"trainset": BOTH}, r"\[0\] must give .* inputs: forward\(question\) cannot take them.*rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
@@ -196,7 +174,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
         (PLFewShot, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
-        (PLFewShot, {}, {"update": Unsmoothed()}, "update must have a smoothing"),
+        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
         (PLReorder, {}, {"log_dir": "~no-such-user/x"}, "log_dir must be the path of a folder"),
@@ -331,7 +309,9 @@ class TestCures:
             optimizer(**options).estimate(student(5), trainset=trainset)
 
     def test_of_frozen_parts(self, engine):
-        program = Frozen()
+        program = Wrapped()
+        program.answer = Wrapped()
+        program.answer._compiled = True
         with pytest.raises(ValueError, match="compile the sub-module itself, or set its _compiled to False"):
             compiled(program=program)
         compiled(program=program.answer)

@@ -5,7 +5,6 @@ import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
 from typing import Literal
 
 import dspy
@@ -23,22 +22,6 @@ EXAMPLES = questions(60)
 UNLABELLED = [example.without("answer").with_inputs("question") for example in EXAMPLES]
 
 
-class Judge(dspy.Module):
-    def forward(self, example, prediction):
-        return exact_match(example, prediction)
-
-
-class Renaming(dspy.Module):
-    """Its predictor has other fields than the examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = dspy.Predict("asked -> said")
-
-    def forward(self, question):
-        return dspy.Prediction(answer=self.inner(asked=question).said)
-
-
 def predict(kind=dspy.Predict, demos=()):
     program = kind("question -> answer")
     program.predictors()[0].demos = list(demos)
@@ -48,13 +31,6 @@ def predict(kind=dspy.Predict, demos=()):
 def chooser(metric=exact_match, **options):
     plain = {"max_metric_calls": 150, "max_demos": 4, "candidates": "bootstrapped", "display_progress": False}
     return PLFewShot(metric, **{**plain, **options})
-
-
-def raised(error):
-    def act():
-        raise error
-
-    return act
 
 
 def shown(optimizer):
@@ -102,13 +78,16 @@ class TestTeachers:
 
     @pytest.mark.parametrize("message", [None, "too long"])
     def test_one_without_an_answer_makes_no_demo_and_is_no_failure(self, tmp_path, message):
+        def too_long():
+            raise lm15.ContextLengthError(message)
+
         model, found = engine_for(EXAMPLES), []
         if message is None:
             error, message = "AdapterParseError", "could not read the reply 'Well, let me see ...'"
             model.mumbles = lambda texts: model.num_calls <= 5
         else:
             error = "ContextWindowExceededError"
-            model.at = dict.fromkeys(range(5), raised(lm15.ContextLengthError(message)))
+            model.at = dict.fromkeys(range(5), too_long)
         for _ in range(2):
             optimizer = chooser(max_errors=1, log_dir=tmp_path)
             with using(model):
@@ -162,7 +141,9 @@ class TestMetrics:
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
 def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
     gold = {example.question: example.answer for example in EXAMPLES}
-    for program, trainset, field in [(predict(), UNLABELLED, "answer"), (Renaming(), EXAMPLES, "said")]:
+    rename = lambda self, question: dspy.Prediction(answer=self.inner(asked=question).said)  # noqa: E731
+    renaming = fakes.Program(rename, inner=dspy.Predict("asked -> said"))
+    for program, trainset, field in [(predict(), UNLABELLED, "answer"), (renaming, EXAMPLES, "said")]:
         optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates=candidates)
         estimate = optimizer.estimate(program, trainset=trainset)
         assert (estimate.bootstrap_calls, estimate.program_calls <= 150) == (15, True)
@@ -171,7 +152,7 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
     with pytest.raises(ValueError, match=r"no prompt of it shows the fields of the examples: .* PLFewShot"):
-        PLReorder(exact_match).compile(Renaming(), trainset=EXAMPLES)
+        PLReorder(exact_match).compile(renaming, trainset=EXAMPLES)
 
 
 def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monkeypatch, caplog):
@@ -255,48 +236,35 @@ def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, ac
         assert report.program_calls["total"] == len(first) + len(second)
 
 
-class Rethinking(dspy.Module):
-    """Asks its predictor twice for an answer."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = predict()
-
-    def forward(self, question):
+def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine):
+    def rethink(self, question):
         self.inner(question=f"At first: {question}")
         return self.inner(question=question)
+
+    optimizer = chooser(lambda example, prediction: True)
+    optimizer.compile(fakes.Program(rethink, inner=predict()), trainset=EXAMPLES)
+    (slot,) = optimizer.report.slots
+    assert len(slot.origins) == len(set(slot.origins)) == 8
+    assert 0 < sum(demo["question"].startswith("At first") for demo in slot.demos) < 8
 
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_predictors_that_run_as_copies_make_demos_and_those_that_nobody_sees_are_told(engine, caplog, copies):
     """Of three right answers that DSPy's trace says nothing of, no further one is paid for."""
 
-    class InThreads(dspy.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = predict()
+    def asked(program, question):
+        with dspy.context(trace=[]):
+            return program.inner(question=question)
 
-        def forward(self, question):
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(copy_context().run, partial(self.asked, question)).result()
+    def in_a_thread(program, question):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(copy_context().run, asked, program, question).result()
 
-        def asked(self, question):
-            with dspy.context(trace=[]):
-                return self.inner(question=question)
-
-    program = (
-        dspy.BestOfN(predict(), N=2, reward_fn=lambda inputs, answer: 1.0, threshold=1.0) if copies else InThreads()
-    )
+    program = fakes.Program(in_a_thread, inner=predict())
+    if copies:
+        program = dspy.BestOfN(predict(), N=2, reward_fn=lambda inputs, answer: 1.0, threshold=1.0)
     optimizer = chooser(lambda example, prediction: True)
     optimizer.compile(program, trainset=EXAMPLES)
     assert optimizer.report.program_calls.get("bootstrap") == (8 if copies else 3)
     told = "of 3 calls of the teacher, 3 gave right answers by calls that DSPy's trace does not hold"
     assert copies != any(told in line for line in caplog.messages)
-
-
-def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine):
-    optimizer = chooser(lambda example, prediction: True)
-    optimizer.compile(Rethinking(), trainset=EXAMPLES)
-    (slot,) = optimizer.report.slots
-    assert len(slot.origins) == len(set(slot.origins)) == 8
-    assert 0 < sum(demo["question"].startswith("At first") for demo in slot.demos) < 8

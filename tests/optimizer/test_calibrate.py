@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fakes import digest, interrupt, using
 from label_engines import normal
-from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, Twice, exact, go, number, student, two
+from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, exact, go, number, student, twice, two
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLFewShot, PLReorder, Report, order_sensitivity
 from plr_dspy.labels.reader import NoProbabilities
@@ -247,7 +247,7 @@ class TestBadInput:
             go(engine, program=student(demos=DEMOS[:1]), calibrate=True)
         assert not engine.prompts
         with pytest.raises(NoProbabilities, match="the program calls its classifier several times"):
-            go(engine, program=Twice(), calibrate=True)
+            go(engine, program=twice(), calibrate=True)
         go(engine, log_dir=tmp_path)
         before = len(engine.prompts)
         with pytest.raises(ValueError, match="calibrate was False, is True"):

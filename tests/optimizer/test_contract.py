@@ -4,24 +4,19 @@ from functools import partial
 
 import dspy
 import pytest
-from fakes import TwoPredictors, exact_match, questions
+from fakes import Program, exact_match, questions, two_predictors
 
 from plr_dspy import PLFewShot, PLReorder
 
 EXAMPLES = questions(60)
 
 
-class WithFrozenPart(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.frozen = dspy.ChainOfThought("question -> answer")
-        self.frozen.predict.demos = [dspy.Example(reasoning="r", **e) for e in EXAMPLES[50:53]]
-        self.frozen._compiled = True
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        self.frozen(question=question)
-        return self.answer(question=question)
+def with_frozen_part():
+    frozen = dspy.ChainOfThought("question -> answer")
+    frozen.predict.demos = [dspy.Example(reasoning="r", **e) for e in EXAMPLES[50:53]]
+    frozen._compiled = True
+    in_turn = lambda self, **inputs: (self.frozen(**inputs), self.answer(**inputs))[1]  # noqa: E731
+    return Program(in_turn, frozen=frozen, answer=dspy.Predict("question -> answer"))
 
 
 def look_up(question: str) -> str:
@@ -32,9 +27,9 @@ def look_up(question: str) -> str:
 PROGRAMS = {
     "predict": lambda: dspy.Predict("question -> answer"),
     "chain_of_thought": lambda: dspy.ChainOfThought("question -> answer"),
-    "two_predictors": TwoPredictors,
+    "two_predictors": two_predictors,
     "react": lambda: dspy.ReAct("question -> answer", tools=[look_up], max_iters=2),
-    "frozen_part": WithFrozenPart,
+    "frozen_part": with_frozen_part,
 }
 
 

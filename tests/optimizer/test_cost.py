@@ -7,9 +7,10 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import dspy
+import fakes
 import litellm
 import pytest
-from fakes import OrderSensitiveEngine, TwoPredictors, digest, engine_for, exact_match, lm_of, questions, student, using
+from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -115,16 +116,10 @@ class TestReport:
     def test_and_the_estimate_are_unknown_where_a_price_is(self, engine):
         """Also where only that of a judge is."""
 
-        class Judge(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.judge = dspy.Predict("question, answer -> score: float")
-                self.judge.lm = lm_of(engine, "fake/judge")
-
-            def forward(self, example, prediction):
-                return float(exact_match(example, prediction))  # asks nobody, this time
-
-        for metric, model in [(Judge(), MODEL), (exact_match, "fake/other")]:
+        judge = dspy.Predict("question, answer -> score: float")
+        judge.lm = lm_of(engine, "fake/judge")
+        asking_nobody = fakes.Program(lambda self, *pair: float(exact_match(*pair)), judge=judge)
+        for metric, model in [(asking_nobody, MODEL), (exact_match, "fake/other")]:
             with dspy.context(lm=lm_of(engine, model)):
                 report = compiled(metric=metric, max_metric_calls=100)
                 found = optimizer(metric).estimate(student(), trainset=EXAMPLES)
@@ -134,7 +129,7 @@ class TestReport:
 
 class TestEstimate:
     def test_what_a_predictor_reads_of_another_is_taken_from_its_demos(self, engine):
-        program = TwoPredictors()
+        program = fakes.two_predictors()
         hint, answer = program.predictors()
         rows = [dspy.Example(example, hint="a hint of five words", reasoning="so") for example in EXAMPLES]
         hint.demos, answer.demos = rows[:4], rows[4:8]
@@ -276,16 +271,11 @@ class TestMaxCost:
 
         engine = Thinking()
 
-        class Judge(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.lm = lm_of(engine, MODEL)
+        def ask(self, example, prediction):
+            self.lm("is that right?")
+            return exact_match(example, prediction)
 
-            def forward(self, example, prediction):
-                self.lm("is that right?")
-                return exact_match(example, prediction)
-
-        metric = Judge() if judge else exact_match
+        metric = fakes.Program(ask, lm=lm_of(engine, MODEL)) if judge else exact_match
         limited = kind(metric, max_cost=0.4, num_threads=16, display_progress=False)
         with using(engine, MODEL):
             limited.compile(student(), trainset=EXAMPLES)

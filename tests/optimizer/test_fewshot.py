@@ -23,10 +23,10 @@ def predict():
     return dspy.Predict("question -> answer")
 
 
-def chosen(program=None, **options):
+def chosen(program=None, trainset=EXAMPLES, **options):
     """What is compiled, and the optimizer."""
     chooser = optimizer(**options)
-    return chooser.compile(program or predict(), trainset=EXAMPLES), chooser
+    return chooser.compile(program or predict(), trainset=trainset), chooser
 
 
 def with_demos(program, demos=EXAMPLES[:3]):
@@ -112,7 +112,7 @@ class TestChoice:
         assert [dict(demo) for demo in chooser.program_with(number).demos] == [dict(d) for d in program.demos]
 
     def test_two_predictors_have_pools_of_their_own(self, engine):
-        program, chooser = chosen(fakes.TwoPredictors(), max_metric_calls=200)
+        program, chooser = chosen(fakes.two_predictors(), max_metric_calls=200)
         hint, answer = chooser.report.slots
         assert (hint.predictor, answer.predictor) == ("hint", "answer.predict")
         assert all(origin.startswith("bootstrapped") for origin in hint.origins)  # examples have no hint
@@ -150,15 +150,12 @@ class TestLeaks:
         assert engine.copied == 0
 
     def test_nor_with_the_students_own_or_those_of_a_list(self):
-        chooser = optimizer(candidates=[dict(example) for example in EXAMPLES[10:20]])
         with using(fakes.CopyingEngine()) as engine:
-            chooser.compile(with_demos(predict()), trainset=EXAMPLES)
+            chosen(with_demos(predict()), candidates=[dict(example) for example in EXAMPLES[10:20]])
         assert engine.copied == 0
 
     def test_duplicates_go_to_one_side(self, engine):
-        doubled = EXAMPLES[:40] * 2
-        chooser = optimizer(candidates="labeled")
-        chooser.compile(predict(), trainset=doubled)
+        _, chooser = chosen(trainset=EXAMPLES[:40] * 2, candidates="labeled")
         pooled = {slot["question"] for slot in chooser.report.slots[0].demos}
         assert len(pooled) == chooser.report.slots[0].num_demos == 10
         assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 30
@@ -170,8 +167,8 @@ class TestTokens:
 
         def numbers(limit):
             engine.requests.clear()
-            chooser = optimizer(candidates=list(map(dict, EXAMPLES[:4])), max_demos=3, max_demo_tokens=limit)
-            chooser.compile(predict(), trainset=EXAMPLES[4:])
+            options = {"candidates": list(map(dict, EXAMPLES[:4])), "max_demos": 3, "max_demo_tokens": limit}
+            _, chooser = chosen(trainset=EXAMPLES[4:], **options)
             most = chooser.report.best_by_number[-1].num_demos
             assert max(len(texts) // 2 for texts in engine.requests) == most
             return {best.num_demos: best.tokens for best in chooser.report.best_by_number}
@@ -183,9 +180,8 @@ class TestTokens:
 
     def test_demos_over_the_limit_are_in_no_pool_but_the_students_own(self, engine):
         long = {"question": "long " * 50, "answer": "answer 1"}
-        chooser = optimizer(candidates=[long, *map(dict, EXAMPLES[:4])], max_demo_tokens=70)
         program = with_demos(predict(), [dspy.Example(long, question="longer " * 50), EXAMPLES[5]])
-        chooser.compile(program, trainset=EXAMPLES)
+        _, chooser = chosen(program, candidates=[long, *map(dict, EXAMPLES[:4])], max_demo_tokens=70)
         (slot,) = chooser.report.slots
         assert slot.origins == ["student", "student", *(f"candidates[{i}]" for i in (1, 2, 3, 4))]
         assert chooser.report.candidates[0].ordering == {"self": [0, 1]}
@@ -232,7 +228,7 @@ class TestBadInput:
         for options, compiled, message in (
             ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that may make demos, then a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
-            ({}, {"teacher": fakes.TwoPredictors()}, "teacher must be a program with the predictors of student"),
+            ({}, {"teacher": fakes.two_predictors()}, "teacher must be a program with the predictors of student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),

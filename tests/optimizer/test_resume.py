@@ -11,21 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import dspy
+import fakes
 import orjson
 import pytest
 from dspy import lm15
-from fakes import (
-    CHILDREN,
-    OrderSensitiveEngine,
-    ScriptedEngine,
-    Wrapped,
-    engine_for,
-    exact_match,
-    failure,
-    interrupt,
-    lm_of,
-    questions,
-)
+from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions
 from fakes import student as showing
 
 from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder
@@ -69,9 +59,9 @@ def ordered(log_dir=None):
     return compiled(log_dir).to_dict()
 
 
-def selected(log_dir=None, **options):
-    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False, **options}
-    chooser = PLFewShot(exact_match, max_bootstrapped=4, log_dir=log_dir, **{"max_demos": 5, **options})
+def selected(log_dir=None, metric=exact_match, **options):
+    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "max_demos": 5, "max_bootstrapped": 4, **options}
+    chooser = PLFewShot(metric, log_dir=log_dir, display_progress=False, **options)
     chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     return chooser.report.to_dict()
 
@@ -88,18 +78,13 @@ def compile_in_child(work, log_dir, calls, result, seconds):
 
 def start(tmp_path, log_dir, seconds=0.005, work=ordered):
     files = (str(log_dir), str(tmp_path / "calls"), str(tmp_path / "result.json"))
-    child = CHILDREN.Process(target=compile_in_child, args=(work, *files, seconds))
+    child = fakes.CHILDREN.Process(target=compile_in_child, args=(work, *files, seconds))
     child.start()
     return child
 
 
 def lines(path):
     return path.read_bytes().splitlines() if path.exists() else []
-
-
-def tear_last_cell(path):
-    """Cut the end off the last call that was logged; the line that settles the compile goes, too."""
-    path.write_bytes(path.read_bytes().removesuffix(lines(path)[-1] + b"\n")[:-5])
 
 
 def same(report):
@@ -143,13 +128,14 @@ class TestKilled:
     def test_a_torn_line_costs_one_call(self, tmp_path, engine):
         """All six orders of 3 demos on all examples, which leaves some calls."""
         expected = same(compiled(tmp_path, student(3), max_metric_calls=500).to_dict())
-        num_calls = engine.num_calls
-        tear_last_cell(tmp_path / "cells.jsonl")
+        num_calls, path = engine.num_calls, tmp_path / "cells.jsonl"
+        # The end of the last call that was logged; the line that settles the compile goes, too.
+        path.write_bytes(path.read_bytes().removesuffix(lines(path)[-1] + b"\n")[:-5])
         report = same(compiled(tmp_path, student(3), max_metric_calls=500).to_dict())
         assert engine.num_calls - num_calls == 1
         assert report.pop("program_calls")["total"] == expected.pop("program_calls")["total"] + 1
         assert report == expected
-        assert all(orjson.loads(line) for line in lines(tmp_path / "cells.jsonl"))
+        assert all(orjson.loads(line) for line in lines(path))
 
     def test_a_second_process_is_refused(self, tmp_path, engine):
         child = start(tmp_path, tmp_path / "log", seconds=0.05)
@@ -214,7 +200,7 @@ class TestIdentity:
 
     def test_how_a_model_is_reached_and_how_it_runs_may_differ(self, tmp_path, engine):
         def go(options, **access):
-            program = Wrapped()
+            program = fakes.Wrapped()
             program.judge = dspy.LM("fake/judge", **access)
             program.embedder = dspy.Embedder("fake/embedder", api_key=access["api_key"])
             metric = Marked(answer_key="answer", judge=dspy.LM("fake/judge", **access))
@@ -344,21 +330,16 @@ class TestNothingToMixUp:
         [("metric", "both"), ("metric", "labeled"), ("teacher", "both"), ("threshold", "bootstrapped")],
     )
     def test_where_demos_are_chosen(self, tmp_path, engine, candidates, broken):
-        def chosen(metric=exact_match, **options):
-            options = {"num_threads": 1, "max_demos": 4, "max_metric_calls": 150, "max_errors": 3, **options}
-            optimizer = PLFewShot(metric, log_dir=tmp_path, display_progress=False, **options)
-            optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-            return optimizer.report
-
+        options = {"num_threads": 1, "max_demos": 4, "max_metric_calls": 150, "max_errors": 3}
         if broken == "threshold":
-            chosen(candidates="bootstrapped", metric_threshold=2)
+            selected(tmp_path, candidates="bootstrapped", max_bootstrapped=8, metric_threshold=2, **options)
         else:
             engine.at = dict.fromkeys(range(3), failure) if broken == "teacher" else {}
             with pytest.raises((ZeroDivisionError, dspy.LMError)):
-                chosen(exact_match if engine.at else lambda e, p: exact_match(e, p) / 0)
+                selected(tmp_path, exact_match if engine.at else lambda e, p: exact_match(e, p) / 0, **options)
         spent = engine.num_calls
         assert spent == (15 if broken == "threshold" else 3)
-        total = chosen(candidates=candidates, max_bootstrapped=4).program_calls["total"]
+        total = selected(tmp_path, candidates=candidates, **options)["program_calls"]["total"]
         assert total == engine.num_calls - spent * (broken == "metric") <= 150
 
 
@@ -391,23 +372,18 @@ class TestSignals:
         [*{"asyncio": 4, "own handler": 1, "swallowing": 4, "plain": 1}.items(), ("swallowing", 1)],
     )
     def test_ctrl_c_wherever_it_is(self, engine, num_threads, where):
-        class Swallowing(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.answer = student()
-
-            def forward(self, question):
-                try:
-                    return self.answer(question=question)
-                except:  # noqa: E722
-                    return dspy.Prediction(answer="none")
+        def swallow(self, question):
+            try:
+                return self.answer(question=question)
+            except:  # noqa: E722
+                return dspy.Prediction(answer="none")
 
         def metric(example, prediction):
             time.sleep(0.001)
             return exact_match(example, prediction)
 
         reorder = optimizer(metric=metric, num_threads=num_threads)
-        program, heard = Swallowing() if where == "swallowing" else student(), []
+        program, heard = fakes.Program(swallow, answer=student()) if where == "swallowing" else student(), []
 
         async def cell():
             return reorder.compile(program, trainset=EXAMPLES)
@@ -478,7 +454,7 @@ class TestFailed:
 @pytest.mark.parametrize("metric", [F1(), DatasetMetric(lambda examples, predictions: len(predictions[0]))])
 def test_a_reply_with_half_of_a_pair_of_characters_is_paid_once(metric, tmp_path):
     """JSON may escape one, and no file in UTF-8 holds it."""
-    engine = ScriptedEngine(*['{"answer": "\\ud83d"}', '{"answer": "yes"}'] * 50)
+    engine = fakes.ScriptedEngine(*['{"answer": "\\ud83d"}', '{"answer": "yes"}'] * 50)
     optimizer = PLReorder(metric, max_metric_calls=80, num_threads=1, log_dir=tmp_path)
     for _ in range(2):
         with dspy.context(lm=lm_of(engine), adapter=dspy.JSONAdapter()):

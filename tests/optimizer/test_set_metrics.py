@@ -45,10 +45,6 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
         return optimizer.compile(program or student(), trainset=trainset), optimizer.report
 
 
-def last_label(program):
-    return getattr(program, "program", program).demos[-1]["label"]
-
-
 @pytest.mark.parametrize(
     "metric",
     [
@@ -66,7 +62,7 @@ def test_finds_what_answers_the_rare_label(metric, signal):
     # Of a function nothing is known but its value.
     options = {"max_metric_calls": 300, "seed": 2} if isinstance(metric, DatasetMetric) else {}
     chosen, report = compiled(PLReorder, metric, program=rare_first(), signal=signal, **options)
-    assert last_label(chosen) == "positive"
+    assert chosen.demos[-1]["label"] == "positive"
     c = report.comparison
     assert c.chosen > c.original
     assert c.probability > 0.5

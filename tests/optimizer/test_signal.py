@@ -31,7 +31,7 @@ class TestScoresWhereThereIsNothingElse:
             ("the metric calls a language model", {}, {"metric": label_world.judged}),
             ("no output is a Literal, an enum or a bool", {}, {"program": student(str)}),
             ("the first calls failed", {}, {"failing": (0, 1), "max_errors": 5}),
-            (SEVERAL, {}, {"program": label_world.Twice()}),
+            (SEVERAL, {}, {"program": label_world.twice()}),
         ],
     )
     def test_the_same_calls_are_made_and_the_same_is_found(self, reason, engine, options):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dspy
 import pytest
-from brief import accuracy
+from brief import accuracy, write_task
 from fakes import CHILDREN
 from servers import Server, completion, running
 
@@ -40,18 +40,9 @@ def server():
         yield server
 
 
-def write_data(folder, *, skip=0):
-    folder.mkdir(exist_ok=True)
-    for part in ("train", "test"):
-        rows = [{"text": e.review, "label": e.sentiment} for e in load_reviews(part)]
-        rows = rows[skip:] if part == "test" else rows
-        (folder / f"mr_{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return folder
-
-
 @pytest.fixture
 def data(tmp_path):
-    return write_data(tmp_path / "data")
+    return write_task(tmp_path / "data")
 
 
 def arguments(server, data, out, *more, methods=("Static", "Ours")):
@@ -66,7 +57,7 @@ def arguments(server, data, out, *more, methods=("Static", "Ours")):
 def test_results_on_other_examples_need_another_folder(server, data, tmp_path, capsys):
     assert main(arguments(server, data, tmp_path / "out", methods=["Static"])) == 0
     calls = server.num_requests
-    other = write_data(tmp_path / "other", skip=20)
+    other = write_task(tmp_path / "other", skip=20)
     assert main(arguments(server, other, tmp_path / "out")) == 2
     assert "on other examples" in capsys.readouterr().err
     assert server.num_requests == calls

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from brief import write_rows
+from brief import write_task
 from fakes import PlainLabels, lm_of
 
 from paper.commands import FAILED, USER_ERROR, main
@@ -21,10 +21,7 @@ COMMON = ["--tasks", "mr", "--pool", str(POOL), "--test", str(HELD_OUT)]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Files of the task "mr" that are read fast."""
-    folder = tmp_path_factory.mktemp("data")
-    for part in ("train", "test"):
-        write_rows(folder / f"mr_{part}.jsonl")
-    return folder
+    return write_task(tmp_path_factory.mktemp("data"))
 
 
 def run(data, out, *more):

@@ -4,18 +4,11 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import LabelEngine, lm_of
+from fakes import LabelEngine, Program, lm_of
 from label_engines import exact
 
-from plr_dspy import (
-    F1,
-    AverageScoreBy,
-    BalancedAccuracy,
-    CalibratedProgram,
-    Calibration,
-    MatthewsCorrelation,
-    evaluate_programs,
-)
+import plr_dspy
+from plr_dspy import F1, AverageScoreBy, CalibratedProgram, Calibration, MatthewsCorrelation, evaluate_programs
 
 LABELS = ["no", "yes"]
 
@@ -99,7 +92,7 @@ def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
     assert (inside >= 0.88 * worlds).all(), inside
 
 
-@pytest.mark.parametrize("metric", [F1("yes"), F1(), MatthewsCorrelation(), BalancedAccuracy()])
+@pytest.mark.parametrize("metric", [F1("yes"), F1(), MatthewsCorrelation(), plr_dspy.BalancedAccuracy()])
 @pytest.mark.parametrize("right", [0.95, 0.9])
 def test_intervals_hold_where_all_answers_may_be_right(metric, right):
     rng, inside = np.random.default_rng(0), 0
@@ -127,19 +120,14 @@ def test_intervals_of_an_average_over_small_groups_hold(size):
 def test_whatever_runs_can_be_evaluated():
     """Programs that nobody could order, and answers under another name, which have no recall."""
 
-    class Rule(dspy.Module):
-        def forward(self, number):
-            return dspy.Prediction(label="yes")
-
-    class Renaming(Answering):
-        def forward(self, number):
-            return dspy.Prediction(answer=super().forward(number).label)
-
-    programs = {"rule": Rule(), "ensemble": dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([Rule()])}
+    rule = Program(lambda self, number: dspy.Prediction(label="yes"))
+    rename = lambda self, number: dspy.Prediction(answer=self.inner(number=number).label)  # noqa: E731
+    programs = {"rule": rule, "ensemble": dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([rule])}
     for each in evaluated(programs, exact, examples(20, range(5))).programs.values():
         assert each.score == 0.25
     metric = lambda example, answer: example.label == answer.answer  # noqa: E731
-    (found,) = evaluated({"renaming": Renaming(range(5))}, metric, examples(20, range(5))).programs.values()
+    renaming = Program(rename, inner=Answering(range(5)))
+    (found,) = evaluated({"renaming": renaming}, metric, examples(20, range(5))).programs.values()
     assert (found.score, found.recalls) == (1.0, {})
 
 

@@ -7,7 +7,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import OrderSensitiveEngine, exact_match, questions, scored, student, using
+from fakes import OrderSensitiveEngine, Program, exact_match, questions, scored, student, using
 
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
@@ -55,18 +55,11 @@ class TestCells:
         assert engine.num_calls == 13
 
     def test_the_program_is_not_touched_and_the_caller_s_settings_reach_the_workers(self, engine):
-        seen = []
+        def ask(self, question):
+            seen.append(dspy.settings.get("tenant"))
+            return self.predict(question=question)
 
-        class Asking(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.predict = student(3)
-
-            def forward(self, question):
-                seen.append(dspy.settings.get("tenant"))
-                return self.predict(question=question)
-
-        program = Asking()
+        seen, program = [], Program(ask, predict=student(3))
         with dspy.context(trace=[], tenant="a"):
             scored(scorer(program), [REVERSED], range(5))
             assert dspy.settings.trace == []

@@ -10,7 +10,7 @@ from collections import deque
 import dspy
 import numpy as np
 import pytest
-from fakes import fake_lm, questions
+from fakes import Program, fake_lm, questions, student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,35 +75,19 @@ class TestBlocks:
             assert sorted(map(id, each)) == sorted(map(id, demos))
 
 
-class Pipeline(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = dspy.Predict("question -> hint")
-        self.second = dspy.ChainOfThought("question, hint -> answer")
-        self.again = self.first
-        self.frozen = dspy.ChainOfThought("question -> answer")
-        self.frozen._compiled = True
-
-    def forward(self, question):
-        hint = self.first(question=question).hint
-        return self.second(question=question, hint=hint)
-
-
 class TestLabelledDemos:
     def test_leaves_predictors_alone_that_an_optimizer_left_without_or_that_would_not_show_them(self):
-        program = Pipeline()
-        program.first.demos = [dspy.Example(question="q", hint="h")]
+        first, frozen = dspy.Predict("question -> hint"), dspy.ChainOfThought("question -> answer")
+        first.demos = [dspy.Example(question="q", hint="h")]
+        frozen._compiled = True
+        second = dspy.ChainOfThought("question, hint -> answer")
+        program = Program(first=first, second=second, again=first, frozen=frozen)
         for each in (program, dspy.Predict("topic -> poem")):
             assert add_labelled_demos(each, questions(20), 8, random.Random(0)) == []
         assert program.second.predict.demos == []
 
     def test_each_predictor_has_a_list_of_its_own_and_two_examples_are_left(self):
-        class Twice(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.one, self.other = (dspy.Predict("question -> answer") for _ in range(2))
-
-        program = Twice()
+        program = Program(one=dspy.Predict("question -> answer"), other=dspy.Predict("question -> answer"))
         assert add_labelled_demos(program, questions(9), 8, random.Random(0)) == ["one", "other"]
         assert program.one.demos == program.other.demos
         program.one.demos.reverse()
@@ -111,17 +95,9 @@ class TestLabelledDemos:
         assert len(program.one.demos) == 7
 
 
-class Holder(dspy.Module):
+def holder(**attributes):
     """A program that holds something."""
-
-    def __init__(self, **attributes):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-        self.answer.demos = EXAMPLES[:5]
-        vars(self).update(attributes)
-
-    def forward(self, question):
-        return self.answer(question=question)
+    return Program(answer=student(5), **attributes)
 
 
 def retriever():
@@ -148,12 +124,12 @@ class TestShared:
     @pytest.mark.parametrize("make", DATA.values(), ids=DATA.keys())
     def test_what_is_no_module_is_shared(self, make):
         data = make()
-        duplicate = ProgramFactory(Holder(data=data)).build({})
+        duplicate = ProgramFactory(holder(data=data)).build({})
         assert duplicate.data is data
 
     def test_data_beside_modules_is_shared_and_the_modules_are_not(self):
-        data, inner = ["a"], Holder()
-        program = Holder(steps=[inner, {"last": (inner, data)}, data])
+        data, inner = ["a"], holder()
+        program = holder(steps=[inner, {"last": (inner, data)}, data])
         duplicate = ProgramFactory(program).build({})
         assert duplicate.steps[0] is duplicate.steps[1]["last"][0] is not inner
         assert duplicate.steps[2] is duplicate.steps[1]["last"][1] is data
@@ -193,7 +169,7 @@ class TestOwned:
         ids=["object", "slots", "method", "partial", "deque", "tool"],
     )
     def test_what_leads_back_to_the_program(self, make, found):
-        program = Holder()
+        program = holder()
         program.held = make(program)
         duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})
         assert found(duplicate.held) is duplicate
@@ -203,5 +179,5 @@ class TestOwned:
 
 def test_models_are_found():
     lms = [dspy.LM(f"openai/{name}") for name in "abc"]
-    program = Holder(judge=lms[0], committee={"members": [(lms[1],)]}, colleague=Colleague(lms[2]))
+    program = holder(judge=lms[0], committee={"members": [(lms[1],)]}, colleague=Colleague(lms[2]))
     assert {lm.model for lm in language_models(program)} == {"openai/a", "openai/b", "openai/c"}

@@ -145,19 +145,6 @@ def no_network(page, tmp_path, monkeypatch):
     assert not tried
 
 
-@pytest.fixture
-def mlflow_in_a_folder(tmp_path, monkeypatch):
-    import mlflow
-    import mlflow.dspy
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    yield
-    mlflow.dspy.autolog(disable=True)
-    mlflow.set_tracking_uri(before)
-
-
 def run_page(page):
     """Run the code of a page; gives the names that it defines."""
     namespace = {"__name__": "page", **PRESUPPOSED.get(page, dict)()}
@@ -172,7 +159,7 @@ def run_page(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
 def test_the_code_of_a_page_runs(page, no_network, request):
     if any("mlflow" in code for _, code, _ in blocks(page)):
-        request.getfixturevalue("mlflow_in_a_folder")
+        request.getfixturevalue("mlflow_runs")
     run_page(page)
 
 

@@ -28,10 +28,6 @@ SHORTER = {
 """What stands in place of numbers that take long, and of the local model, by notebook."""
 
 
-def code_cells(notebook):
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_runs(name, tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_BASE", raising=False)
@@ -43,7 +39,7 @@ def test_runs(name, tmp_path, monkeypatch):
 def test_is_kept_with_the_outputs_of_one_run(name):
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     nbformat.validate(notebook)
-    cells = code_cells(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)

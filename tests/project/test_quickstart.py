@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dspy
 import pytest
-from brief import Sentiment, write_rows
+from brief import Sentiment, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
 
@@ -25,8 +25,7 @@ def quickstart(monkeypatch):
 
 
 def test_it_runs(quickstart, tmp_path, monkeypatch, capsys):
-    for part in ("train", "test"):
-        write_rows(tmp_path / f"mr_{part}.jsonl")
+    write_task(tmp_path)
     places = ["--out", str(tmp_path), "--task", "mr", "--data-dir", str(tmp_path)]
     options = ["--demos", "2", "--pool", "4", "--test", "2", "--random-orders", "1", "--seeds", "0", "1"]
     monkeypatch.setattr(sys, "argv", ["quickstart.py", *places, *options])

@@ -10,7 +10,7 @@ import dspy
 import numpy as np
 import pytest
 import torch
-from fakes import TwoPredictors, digest, engine_for, exact_match, fake_lm, interrupt, lm_of, questions
+from fakes import digest, engine_for, exact_match, fake_lm, interrupt, lm_of, questions, two_predictors
 
 from plr_dspy import PlackettLuce, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import StaticOrder
@@ -31,7 +31,7 @@ def student(count=6):
 
 
 def chain():
-    program = TwoPredictors()
+    program = two_predictors()
     program.hint.demos = [dspy.Example(question=f"q {i}", hint=f"h {i}") for i in range(4)]
     program.answer.predict.demos = [dspy.Example(question=f"q {i}", hint="h", answer=f"a {i}") for i in range(3)]
     return program

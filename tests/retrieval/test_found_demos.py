@@ -7,7 +7,7 @@ from collections import Counter
 import dspy
 import numpy as np
 import pytest
-from fakes import FIELD, OrderSensitiveEngine, exact_match, interrupt, using
+from fakes import FIELD, OrderSensitiveEngine, Program, exact_match, interrupt, using
 from label_engines import LABELS, classifier, exact
 from label_world import EXAMPLES as LABELLED
 from label_world import Engine, found
@@ -74,17 +74,6 @@ def compiled(engine, *, student=None, trainset=None, valset=None, **options):
     return program, optimizer
 
 
-class WithNumber(dspy.Module):
-    """Numbers its inputs, which no prompt shows."""
-
-    def __init__(self):
-        super().__init__()
-        self.answer = predict()
-
-    def forward(self, number, question):
-        return self.answer(question=question)
-
-
 class OnlyAsync(dspy.Module):
     def __init__(self):
         super().__init__()
@@ -92,18 +81,6 @@ class OnlyAsync(dspy.Module):
 
     async def aforward(self, question):
         return self.answer(question=question)
-
-
-class InThreads(dspy.Module):
-    """Calls its predictor in threads."""
-
-    def __init__(self):
-        super().__init__()
-        self.answer = predict()
-
-    def forward(self, question):
-        calls = [(self.answer, {"question": question})] * 2
-        return dspy.Parallel(num_threads=2, disable_progress_bar=True)(calls)[0]
 
 
 class TestLeaks:
@@ -117,8 +94,10 @@ class TestLeaks:
         if copies == "in the valset":
             valset = more[:10]
         elif copies == "numbered":
-            student, both = WithNumber(), [*trainset, *trainset]
-            trainset = [e.copy(number=i).with_inputs("number", "question") for i, e in enumerate(both)]
+            # No prompt shows the number.
+            student = Program(lambda self, number, question: self.answer(question=question), answer=predict())
+            both = enumerate([*trainset, *trainset])
+            trainset = [e.copy(number=i).with_inputs("number", "question") for i, e in both]
         elif copies != "none":
             trainset = [*trainset, *more]
         engine = Copier()
@@ -146,13 +125,8 @@ class TestLeaks:
     def test_of_inner_predictors_whose_inputs_tell_nothing(self):
         """A demo of the second predictor has a hint alone, which the first one makes."""
 
-        class Steps(dspy.Module):
-            def __init__(self):
-                super().__init__()
-                self.hint, self.answer = predict("question -> hint"), predict("hint -> answer")
-
-            def forward(self, question):
-                return self.answer(hint=self.hint(question=question).hint)
+        def steps(self, question):
+            return self.answer(hint=self.hint(question=question).hint)
 
         class Hints(OrderSensitiveEngine):
             def answer(self, system, texts):
@@ -163,8 +137,8 @@ class TestLeaks:
                 leaks.append(fields["hint"] in demos)
                 return self.formatted(system, texts, ANSWERS[fields["hint"].split()[-3]])
 
-        leaks = []
-        _, optimizer = self.free(Hints({}), student=Steps(), candidates="bootstrapped")
+        leaks, student = [], Program(steps, hint=predict("question -> hint"), answer=predict("hint -> answer"))
+        _, optimizer = self.free(Hints({}), student=student, candidates="bootstrapped")
         assert optimizer.report.retrieval.num_pooled == 16 and len(leaks) > 50
         assert not any(leaks)
 
@@ -176,8 +150,12 @@ class TestLeaks:
             return optimizer.compile(student, trainset=examples()), optimizer
 
     def test_in_threads_that_the_program_starts(self):
+        def in_threads(self, question):
+            calls = [(self.answer, {"question": question})] * 2
+            return dspy.Parallel(num_threads=2, disable_progress_bar=True)(calls)[0]
+
         engine = Copier()
-        _, optimizer = self.free(engine, student=InThreads())
+        _, optimizer = self.free(engine, student=Program(in_threads, answer=predict()))
         assert engine.copied == 0 and optimizer.report.errors == []
         assert max(map(len, engine.shown)) == 4
 
@@ -365,18 +343,8 @@ class TestBadInput:
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
         with using(Copier()), pytest.raises(ValueError, match="demos='retrieved' needs demos"):
-            chooser(max_metric_calls=0).compile(Renaming(student), trainset=examples())
+            renaming = Program(lambda self, question: self.answer(query=question), answer=student)
+            chooser(max_metric_calls=0).compile(renaming, trainset=examples())
         compiled(Copier(), max_metric_calls=0)[0].save(tmp_path / "p.json")
         with pytest.raises(ValueError, match="none of the fields"):
             load_program(predict("text -> label"), tmp_path / "p.json")
-
-
-class Renaming(dspy.Module):
-    """Renames the input."""
-
-    def __init__(self, answer):
-        super().__init__()
-        self.answer = answer
-
-    def forward(self, question):
-        return self.answer(query=question)

@@ -8,6 +8,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils import DummyLM
+from fakes import Program
 
 from plr_dspy import load_program
 from plr_dspy.programs.copies import ProgramFactory
@@ -65,16 +66,11 @@ class Own(dspy.Predict):
         return super().forward(**inputs)
 
 
-class Twice(dspy.Module):
-    """Answers in two steps, and holds its first predictor twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = dspy.Predict("text -> label"), dspy.Predict("label -> reasoning")
-        self.again = [self.first]
-
-    def forward(self, text):
-        return self.second(label=self.first(text=text).label)
+def two_steps():
+    """A program that holds the first of its predictors twice."""
+    first, second = dspy.Predict("text -> label"), dspy.Predict("label -> reasoning")
+    in_turn = lambda self, text: self.second(label=self.first(text=text).label)  # noqa: E731
+    return Program(in_turn, first=first, second=second, again=[first])
 
 
 @pytest.mark.parametrize("make", [lambda: dspy.ChainOfThought("text -> label"), lambda: Own("text -> label")])
@@ -116,7 +112,7 @@ def test_a_guarded_call_from_a_bare_thread_is_an_error_and_no_leak(lm):
 
 
 def test_predictors_find_demos_for_their_own_inputs(lm):
-    program = compiled(compiled(Twice(), "first"), "second", texts=["x", "y"], rule=Rule(num_demos=1))
+    program = compiled(compiled(two_steps(), "first"), "second", texts=["x", "y"], rule=Rule(num_demos=1))
     program(text="the cat")
     prompts = [[m["content"] for m in entry["messages"] if m["role"] == "user"] for entry in lm.history]
     assert len(prompts) == 2 and "the cat" in prompts[0][-2] and "\nx" in prompts[1][-2]
@@ -126,16 +122,16 @@ def test_predictors_find_demos_for_their_own_inputs(lm):
 @pytest.mark.parametrize("how", ["words", "embeddings"])
 def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, how):
     vectorizer = dspy.Embedder(letters) if how == "embeddings" else None
-    program = compiled(Twice(), "first", embedder=vectorizer, rule=Rule(num_demos=2, nearest_last=False))
+    program = compiled(two_steps(), "first", embedder=vectorizer, rule=Rule(num_demos=2, nearest_last=False))
     program.save(tmp_path / "p.json")
-    again = load_program(Twice(), tmp_path / "p.json", embedder=vectorizer)
+    again = load_program(two_steps(), tmp_path / "p.json", embedder=vectorizer)
     program(text="the cat"), again(text="the cat")
     assert lm.history[0]["messages"] == lm.history[2]["messages"]
     again.save(tmp_path / "q.json")
     assert (tmp_path / "q.json").read_bytes() == (tmp_path / "p.json").read_bytes()
     if how == "embeddings":
         with pytest.raises(ValueError, match="embedder"):
-            load_program(Twice(), tmp_path / "p.json")
+            load_program(two_steps(), tmp_path / "p.json")
 
 
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda program: program.deepcopy(), lambda p: p.reset_copy()])

@@ -19,13 +19,6 @@ few_missing = st.lists(st.sets(st.integers(0, SIZE - 1), max_size=4), min_size=S
 """Of each of 12 rows: any two share a column, so that the table is connected."""
 
 
-def with_holes(table, missing):
-    table = table.copy()
-    for row, columns in enumerate(missing):
-        table[row, list(columns)] = np.nan
-    return table
-
-
 def additive(seed, shape=(SIZE, SIZE)):
     """Effects of orderings and the sums with effects of examples."""
     rng = np.random.default_rng(seed)
@@ -43,7 +36,9 @@ class TestCrossedEffects:
     def test_are_found_on_any_scale_whatever_is_missing(self, missing, seed, shift, scale):
         effects, table = additive(seed)
         np.testing.assert_allclose(adjusted(table), effects - effects.mean(), atol=1e-9)
-        alike = with_holes(table, [missing[0], missing[0], *missing[2:]])
+        alike = table.copy()
+        for row, columns in enumerate([missing[0], missing[0], *missing[2:]]):
+            alike[row, list(columns)] = np.nan
         means = adjusted(alike)
         assert correlation(means, effects) > 0.75
         assert means[0] - means[1] == pytest.approx(effects[0] - effects[1])

@@ -41,7 +41,10 @@ class World:
     ):
         rng = np.random.default_rng(seed)
         num_new = 2_000
-        self.orderings = _orderings(rng, num_orderings)
+        drawn = {}
+        while len(drawn) < num_orderings:
+            drawn[(tuple(rng.permutation(6).tolist()),)] = None
+        self.orderings = list(drawn)
         features = FEATURES(self.orderings)
         region = features[FEATURES.names.index("region")]
         basis = helmert(num_labels)
@@ -68,22 +71,15 @@ class World:
     def effects(self):
         return ResponseEffects(self.seen, self.directions, apart=np.zeros(len(self.seen), dtype=bool))
 
-    def model(self, *, chosen=slice(None)):
-        logs = self.log_probabilities[chosen]
+    def model(self):
+        logs = self.log_probabilities
         return ResponseModel(
             LabelResponses(self.scores, lambda ordering, example: None),
             np.arange(len(self.scores)),
             (logs, np.zeros(logs.shape, dtype=bool)),
-            [family[chosen] for family in self.features],
+            self.features,
             kinds=np.zeros(len(logs), dtype=int),
         )
-
-
-def _orderings(rng, count):
-    found = {}
-    while len(found) < count:
-        found[(tuple(rng.permutation(6).tolist()),)] = None
-    return list(found)
 
 
 @settings(deadline=None, max_examples=10)
