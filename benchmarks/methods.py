@@ -81,10 +81,10 @@ class LandscapePayer:
         self.budget = Budget(self.ledger, max_calls=max_calls)
         self._landscape = landscape
 
-    def log_probabilities(self, ordering: Ordering, example: int) -> Sequence[float] | None:
-        """Those of the labels, of a call that was paid for."""
+    def told(self, ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
+        """The log-probabilities of labels, of a call that was paid for; all of them were seen."""
         cell = self.ledger.cells.get((self.fingerprint(ordering, None), example))
-        return None if cell is None else cell.label_logprobs
+        return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, ())
 
     def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         return repr(ordering)
@@ -163,7 +163,7 @@ def _thompson_search(pool: Pool, plan: Plan, payer: LandscapePayer, mode: str, *
     if mode != "light":
         scores = landscape.label_scores[: pool.num_known]
         calibrating = {"shares": shares_to_try(scores), "calibrating": mode == "calibrated"}
-        responses = LabelResponses(scores, payer.log_probabilities, **calibrating)
+        responses = LabelResponses(scores, payer.told, **calibrating)
     classes, example_classes = landscape.classes, landscape.example_classes
     return ThompsonSearch(
         pool.space,

@@ -105,7 +105,7 @@ def default_round(num_demos: int, num_cells: int, *, by_labels: bool) -> float:
     rng, right = np.random.default_rng(0), [i % 2 for i in range(160)]
     table = np.eye(2)[right]
     told: dict[tuple[Ordering, int], list[float]] = {}
-    responses = LabelResponses(table, lambda *cell: told[cell], shares=shares_to_try(table))
+    responses = LabelResponses(table, lambda *cell: (told[cell], ()), shares=shares_to_try(table))
     search = ThompsonSearch(
         OrderingSpace.of_sizes(num_demos),
         num_examples=160,

@@ -407,21 +407,18 @@ class Compilation:
         return self._with_calibration(replace(self._keep_original(), ordering=ordering, stopped=stopped))
 
     def _keep_original(self) -> Outcome:
-        """The outcome where the original order stays and nothing was compared."""
-        calls = calls_by_phase(self.scorer, self.original, self.selection)
-        return Outcome(self.original, self.search.distributions, self._history, calls, self.stopped)
-
-
-def calls_by_phase(scorer: CellScorer, original: Ordering, selection: range) -> dict[str, int]:
-    """Count the calls by phase, as in `Report`; those of the original on the selection split count by themselves."""
-    counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
-    counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
-    own = [key for key in scorer.cells_asked() if key[1] in selection and key == scorer.key(original, key[1])]
-    counts |= {"final": scorer.calls("final") - len(own), "original": len(own)}
-    total = scorer.budget.calls
-    if unused := total - sum(counts.values()):
-        counts["unused"] = unused
-    return {**counts, "total": total, "resumed": scorer.ledger.num_resumed}
+        """The outcome where the original order stays and nothing was compared, with calls by phase as in `Report`."""
+        scorer = self.scorer
+        counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
+        counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
+        asked = [key for key in scorer.cells_asked() if key[1] in self.selection]
+        own = sum(key == scorer.key(self.original, key[1]) for key in asked)  # these count by themselves
+        counts |= {"final": scorer.calls("final") - own, "original": own}
+        total = scorer.budget.calls
+        if unused := total - sum(counts.values()):
+            counts["unused"] = unused
+        counts |= {"total": total, "resumed": scorer.ledger.num_resumed}
+        return Outcome(self.original, self.search.distributions, self._history, counts, self.stopped)
 
 
 def race(

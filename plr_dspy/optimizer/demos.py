@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -116,7 +117,7 @@ def stand_ins(program: dspy.Module, examples: Mapping[int, dspy.Example], number
             for name, fields in needed.items()
             if not fields.keys() <= known.keys()
         }
-        attempts.append(Attempt(index, ("", str(index)), demos))
+        attempts.append(Attempt(index, ("", str(index)), demos, Cell(None)))
     return attempts
 
 
@@ -246,7 +247,7 @@ def make_attempts(
         cell = ledger.cells[prompt, i]
         demos = {predictor: dspy.Example(**fields) for predictor, fields in (cell.value or {}).items()}
         num_unseen += cell.value is None and not cell.error
-        attempts.append(Attempt(number, (prompt, contents[i]), demos, cell.error, cell.message))
+        attempts.append(Attempt(number, (prompt, contents[i]), demos, cell))
     ledger.settle()
     if num_right := sum(bool(each.demos) for each in attempts):
         logger.info("bootstrapped demos from %d of %d examples", num_right, len(attempts))
@@ -270,7 +271,5 @@ def make_attempts(
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
     """Count the attempts that ended in an exception, by its type."""
-    cells = [
-        (("", each.example), Cell(None, "gave no demo", each.error, each.message)) for each in attempts if each.error
-    ]
+    cells = [(("", each.example), replace(each.cell, outcome="gave no demo")) for each in attempts]
     return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})

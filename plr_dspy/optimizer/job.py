@@ -21,6 +21,7 @@ from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.scoring.cells import Cell
 from plr_dspy.search.space import Ordering
 
 if TYPE_CHECKING:
@@ -28,17 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAMED_ELSEWHERE = {
-    "metric",
-    "seed",
-    "max_seconds",
-    "max_cost",
-    "num_threads",
-    "max_errors",
-    "log_dir",
-    "accept_changes",
-    "display_progress",
-}
+LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")
+"""Arguments that limit what a compile may take, and do not decide its course."""
+
+NAMED_ELSEWHERE = {*LIMITS, "metric", "seed", "log_dir", "accept_changes", "display_progress"}
 """Arguments that do not decide the result, or that an identity or the settings of a job name otherwise."""
 
 
@@ -50,14 +44,13 @@ class Attempt:
         example: Its number in the trainset.
         key: Of its cell in the ledger.
         demos: By predictor; empty where the answer was not right.
-        error, message: Class name and first line of the exception that it ended in; empty where it ended in none.
+        cell: That cell; before the attempt is made, one without an error.
     """
 
     example: int
     key: tuple[str, str]
     demos: dict[str, Any]
-    error: str = ""
-    message: str = ""
+    cell: Cell
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,6 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, and the limits of the compile, as plain data."""
-        limits = ("num_threads", "max_errors", "max_seconds", "max_cost")
         return {
             **self.arguments(),
             "scored_on": self.optimizer.scored_on,
@@ -149,7 +141,7 @@ class Job:
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
             **asdict(self.plan),
-            **{name: getattr(self.optimizer, name) for name in limits},
+            **{name: getattr(self.optimizer, name) for name in LIMITS},
             "most_useful_calls": most_calls(len(self.scored_examples)),
         }
 
@@ -176,12 +168,41 @@ def prepare(
     seed: int,
     teacher: Any = None,
 ) -> Job:
-    """Check the arguments of a compile, and lay it out; no program call is made."""
-    valset, rng = [] if valset is None else valset, random.Random(seed)
+    """Check the arguments of a compile, and lay it out; no program call is made.
+
+    Neither the program's demos nor the `others` that choices name score. Where all choices give the same prompt,
+    nothing is planned. Too few examples, and too small a budget, are a ValueError.
+    """
+    valset, rng, name = [] if valset is None else valset, random.Random(seed), optimizer.trainset_name
     program, calibrated = _checked_copy(optimizer, student, trainset, valset)
     choices = optimizer._choices(program, trainset, valset, rng, teacher)
-    given = {"seed": seed, "calibrated_student": calibrated, **choices}
-    return _lay_out(optimizer, program, trainset, valset, rng, **given)
+    others, predictors = choices.pop("others", ()), named_predictors(program)
+    demos = [demo for _, predictor in predictors for demo in predictor.demos]
+    prompted = {field for _, predictor in predictors for field in predictor.signature.input_fields}
+    splits = make_splits(
+        trainset, valset, [*demos, *others], rng, balanced=optimizer.balanced, name=name, prompted=prompted
+    )
+    examples = [*trainset, *valset]
+    given: dict[str, Any] = {"calibrated_student": calibrated, "splits": splits, "examples": examples, **choices}
+    job = Job(optimizer, seed, program, plan=NOTHING_TO_DO, **given)
+    if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
+        return job
+    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
+    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
+    if isinstance(optimizer.metric, SetMetric):
+        optimizer.metric.check(splits.train, splits.selection)
+    num_usable = len(job.scored_examples)
+    if num_usable < FEW_EXAMPLES and optimizer.chooses_by_score:
+        fewer = num_usable < len(examples)
+        logger.warning(
+            "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order "
+            "by %.2f, so little can be found: pass 100 examples or more",
+            num_usable,
+            f"of the {len(examples)} " * fewer,
+            " (the others are demos, or given twice)" * fewer,
+            (0.25 / num_usable) ** 0.5,
+        )
+    return replace(job, plan=job.planned())
 
 
 def _checked_copy(
@@ -221,46 +242,3 @@ def _checked_copy(
         logger.warning(f"{said}: no answer is right there, unless the metric reads others")
     optimizer.check(program, trainset)
     return program, calibrated
-
-
-def _lay_out(
-    optimizer: Reorderer,
-    program: dspy.Module,
-    trainset: Sequence[dspy.Example],
-    valset: Sequence[dspy.Example],
-    rng: random.Random,
-    *,
-    others: Sequence[Any] = (),
-    **given: Any,
-) -> Job:
-    """Split the examples, and plan the compile of a job; where all choices give the same prompt, nothing is planned.
-
-    Neither the program's demos nor the `others` score. Too few examples, and too small a budget, are a ValueError.
-    """
-    name, predictors = optimizer.trainset_name, named_predictors(program)
-    demos = [demo for _, predictor in predictors for demo in predictor.demos]
-    prompted = {field for _, predictor in predictors for field in predictor.signature.input_fields}
-    splits = make_splits(
-        trainset, valset, [*demos, *others], rng, balanced=optimizer.balanced, name=name, prompted=prompted
-    )
-    examples = [*trainset, *valset]
-    plan = NOTHING_TO_DO
-    job = Job(optimizer, program=program, splits=splits, plan=plan, examples=examples, **given)
-    if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
-        return job
-    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
-    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
-    if isinstance(optimizer.metric, SetMetric):
-        optimizer.metric.check(splits.train, splits.selection)
-    num_usable = len(job.scored_examples)
-    if num_usable < FEW_EXAMPLES and optimizer.chooses_by_score:
-        fewer = num_usable < len(examples)
-        logger.warning(
-            "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order "
-            "by %.2f, so little can be found: pass 100 examples or more",
-            num_usable,
-            f"of the {len(examples)} " * fewer,
-            " (the others are demos, or given twice)" * fewer,
-            (0.25 / num_usable) ** 0.5,
-        )
-    return replace(job, plan=job.planned())

@@ -207,14 +207,7 @@ class PLReorder(Reorderer):
         )
 
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
-        """Make the first calls, unless they have been paid, and say in the work's `signal` if log-probabilities come.
-
-        Returns:
-            Where the search finds them; None where there are none.
-
-        Raises:
-            NoProbabilities: when there are none and they must be the signal.
-        """
+        """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; NoProbabilities: they must."""
         if not isinstance(work, LabelWork):
             return None
         calibrating = self.calibrate is not False
@@ -236,17 +229,7 @@ class PLReorder(Reorderer):
                 )
             work.signal = Signal(used="score", reason=reason, labels=[])
             return None
-
-        def log_probabilities(ordering: Ordering, example: int) -> Sequence[float] | None:
-            cell = scorer.cell(ordering, example)
-            return None if cell is None else cell.label_logprobs
-
-        def unseen(ordering: Ordering, example: int) -> Sequence[int]:
-            cell = scorer.cell(ordering, example)
-            return () if cell is None else cell.unseen_labels
-
-        shares = label_shares(self.calibrate, work)
-        return LabelResponses(work.counted_scores(), log_probabilities, unseen, shares, calibrating)
+        return label_responses(scorer, work, label_shares(self.calibrate, work), calibrating=calibrating)
 
 
 def label_work(job: Job) -> LabelWork | str:
@@ -270,6 +253,18 @@ def label_work(job: Job) -> LabelWork | str:
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
     return work
+
+
+def label_responses(
+    scorer: CellScorer, work: LabelWork, shares: Array | None = None, *, calibrating: bool = False
+) -> LabelResponses:
+    """Say where the log-probabilities of labels are found: in the cells that were paid."""
+
+    def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
+        cell = scorer.cell(ordering, example)
+        return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
+
+    return LabelResponses(work.counted_scores(), told, shares, calibrating)
 
 
 def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:

@@ -62,7 +62,6 @@ def build_report(
 ) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
-    num_distinct = min(job.slots.space.num_distinct, int(sys.float_info.max))
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     # Without calls a rule stands where the original does.
     original = job.slots.original if isinstance(job.slots, PoolSlots) else job.original
@@ -70,7 +69,7 @@ def build_report(
         original=_program_state(job, original, scorer),
         returned=_program_state(job, outcome.ordering, scorer),
         slots=_slot_reports(job, outcome, original),
-        distinct_prompts=float(num_distinct),
+        distinct_prompts=float(min(job.slots.space.num_distinct, int(sys.float_info.max))),
         candidates=[
             Candidate(
                 origin=result.origin,
@@ -298,37 +297,36 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
 
 
 def log_to_mlflow(report: Report) -> None:
-    """Log a report to the active MLflow run; do nothing where MLflow is not imported, or no run is active."""
+    """Log a report to the active MLflow run; do nothing where MLflow is not imported, or no run is active.
+
+    Settings are parameters; scores are metrics by program calls, and in percent as `eval`, by which MLflow compares
+    programs; the report is ``reorder_report.json``, with matplotlib also ``reorder_report.html``.
+    """
     mlflow: Any = sys.modules.get("mlflow")
     try:
-        if run := getattr(mlflow, "active_run", lambda: None)():
-            _log_run(mlflow, report, run.info.run_id)
+        if not (run := getattr(mlflow, "active_run", lambda: None)()):
+            return
+        scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
+        if report.signal is not None:
+            scalars["signal_used"] = report.signal.used
+        mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
+        found: list[tuple[str, float, int]] = [("reorder.program_calls", report.program_calls["total"], 0)]
+        if report.cost is not None:
+            found.append(("reorder.cost", report.cost, 0))
+        for round_ in report.history:
+            found.append(("reorder.best_score", round_.best_score_so_far, round_.program_calls))
+            found.append(("reorder.mean_score", round_.mean_score, round_.program_calls))
+            found.append(("eval", 100 * round_.best_score_so_far, round_.program_calls))
+        if report.comparison is not None:
+            for name in ("original", "chosen", "gain"):
+                found.append((f"reorder.{name}", getattr(report.comparison, name), 0))
+        now = int(1_000 * time.time())
+        metrics = [mlflow.entities.Metric(name, float(value), now, step) for name, value, step in found]
+        mlflow.MlflowClient().log_batch(run.info.run_id, metrics=metrics)
+        mlflow.log_dict(report.to_dict(), "reorder_report.json")
+        with contextlib.suppress(ImportError):  # no matplotlib
+            from plr_dspy.report.figure import page
+
+            mlflow.log_text(page(report), "reorder_report.html")
     except Exception as error:  # of whatever stores it, wherever that is; the compile is paid for
         logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)
-
-
-def _log_run(mlflow: Any, report: Report, run_id: str) -> None:
-    """Log settings as parameters; scores by program calls, and in percent as `eval`, by which MLflow compares programs;
-    and the report as ``reorder_report.json``, with matplotlib also as ``reorder_report.html``."""
-    scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
-    if report.signal is not None:
-        scalars["signal_used"] = report.signal.used
-    mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
-    found: list[tuple[str, float, int]] = [("reorder.program_calls", report.program_calls["total"], 0)]
-    if report.cost is not None:
-        found.append(("reorder.cost", report.cost, 0))
-    for round_ in report.history:
-        found.append(("reorder.best_score", round_.best_score_so_far, round_.program_calls))
-        found.append(("reorder.mean_score", round_.mean_score, round_.program_calls))
-        found.append(("eval", 100 * round_.best_score_so_far, round_.program_calls))
-    if report.comparison is not None:
-        for name in ("original", "chosen", "gain"):
-            found.append((f"reorder.{name}", getattr(report.comparison, name), 0))
-    now = int(1_000 * time.time())
-    metrics = [mlflow.entities.Metric(name, float(value), now, step) for name, value, step in found]
-    mlflow.MlflowClient().log_batch(run_id, metrics=metrics)
-    mlflow.log_dict(report.to_dict(), "reorder_report.json")
-    with contextlib.suppress(ImportError):  # no matplotlib
-        from plr_dspy.report.figure import page
-
-        mlflow.log_text(page(report), "reorder_report.html")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,12 +17,14 @@ from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job, finds_demos, prepare
-from plr_dspy.optimizer.plreorder import label_work
+from plr_dspy.optimizer.plreorder import label_responses, label_work
 from plr_dspy.programs.arguments import WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
-from plr_dspy.scoring.cells import FAILED, WRONG, Cell
+from plr_dspy.scoring.cells import FAILED, WRONG
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.spread import Array, spread
 
@@ -86,7 +88,9 @@ class RandomSample(Reorderer):
             FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample, by_scores=False).check()
             asked = range(num_examples)
             scorer.table(orders, asked)
-            label_scores = work.counted_scores() if isinstance(work, LabelWork) else np.empty((0, 0))
+            responses = None
+            if isinstance(work, LabelWork):
+                responses = label_responses(scorer, work, likely_shares(right_counts(work.scores)))
             scorer.refer([(order, {}) for order in orders], least=len(orders))
             examples, rows = scorer.table(orders, asked)
             cells = scorer.known_cells(dict.fromkeys(orders, examples))
@@ -120,9 +124,8 @@ class RandomSample(Reorderer):
             found = sensitivity(table, num_unusable=int((outcomes == WRONG).sum()))
             if finds:
                 found = replace(found, turned=found.scores[1])
-            if isinstance(work, LabelWork):
-                shares = likely_shares(right_counts(work.scores))
-                moved = _calibrated_scores(shares, label_scores, [cells[order] for order in orders], table)
+            if responses is not None:
+                moved = _calibrated_scores(responses, orders, examples, table)
                 calibrated = None if moved is None else sensitivity(moved, num_unusable=0)
                 found = replace(found, calibrated=calibrated)
             return found
@@ -171,30 +174,21 @@ def order_sensitivity(
 
 
 def _calibrated_scores(
-    shares_to_try: Array, label_scores: Array, cells: Sequence[Mapping[int, Cell]], table: Array
+    responses: LabelResponses, orders: Sequence[Ordering], examples: Sequence[int], table: Array
 ) -> Array | None:
-    """The scores of calibrated answers, ``[orders, examples]``; None where few calls told log-probabilities.
-
-    Each order is calibrated by the mean probabilities of its own answers, given as its cells by example, to each of
-    some shares of labels, which score ``[E, L]``. What told none keeps its score of the table.
-    """
-    told = [
-        [(i, example, cell) for i, (example, cell) in enumerate(row.items()) if cell.label_logprobs is not None]
-        for row in cells
-    ]
-    if sum(map(len, told)) <= LEAST_SHARE * table.size:
+    """The scores ``[o, e]`` of answers that are calibrated by those of their order; None where few told labels."""
+    assert responses.shares is not None
+    numbers, tables = np.array(examples), []
+    logs, unseen = responses.table(dict.fromkeys(orders, examples), numbers)
+    known, label_scores = ~np.isnan(logs[..., 0]), responses.scores[numbers]
+    if known.sum() <= LEAST_SHARE * table.size:
         return None
-    tables = []
-    for shares in shares_to_try:
+    for shares in responses.shares:
         moved = table.copy()
-        for row, found in zip(moved, told, strict=True):
-            if len(found) < 2:
-                continue
-            columns, examples, replies = map(list, zip(*found, strict=True))
-            known = np.array([cell.label_logprobs for cell in replies])
-            unseen = np.array([np.isin(range(known.shape[1]), cell.unseen_labels) for cell in replies])
-            offsets = batch_offsets(known, unseen=unseen, prior=shares)
-            answers = calibrated(known, offsets, unseen=unseen).argmax(axis=1)
-            row[columns] = label_scores[examples, answers]
+        for row, told, own, hidden in zip(moved, known, logs, unseen, strict=True):
+            if told.sum() > 1:  # What told none keeps its score.
+                offsets = batch_offsets(own[told], unseen=hidden[told], prior=shares)
+                answers = calibrated(own[told], offsets, unseen=hidden[told]).argmax(axis=1)
+                row[told] = label_scores[told, answers]
         tables.append(moved)
     return max(tables, key=lambda each: float(each.mean()))

@@ -44,10 +44,14 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         told_here = 0.0 if i == 1 else told
         logs |= {(ordering, e): z[e] - np.logaddexp.reduce(z[e]) for e in examples if rng.random() < told_here}
     table = np.eye(num_labels)[gold]
+
+    def told_of(ordering, example):
+        unseen = [example % num_labels] if (example + len(ordering[0])) % 7 == 0 else []
+        return (logs[ordering, example], unseen) if (ordering, example) in logs else None
+
     responses = LabelResponses(
         table,
-        lambda ordering, example: logs.get((ordering, example)),
-        lambda ordering, example: [example % num_labels] if (example + len(ordering[0])) % 7 == 0 else [],
+        told_of,
         shares_to_try(table)[:, ::-1] if calibrating else None,  # the first guess is wrong
         calibrating,
     )

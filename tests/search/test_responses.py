@@ -161,7 +161,7 @@ class TestOrderingModel:
 
         def look(ordering, example):
             i = rows.get(ordering)
-            return None if i is None or not told[i, example] else world.log_probabilities[i, example]
+            return None if i is None or not told[i, example] else (world.log_probabilities[i, example], ())
 
         return LabelResponses(world.scores, look)
 
@@ -204,7 +204,7 @@ class TestOrderingModel:
         def look(ordering, example):
             said = np.array([-leans, leans]) + 0.1 * example
             told = said - np.logaddexp.reduce(said)
-            return told if ordering == self.RULE else own.log_probabilities(ordering, example)
+            return (told, ()) if ordering == self.RULE else own.told(ordering, example)
 
         responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
         space = dataclasses.replace(SPACE, beside=(self.RULE,))

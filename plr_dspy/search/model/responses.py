@@ -55,16 +55,15 @@ class LabelResponses:
 
     Attributes:
         scores: What the metric gives for each label on each example, ``[E, L]``.
-        log_probabilities: Of the labels, by ordering and example; None where they are not known.
-        unseen: Numbers of the labels that were not among the likeliest tokens, by ordering and example.
+        told: Log-probabilities of the labels, and the numbers of those labels that were not among the likeliest tokens, by
+            ordering and example; None where they are not known.
         shares: Share of the examples that each label is right for, ``[L]``, or some guesses, ``[S, L]``; None for the
             same share each.
         calibrating: Whether answers are calibrated to it, or taken as they are.
     """
 
     scores: Array
-    log_probabilities: Callable[[Ordering, int], Sequence[float] | None]
-    unseen: Callable[[Ordering, int], Sequence[int]] = lambda ordering, example: ()
+    told: Callable[[Ordering, int], tuple[Sequence[float], Sequence[int]] | None]
     shares: Array | None = None
     calibrating: bool = False
     _rows: dict[Ordering, tuple[tuple[int, ...], list[int], Array, Mask]] = field(
@@ -79,14 +78,14 @@ class LabelResponses:
         hidden = np.zeros(table.shape, dtype=bool)
         for row, mask, (ordering, asked) in zip(table, hidden, rows.items(), strict=True):
             if ordering not in self._rows or self._rows[ordering][0] != tuple(asked):
-                found = {e: told for e in asked if (told := self.log_probabilities(ordering, e)) is not None}
+                found = {e: told for e in asked if (told := self.told(ordering, e)) is not None}
                 unseen = np.zeros((len(found), self.scores.shape[1]), dtype=bool)
-                for labels, example in zip(unseen, found, strict=True):
-                    labels[list(self.unseen(ordering, example))] = True
-                known = np.array(list(found.values())).reshape(unseen.shape)
+                for labels, (_, numbers) in zip(unseen, found.values(), strict=True):
+                    labels[list(numbers)] = True
+                known = np.array([logs for logs, _ in found.values()]).reshape(unseen.shape)
                 self._rows[ordering] = (tuple(asked), list(found), known, unseen)
-            _, numbers, known, unseen = self._rows[ordering]
-            places = [columns[number] for number in numbers]
+            _, on, known, unseen = self._rows[ordering]
+            places = [columns[example] for example in on]
             row[places], mask[places] = known, unseen
         return table, hidden
 
