@@ -250,12 +250,9 @@ class LabelCompilation(Compilation):
         return scorer.cells(dict.fromkeys(orderings, work.probing))
 
     def _scores(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> dict[Ordering, float]:
-        """The criterion of each order, from its cells; sets `means`.
-
-        Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst.
-        Where no label is among the likeliest tokens, the probabilities are taken for equal.
-        """
+        """The criterion of each order, from its cells; sets `means`."""
         cells, probing = [cell for row in rows.values() for cell in row.values()], self._work.probing
+        # Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst.
         inputs = [e for e in probing if all(row[e].outcome != FAILED for row in rows.values())] or probing
         tables = {
             ordering: [row[example].value for example in inputs]
@@ -464,18 +461,15 @@ class PDO(LabelReorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         super().check(program, trainset)
-        self._shares = self._prior(program, trainset)
+        output = self.output(program)
+        self._shares = np.full(len(output.labels), 1.0 / len(output.labels))
+        if self.prior is not None:
+            self._shares = prior_shares(self.prior, output.labels)
+        elif self.setting == "prior" and trainset:
+            counts = output.counts(trainset)
+            shares = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
+            name = "the trainset, or the prior that you pass instead,"
+            self._shares = prior_shares(shares, output.labels, name=name)
 
     def criterion(self, job: Job) -> Criterion:
         return partial(closeness, prior=self._shares)
-
-    def _prior(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> Array:
-        """The probability of each label, ``[L]``."""
-        output = self.output(program)
-        if self.setting != "prior" or not (self.prior or examples):
-            return np.full(len(output.labels), 1.0 / len(output.labels))
-        if self.prior is not None:
-            return prior_shares(self.prior, output.labels)
-        counts = output.counts(examples)
-        shares = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
-        return prior_shares(shares, output.labels, name="the trainset, or the prior that you pass instead,")

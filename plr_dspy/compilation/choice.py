@@ -169,10 +169,7 @@ def comparison(
     gain: Gain,
     **expected: tuple[float, float, float],
 ) -> Comparison:
-    """Compare two orderings, the best of so many candidates and the original, by their scores on the same examples.
-
-    `expected_original` and `expected_chosen` are as in the result.
-    """
+    """Compare two orderings, the best of so many candidates and the original, by their scores on the same examples."""
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
     largest, margin = max(scores) - min(scores), DEVIATIONS * gain.deviation
@@ -260,11 +257,7 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
 def _effect_on_metric(
     outcome: Outcome, scorer: CellScorer, original: Ordering, as_it_is: float, kept: float, gain: Gain
 ) -> dict[str, Any]:
-    """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave.
-
-    What was returned has the score that is expected: the original's, and the gain. So has the original calibrated where
-    it was a finalist: both are as shrunk then, and can be compared.
-    """
+    """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave."""
     influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
     assert influence is not None and fitted is not None and effect is not None
     told: dict[str, Any] = {"always": [influence.value(each) for each in influence.constant_answers()]}
@@ -272,6 +265,7 @@ def _effect_on_metric(
         for suffix, calibrated in (("", False), ("_calibrated", True)):
             answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))
             told[name + suffix] = round(influence.value(answered.items()), 6)
+    # What was returned has the score that is expected, and the original calibrated, if a finalist, one as shrunk.
     told["chosen_calibrated" if effect.applied else "chosen"] = round(as_it_is + gain.expected, 6)
     for each in outcome.candidates:
         if each.origin == "calibrated":

@@ -40,11 +40,7 @@ class FirstSigns:
         self._warned = False
 
     def check(self) -> str:
-        """Say why more scores would be for nothing; empty where they would not.
-
-        Raises:
-            RuntimeError: when hardly any answer could be parsed, with whatever demos.
-        """
+        """Say why more scores would be for nothing, or nothing; RuntimeError: hardly any answer could be parsed."""
         by_prompt: dict[str, list[Cell]] = defaultdict(list)
         by_example: dict[int, list[Cell]] = defaultdict(list)
         for (prompt, example), cell in self._scorer.cells_asked().items():

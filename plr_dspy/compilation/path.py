@@ -161,12 +161,10 @@ class Compilation:
         return ended
 
     def _note_end(self) -> dict[str, Any]:
-        """Note why the search has ended, the share of race and final comparison to be done, and the race's calls.
-
-        The share is less where whoever wants to spend less ended the search early, and where time or money are short.
-        """
+        """Note why the search has ended, the share of race and final comparison to be done, and the race's calls."""
         plan, scorer, made = self.plan, self.scorer, self.scorer.calls("search")
         planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
+        # Whoever ended the search early wants to spend less.
         wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
         affordable = scorer.budget.calls_left
         share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
@@ -310,8 +308,16 @@ class Compilation:
             return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
         if len(rows) == len(entries):
             self.scorer.ledger.settle()
-        entries = entries[: len(rows)]
-        outcome = self._judge(entries, rows, examples, min_probability=self._min_probability)
+        entries, racing = entries[: len(rows)], self.plan.racing
+
+        def judged(rows: Sequence[Sequence[float]], least: float) -> Outcome:
+            known = self.staged.scores() if racing else {}
+            for (_, ordering), row in zip(entries, rows, strict=True):
+                known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+            told: Any = (self._weighted(known), self.search.model)
+            return judge(self._keep_original(), entries, examples, *told, min_probability=least, by_score=not racing)
+
+        outcome = judged(rows, self._min_probability)
         fitted = outcome.fitted
         if self.scorer.influence is None or fitted is None:
             return outcome
@@ -321,15 +327,14 @@ class Compilation:
         compared = [(self.original, {}), (outcome.ordering, calibrated)]
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
-        compared_on = None if self.plan.racing else examples  # other plans go by the selection split alone
-        outcome = self._judge(entries, rows, examples, min_probability=self._min_probability)
+        compared_on = None if racing else examples  # other plans go by the selection split alone
+        outcome = judged(rows, self._min_probability)
         outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
         if not outcome.chosen or outcome.candidates[outcome.chosen].gain.probability >= self._min_probability:
             return outcome
         # By the metric itself the chosen one is less sure than by its influence: the original stays.
         most = outcome.candidates[outcome.chosen].gain
-        outcome = self._judge(entries, rows, examples, min_probability=math.inf)
-        outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
+        outcome = measure(judged(rows, math.inf), self.scorer, self.original, examples=compared_on)
         candidates = []
         for each in outcome.candidates:  # None of them gains more, or is surer.
             expected = min(each.gain.expected, most.expected)
@@ -337,33 +342,8 @@ class Compilation:
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
-    def _judge(
-        self,
-        entries: Sequence[tuple[str, Ordering]],
-        rows: Sequence[Sequence[float]],
-        examples: Sequence[int],
-        *,
-        min_probability: float,
-    ) -> Outcome:
-        """Choose among finalists by their scores on examples, and all others that are known."""
-        known = self.staged.scores() if self.plan.racing else {}
-        for (_, ordering), row in zip(entries, rows, strict=True):
-            known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
-        return judge(
-            self._keep_original(),
-            entries,
-            examples,
-            self._weighted(known),
-            self.search.model,
-            min_probability=min_probability,
-            by_score=not self.plan.racing,
-        )
-
     def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
-        """Scores of finalists on as many selection examples as the budget pays for, and these.
-
-        There are none of less than two finalists, and those of the first ones only where time or money is up.
-        """
+        """Scores of finalists, when time or money is up of the first ones, and the examples that they are on."""
         scorer, plan = self.scorer, self.plan
         if len(orderings) < 2:
             return [], []

@@ -240,11 +240,7 @@ def _racing_plan(
 def _exhaustive_plan(
     budget: int, fixed: Mapping[str, Any], *, num_train: int, num_selection: int, num_distinct: int
 ) -> Plan | None:
-    """Every order on every train example, and as many as the budget pays for on every selection example.
-
-    A quarter of the examples comes first, so that a search that is ended early, or can find nothing, saves the rest.
-    None if the budget is too small.
-    """
+    """Every order on every train example, as many as the budget pays for on the others; None if it is too small."""
     left = budget - num_distinct * num_train
     plan = Plan(
         num_iterations=MAX_ROUNDS,
@@ -256,6 +252,7 @@ def _exhaustive_plan(
         racing=True,
         max_metric_calls=budget,
         num_initial=min(fixed.get("num_samples", num_distinct), num_distinct),
+        # A quarter first: a search that is ended early, or can find nothing, saves the rest.
         num_first_examples=num_train if num_distinct > MANY_ORDERS else -(-num_train // 4),
         num_more_examples=num_train,
         num_entrants=num_distinct,

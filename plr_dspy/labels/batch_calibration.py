@@ -195,10 +195,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _best(
         self, replies: LabelReplies, examples: Sequence[dspy.Example], output: LabelOutput, *, counts: Array
     ) -> Calibration | None:
-        """Return the calibration that answers all inputs best, and set `accuracies`; None for answers as they are.
-
-        Replies that say nothing of labels count as wrong; `counts` ``[L]`` are those of the labels in the trainset.
-        """
+        """The calibration that answers best, None for none, by `counts` of labels ``[L]`` too; sets `accuracies`."""
         told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
@@ -220,7 +217,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             return self.metric.value([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
 
         for name, (answers, _) in ways.items():
-            answered = np.full(len(examples), -1)
+            answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
             answered[replies.inputs] = answers
             self.accuracies[name] = value(answered)
         best = max(self.accuracies, key=self.accuracies.__getitem__)  # The first of equals: as it is.
@@ -411,8 +408,7 @@ def _usable(student: dspy.Module, trainset: Sequence[dspy.Example]) -> list[dspy
 
 
 def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Example]:
-    """Return those that have a label, or all where fewer than two have one; warn where some have none, and say so where
-    none has any value there."""
+    """Return those that have a label, or all where fewer than two have one, and say so."""
     labelled = list(compress(examples, output.numbers(examples) >= 0))
     if said := output.strange(examples):
         effect = "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent"

@@ -113,10 +113,7 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
 
 @contextmanager
 def _light_memory() -> Iterator[None]:
-    """Take log-probabilities out of what LM calls in this context leave in DSPy's histories and memory cache.
-
-    One reply of 150 tokens takes 3 MB in each. Where there is no disk cache, replies stay in the memory cache.
-    """
+    """Take log-probabilities out of DSPy's histories and memory cache: in each, 3 MB for a reply of 150 tokens."""
     noted, settings = _NotedCalls(), dspy.settings
     callers, callbacks = settings.caller_modules or [], settings.callbacks or []
     try:
@@ -203,10 +200,7 @@ class LabelReader:
 
     @contextmanager
     def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
-        """Yield the arguments of an LM call that is read; None for another, or where nothing is asked for.
-
-        A refusal ends the context without an error: the call is then to be made without asking.
-        """
+        """Yield the arguments of an LM call that is read, else None; a refusal, to call without asking, is no error."""
         requests, states = self._requests, self._output.decision is not None
         ours = self._is_ours(signature)
         if ours and not states:
@@ -340,12 +334,9 @@ def _reading_type(kind: type) -> type:
 
 
 def _reading_of(positions: Sequence[Position], output: LabelOutput, label: str | None) -> Reading | None:
-    """Return what a reply says of labels.
-
-    It is None where none is among the likeliest tokens, where only one token is told, and where the label was read from
-    another spelling, as adapters read "yes" as True: then the tokens there are not those of labels.
-    """
+    """Return what a reply says of labels; None where none is among the likeliest tokens, or one token alone is told."""
     said = "".join(position.token for position in positions).casefold()
+    # A label may be read from another spelling, as "yes" for True: then the tokens there are not those of labels.
     if not positions or (label is not None and label.casefold() not in said):
         return None
     labels = list(output.labels)

@@ -309,7 +309,6 @@ class Reorderer(Checked, Teleprompter, ABC):
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         calibrating = outcome.fitted or outcome.calibration
         shares = () if calibrating is None else calibrating.shares
-
         program_in = partial(_program_as_scored, job, work, shares)
         job = replace(job, plan=compilation.plan)
         self.report = report = build_report(
@@ -347,11 +346,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         return program
 
     def _report_fields(
-        self,
-        job: Job,
-        compilation: Compilation,
-        outcome: Outcome,
-        program_in: Callable[[Ordering, Sequence[float]], dspy.Module],
+        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> dict[str, Any]:
         """Return further fields of the report; `program_in` makes a program as it was scored, by offsets of labels."""
         return {}

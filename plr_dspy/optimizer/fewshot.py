@@ -265,10 +265,7 @@ class PLFewShot(PLReorder):
         *,
         labelled: bool = True,
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts; the examples as they are only where they are labelled.
-
-        A ValueError says where no demo keeps to limits.
-        """
+        """Return what can be chosen after these attempts; the examples as they are only where they are labelled."""
         every = pools_of(  # Of both kinds at once: each demo is rendered, and its tokens are counted.
             program,
             labelled={**examples, **findable} if labelled else {},

@@ -87,21 +87,13 @@ class Job:
         """The examples of the train split, then those of the selection split, as cells number them."""
         return [*self.splits.train, *self.splits.selection]
 
-    @property
-    def sizes(self) -> Any:
-        """What a plan is laid out for."""
-        return {
-            "num_train": len(self.splits.train),
-            "num_selection": len(self.splits.selection),
-            "num_distinct": self.slots.space.num_distinct,
-        }
-
     def planned(self, **told: Any) -> Plan:
         """The plan of the optimizer, with calls for a race where every ordering of the space is scored.
 
         That race is of what is none of them: what the user has, and what is made of the best.
         """
-        plan = self.optimizer.plan(**self.sizes, **told)
+        sizes: Any = {"num_train": len(self.splits.train), "num_selection": len(self.splits.selection)}
+        plan = self.optimizer.plan(**sizes, num_distinct=self.slots.space.num_distinct, **told)
         if not plan.exhaustive or plan.max_metric_calls is None:
             return plan
         beside = self.slots.most_further + (not self.slots.space.holds(self.original))

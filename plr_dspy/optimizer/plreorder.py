@@ -207,7 +207,7 @@ class PLReorder(Reorderer):
         )
 
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
-        """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; NoProbabilities: they must."""
+        """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; raise if they must."""
         if not isinstance(work, LabelWork):
             return None
         calibrating = self.calibrate is not False

@@ -98,12 +98,9 @@ class MetricWork:
 
     @contextmanager
     def _answering(self, example: int) -> Iterator[dspy.Example]:
-        """While a program answers an example, say in DSPy's settings which it is; yield it as the program is shown it.
-
-        Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
-        """
+        """While a program answers an example, say in DSPy's settings which it is; yield it as it is to be shown."""
         shown = own_copy(self._examples[example])
-        try:
+        try:  # Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
             with dspy.context(plr_dspy_scored=dict(shown.inputs().items())):
                 yield shown
         except WRONG_ANSWERS as error:

@@ -41,7 +41,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "plr_dspy",
 }
 
-
 CSS = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 1rem; max-width: 60rem; font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }

@@ -114,16 +114,13 @@ class OrderSensitivity:
         )
 
     def _advice(self, search: str) -> str:
-        """Say whether to search, and what would narrow the interval of the gain where that is not sure.
-
-        Its error is that of the program's own score, from too few examples, and about twice that of the mean of
-        orders, from too few of them.
-        """
+        """Say whether to search, and what would narrow the interval of the gain where that is not sure."""
         if self.gain_interval[1] < WORTHWHILE:
             return "no search, which has nothing to find here."
         if self._is_promising and self.gain_interval[0] > 0:
             return f"a search ({search}), which is worth its calls."
         advice = f"a search ({search}), which may pay." if self._is_promising else "no search yet."
+        # Its error is the own score's, from few examples, and about twice that of the mean of orders, from few orders.
         count, more = len(self.scores), 4 * self.num_examples
         what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
         few_orders = count < self.num_distinct and self.noise < 2 * self.deviation / math.sqrt(count - 1)

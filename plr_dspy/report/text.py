@@ -342,16 +342,13 @@ def _numbers_of_demos(report: Report) -> list[str]:
         gap, gain = other.score - chosen.score, report.comparison
         if not other.num_demos and not report.original.num_demos and gain is not None:
             # No demos are the program as it was, over which the gain is known.
-            kind = "worse beyond chance" if gain.gain_interval[0] > 0 else "may be as good"
-            found[kind].append(f"0 ({gap:+.3f})" if gain.gain_interval[0] > 0 else "0")
-            continue
-        # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
-        ends = (other.interval[gap < 0] - other.score, chosen.interval[gap > 0] - chosen.score)
-        if abs(gap) <= math.hypot(*ends):
-            found["may be as good"].append(f"{other.num_demos}")
+            better, sure = False, gain.gain_interval[0] > 0
         else:
-            kind = "better beyond chance" if gap > 0 else "worse beyond chance"
-            found[kind].append(f"{other.num_demos} ({gap:+.3f})")
+            # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
+            ends = (other.interval[gap < 0] - other.score, chosen.interval[gap > 0] - chosen.score)
+            better, sure = gap > 0, abs(gap) > math.hypot(*ends)
+        kind = f"{'better' if better else 'worse'} beyond chance" if sure else "may be as good"
+        found[kind].append(f"{other.num_demos}{f' ({gap:+.3f})' * sure}")
     parts = [f"{kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers]
     return ["; ".join([f"numbers of demos: {chosen.num_demos} chosen", *parts])]
 
@@ -361,8 +358,7 @@ def _retrieval(report: Report) -> list[str]:
     lines, alternatives = [], []
     if (found := report.retrieval) is not None:
         if found.rule is not None:
-            finds = f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool"
-            lines.append(finds)
+            lines.append(f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool")
         for each in found.alternatives:
             moving = f", {each.found_tokens:,} of them in no prefix cache" if each.found_tokens else ""
             cost = "" if each.cost is None else f", {dollars(each.cost)} for 1,000 predictions"

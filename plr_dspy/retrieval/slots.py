@@ -181,9 +181,7 @@ class RetrievalSlots(PoolSlots):
     def _learnt(self, rule: Rule, scores: Scores, inputs: Sequence[Mapping[str, Any]]) -> list[Rule]:
         """The rule with the coefficients that are likeliest to choose what scored best on each example.
 
-        It is PLR's update over many inputs: elites are the choices that scored above the mean of their example,
-        weighted by how far. Nothing is learnt where hardly any scores differ, and of predictors that are not asked what
-        the program is.
+        It is PLR's update over many inputs: elites are the choices above their example's mean, weighted by how far.
         """
         by_example: dict[int, list[tuple[Rule, float]]] = defaultdict(list)
         for ordering, row in scores.items():

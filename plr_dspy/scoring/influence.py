@@ -22,7 +22,6 @@ PSEUDO = 0.5
 """Examples of each fact, spread over all answers, beside those of the reference where derivatives are taken: so that no
 share is 0, where metrics may have none."""
 
-
 MOST_PSEUDO = 400
 """Such examples, at most, where labels are many: every answer stands for as many facts as another."""
 

@@ -43,10 +43,7 @@ class Payer(Protocol):
         """What identifies the prompt that the ordering renders to; of a rule, on an example."""
 
     def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
-        """Make the calls of these cells, each with its ordering, as long as the budget lets them begin.
-
-        None of them has been paid.
-        """
+        """Make the calls of these cells, none of which has been paid, as long as the budget lets them begin."""
 
 
 class NothingRan(RuntimeError):

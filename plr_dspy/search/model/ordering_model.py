@@ -267,10 +267,7 @@ class FittedModel:
         return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
 
     def answers(self, ordering: Ordering, *, calibrated: bool | None = None) -> dict[int, int]:
-        """The labels, by example, that an ordering's answers are, where they are calibrated; none where they are not.
-
-        Whether they are is what the search scores by, unless it is said.
-        """
+        """The labels, by example, of an ordering's answers where they are, or as a search scores them, calibrated."""
         if not (self.calibrating if calibrated is None else calibrated) or ordering not in self.orderings:
             return {}
         labels = self._responses.answers(self.orderings.index(ordering))

@@ -55,8 +55,8 @@ class LabelResponses:
 
     Attributes:
         scores: What the metric gives for each label on each example, ``[E, L]``.
-        told: Log-probabilities of the labels, and the numbers of those labels that were not among the likeliest tokens, by
-            ordering and example; None where they are not known.
+        told: By ordering and example, log-probabilities of the labels, and the numbers of those that were not among the
+            likeliest tokens; None where they are not known.
         shares: Share of the examples that each label is right for, ``[L]``, or some guesses, ``[S, L]``; None for the
             same share each.
         calibrating: Whether answers are calibrated to it, or taken as they are.
