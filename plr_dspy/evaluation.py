@@ -13,12 +13,10 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import check_given
-from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.runtime.terminal import interrupts, progress_bar
+from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.cells import FAILED, Cell
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 Interval = tuple[float, float]
@@ -138,16 +136,12 @@ class _Answers(MetricWork):
     def __init__(self, program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], **options: Any) -> None:
         super().__init__(metric, examples)
         self.predictions: list[Any] = [None] * len(examples)
-        self._program, slots = program, ProgramSlots(program)
-        with interrupts() as interrupted:
-            names = [f"example {i}" for i in range(len(examples))]
-            evaluator = ProgramEvaluator(slots, self, names=names, interrupted=interrupted, **options)
-            (row,) = CellScorer(evaluator).cells({slots.space.identity: range(len(examples))}).values()
-        self.cells = list(row.values())
+        self._program = program
+        self.cells, _ = calls_on(program, self, len(examples), called="example", **options)
         if failed := [cell for cell in self.cells if cell.outcome == FAILED]:
             first = f"{failed[0].error}: {failed[0].message}"
             raise RuntimeError(
-                f"{len(failed)} of {len(names)} calls failed, the first by {first}: mend that, or try again"
+                f"{len(failed)} of {len(examples)} calls failed, the first by {first}: mend that, or try again"
             )
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:

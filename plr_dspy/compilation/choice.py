@@ -90,21 +90,29 @@ def judge(
     original stays, and the rest as in `choose`.
     """
     original = entries[0][1]
-    fitted = model.fit(scores, kept=[ordering for _, ordering in entries])
-    counted = fitted.counted(scores)
+    fitted, results = model.fit(scores, kept=[ordering for _, ordering in entries]), list[Result]()
+    counted, before = fitted.counted(scores), fitted.as_it_is(original)
     rows = [[scores[original][example] for example in examples]]
     if fitted.calibrating:
         entries = [entries[0], ("calibrated", original), *entries[1:]]
     rows += [[counted[ordering][example] for example in examples] for _, ordering in entries[1:]]
-    results = make_results(entries, rows, fitted)
+    estimates, expected = fitted.gains(original), fitted.expected_scores(original)
+    for number, ((origin, ordering), row) in enumerate(zip(entries, rows, strict=True)):
+        score = math.fsum(row) / len(row)
+        if fitted.calibrating and not number:  # The original as it is.
+            results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
+            continue
+        estimate, calibration = estimates[ordering], fitted.calibration(ordering)
+        limited = replace(estimate, expected=round(expected[ordering] - before, 9))
+        offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
+        results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
     promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
     best, evidence = 0, count_evidence(counted, original, entries[promising][1])
     if fitted.calibrating or evidence.num_differing:
         best = choose(results, min_probability=min_probability, by_score=by_score)
     else:  # None can be better than another.
         results = [replace(each, gain=Gain(0.0, 0.0)) for each in results]
-    before, ordering = fitted.as_it_is(original), entries[best][1]
-    after = before + results[best].gain.expected
+    ordering, after = entries[best][1], before + results[best].gain.expected
     compared = comparison(
         rows[0],
         rows[best],
@@ -125,24 +133,6 @@ def judge(
         calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
         fitted=fitted,
     )
-
-
-def make_results(
-    entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], fitted: FittedModel
-) -> list[Result]:
-    """What entries, the original first, came to: by their rows of scores, and by the model fitted to all scores."""
-    original, results = entries[0][1], []
-    estimates, expected = fitted.gains(original), fitted.expected_scores(original)
-    for number, ((origin, ordering), row) in enumerate(zip(entries, rows, strict=True)):
-        score = math.fsum(row) / len(row)
-        if fitted.calibrating and not number:  # The original as it is.
-            results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
-            continue
-        estimate, calibration = estimates[ordering], fitted.calibration(ordering)
-        limited = replace(estimate, expected=round(expected[ordering] - fitted.as_it_is(original), 9))
-        offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
-        results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
-    return results
 
 
 def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY, by_score: bool = False) -> int:

@@ -314,8 +314,8 @@ class Compilation:
             known = self.staged.scores() if racing else {}
             for (_, ordering), row in zip(entries, rows, strict=True):
                 known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
-            told: Any = (self._weighted(known), self.search.model)
-            return judge(self._keep_original(), entries, examples, *told, min_probability=least, by_score=not racing)
+            kept, scores, model = self._keep_original(), self._weighted(known), self.search.model
+            return judge(kept, entries, examples, scores, model, min_probability=least, by_score=not racing)
 
         outcome = judged(rows, self._min_probability)
         fitted = outcome.fitted

@@ -23,14 +23,12 @@ from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, WholeNumber, arguments
-from plr_dspy.programs.calls import ProgramEvaluator
+from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.programs.splits import shown_by, value_key
-from plr_dspy.runtime.terminal import interrupts, progress_bar
+from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.cells import FAILED
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import (
     FAR_FROM_EVEN,
     Array,
@@ -292,19 +290,12 @@ def read_replies(
     Unless it is to answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no
     second call, as in use. Limits are `num_threads` and `max_errors`.
     """
-    slots = ProgramSlots(program)
     work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
-    with (
-        progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar,
-        interrupts() as interrupted,
-    ):
-        names = [f"calibration input {i}" for i in range(len(examples))]
-        options: dict[str, Any] = {"on_cell": bar.update, "interrupted": interrupted, **limits}
-        scorer = CellScorer(ProgramEvaluator(slots, work, names=names, **options))
+    with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
         # The first one alone: where log-probabilities are refused, no other call is made.
-        scorer.cells({slots.space.identity: range(1)})
-        (cells,) = scorer.cells({slots.space.identity: range(len(examples))}).values()
-    if failed := [cell for cell in cells.values() if cell.outcome == FAILED]:
+        options: dict[str, Any] = {"called": "calibration input", "first_alone": True, "on_cell": bar.update, **limits}
+        cells, scorer = calls_on(program, work, len(examples), **options)
+    if failed := [cell for cell in cells if cell.outcome == FAILED]:
         if len(failed) == len(cells):
             raise scorer.nothing_ran(failed)
         first = f"{failed[0].error}: {failed[0].message}"
@@ -312,7 +303,7 @@ def read_replies(
     labels = list(output.labels)
     told = {
         i: each
-        for i, each in cells.items()
+        for i, each in enumerate(cells)
         if each.label_logprobs
         and len(each.unseen_labels) < len(labels)  # Likeliest tokens that are of none say nothing.
     }

@@ -32,6 +32,7 @@ from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder,
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
+from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
 from plr_dspy.retrieval.slots import FoundOrders
@@ -175,12 +176,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         return estimate(job)
 
     def _choices(
-        self,
-        program: dspy.Module,
-        trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example],
-        rng: random.Random,
-        teacher: Any,
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
     ) -> dict[str, Any]:
         """Return what can be ordered or chosen, as fields of the job; `others` are demos, which never score."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []

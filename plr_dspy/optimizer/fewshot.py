@@ -28,7 +28,7 @@ from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, s
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
-from plr_dspy.programs.splits import value_key
+from plr_dspy.programs.splits import Examples, value_key
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger
@@ -169,12 +169,7 @@ class PLFewShot(PLReorder):
         return self._found[num_demos]()
 
     def _choices(
-        self,
-        program: dspy.Module,
-        trainset: Sequence[dspy.Example],
-        valset: Sequence[dspy.Example],
-        rng: random.Random,
-        teacher: Any,
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
     ) -> dict[str, Any]:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
         teacher = _check_teacher(teacher)

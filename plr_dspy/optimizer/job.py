@@ -18,7 +18,7 @@ from plr_dspy.programs.checks import FINDS, check_given
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PromptSlots
-from plr_dspy.programs.splits import Splits, check_splits, make_splits
+from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.cells import Cell
@@ -154,8 +154,8 @@ def finds_demos(program: Any) -> bool:
 def prepare(
     optimizer: Reorderer,
     student: dspy.Module,
-    trainset: Sequence[dspy.Example],
-    valset: Sequence[dspy.Example] | None,
+    trainset: Examples,
+    valset: Examples | None,
     *,
     seed: int,
     teacher: Any = None,
@@ -198,7 +198,7 @@ def prepare(
 
 
 def _checked_copy(
-    optimizer: Reorderer, student: dspy.Module, trainset: Sequence[dspy.Example], valset: Sequence[dspy.Example]
+    optimizer: Reorderer, student: dspy.Module, trainset: Examples, valset: Examples
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
     """Check what the user passes, and return `program` and `calibrated_student` of the job."""
     for hook in ("plan", "search", "work", "check"):

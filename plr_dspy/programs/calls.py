@@ -20,13 +20,15 @@ from plr_dspy.lm.engines import HOPELESS
 from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.copies import language_models
-from plr_dspy.programs.slots import PromptSlots
+from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.data import Signal
 from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.runtime.terminal import interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
@@ -302,6 +304,18 @@ class ProgramEvaluator:
             text = f"its message cannot be read: {type(second).__name__}"
         text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
         return self._redact(text)[:200]
+
+
+def calls_on(
+    program: dspy.Module, work: MetricWork, number: int, *, called: str, first_alone: bool = False, **options: Any
+) -> tuple[list[Cell], CellScorer]:
+    """Call a program as it is on each of so many examples, `called` so in messages; options are the evaluator's."""
+    slots, names = ProgramSlots(program), [f"{called} {i}" for i in range(number)]
+    with interrupts() as interrupted:
+        scorer = CellScorer(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
+        for count in [1, number] if first_alone else [number]:
+            (row,) = scorer.cells({slots.space.identity: range(count)}).values()
+    return list(row.values()), scorer
 
 
 def token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

@@ -7,7 +7,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import dspy
 import orjson
@@ -18,6 +18,8 @@ from plr_dspy.lm.finite_outputs import decided
 logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
+
+Examples: TypeAlias = Sequence[dspy.Example]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,12 @@ def _write_above(stack: ExitStack) -> None:
     """Write log lines, warnings and what else goes to the standard error above the bars, until the stack ends."""
     from tqdm.contrib import DummyTqdmFile
 
-    above = {id(stream): DummyTqdmFile(_bare(stream)) for stream in (sys.stdout, sys.stderr)}
+    above = {}
+    for stream in (sys.stdout, sys.stderr):
+        bare: Any = stream  # A bar whose thread began before another's and ended before it leaves its own behind.
+        while isinstance(bare, DummyTqdmFile):
+            bare = bare._wrapped
+        above[id(stream)] = DummyTqdmFile(bare)
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", [])}:
         # Not those whose stream is whatever `sys.stderr` is.
@@ -49,15 +54,6 @@ def _write_above(stack: ExitStack) -> None:
             handler.setStream(above[id(stream)])
             stack.callback(handler.setStream, stream)
     stack.enter_context(redirect_stderr(above[id(sys.stderr)]))
-
-
-def _bare(stream: Any) -> Any:
-    """The stream itself; a bar whose thread began before another's and ended before it leaves its own behind."""
-    from tqdm.contrib import DummyTqdmFile
-
-    while isinstance(stream, DummyTqdmFile):
-        stream = stream._wrapped
-    return stream
 
 
 @contextmanager

@@ -96,11 +96,9 @@ def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0
 
 
 def _p_value(scores: Array, rng: np.random.Generator) -> float:
-    """Of the variance of mean scores, by flipping the signs of whole examples.
-
-    If all orders score the same on new examples, an example's deviations from its own mean are 0 on the average; for
-    two orders and right-or-wrong answers this is McNemar's test.
-    """
+    """Of the variance of mean scores, by flipping the signs of whole examples."""
+    # If all orders score the same on new examples, an example's deviations from its own mean are 0 on the average; for
+    # two orders and right-or-wrong answers this is McNemar's test.
     deviations = scores - scores[0]  # exactly 0 where no order differs
     deviations = deviations - deviations.mean(axis=0)
     observed = float((deviations.sum(axis=1) ** 2).sum())
@@ -174,10 +172,7 @@ def _gains(
     num_searched: int,
     rng: np.random.Generator,
 ) -> Callable[..., Array]:
-    """Draws of what the best order gains over the program's own, for draws of the deviation of true scores.
-
-    They are negative where the own order is best. That order lies where it was observed, or is as unsure as the others.
-    """
+    """Draws of what the best order gains over the own one, which may be less than 0, for draws of the deviation."""
     count, num_examples = len(scores) - 1, scores.shape[1]
     gaps = scores[1:].mean(axis=0) - scores[0]
     variance = (gaps.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / num_examples) / num_examples
@@ -189,7 +184,8 @@ def _gains(
     best_unseen = special.ndtri(uniform ** (1 / more)) if more > 0 else np.zeros(NUM_DRAWS)
 
     def gains(deviations: Array, *, observed: bool = False) -> Array:
-        # Over the mean of the other orders, those scored are drawn towards it, and the rest are unknown.
+        # Over the mean of the other orders, those scored are drawn towards it, and the rest are unknown. The own order
+        # lies where it was observed, or is as unsure as the others.
         column = deviations[:, None]
         trust = column**2 / (column**2 + others.variances)
         effects = trust * others.means + np.sqrt(trust * others.variances) * noise

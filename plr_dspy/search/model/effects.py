@@ -104,15 +104,13 @@ class ResponseEffects:
             self._slope_variance = _posterior_variance(squares + self.slope.variances[usual], PRIOR_SLOPE)
 
     def _fit_orderings(self) -> None:
-        """Give orderings the posterior of their leanings and slopes.
-
-        Each cell is held against what the other orderings say of its example: an example that knows the cell would
-        repeat some of its noise, which then looks like an effect of the ordering.
-        """
+        """Give orderings the posterior of their leanings and slopes."""
         outside = self._apart.astype(np.float64)
         leaning_priors = self._leaning_variance + APART_LEANING * outside
         slope_priors = self._slope_variance + APART_SLOPE * outside
         own, directions, num_contrasts = self._shown / self.noise, self._directions, len(self._contrasts)
+        # Each cell is held against what the other orderings say of its example: an example that knows the cell would
+        # repeat some of its noise, which then looks like an effect of the ordering.
         precision = 1.0 / self.example_variances - own
         others = (self._examples / self.example_variances)[:, None] - own * self._rest
         weights = self._shown * self.noise / (self.noise + 1.0 / precision)
@@ -133,11 +131,9 @@ class ResponseEffects:
         self._rest = self._contrasts - (leanings[..., None] + slopes[:, None] * directions[:, None])
 
     def _fit_noise(self) -> None:
-        """Estimate the noise from what is left over, for the parameters used.
-
-        The joint posterior of leanings, which are measured against one another, follows from the smaller of two
-        systems, of orderings or of examples (Woodbury).
-        """
+        """Estimate the noise from what is left over, for the parameters used."""
+        # The joint posterior of leanings, which are measured against one another, follows from the smaller of two
+        # systems, of orderings or of examples (Woodbury).
         own, rows = self._shown / self.noise, 1.0 / self.example_variances
         columns = 1.0 / self.leaning.prior_variances + own.sum(axis=1)
         if by_ordering := len(columns) <= len(rows):

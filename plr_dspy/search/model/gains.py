@@ -139,8 +139,7 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
 def _over_scales(
     at: Callable[[float, float, float], tuple[float, Array, Array, Mask]], apart: Array, num_examples: int
 ) -> Gains:
-    """Gains at each scale, with the further variances and without where there are any, from the logarithm of the
-    likelihood there, the gains' means and variances, and whether they are possible."""
+    """Gains at all scales, with and without further variances, from what is found `at` one, log-likelihood first."""
     kinds = (0.0, 1.0) if apart.any() else (0.0,)
     known = max(1, num_examples - 1)
     sizes = np.maximum(1.0, known / special.chdtri(known, ERROR_QUANTILES))

@@ -246,8 +246,7 @@ class ResponseModel(NoResponses):
         return softmax_of((means @ self._basis) * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
     def _score(self, means: Array, variances: Array, scores: Array, further: Array | float = 0.0) -> Array:
-        """Expected scores ``[m, E]`` from contrasts as of `_contrasts_of`, and what labels score there, ``[E, L]``;
-        leanings may have further variances, ``[m]``."""
+        """Expected scores ``[m, E]`` by what labels score, ``[E, L]``; leanings may have further variances, ``[m]``."""
         if self.calibrating and self._label_offsets.calibrates:
             # Calibration takes a leaning away, and with it the doubt about it.
             means = self._moved(means, self._label_offsets.expected(means @ self._basis, variances))
@@ -283,9 +282,7 @@ class ResponseModel(NoResponses):
         return self._mean_scores(np.concatenate(effects, axis=1), self._variances[:, 0].mean())
 
     def counted(self, table: Array) -> Array:
-        if not self.calibrating:
-            return table
-        return self._calibrated(table)
+        return self._calibrated(table) if self.calibrating else table
 
     def _calibrated(self, table: Array) -> Array:
         """The scores ``[m, E]`` of orderings, where log-probabilities are known those of calibrated answers."""
@@ -302,11 +299,8 @@ class ResponseModel(NoResponses):
         return np.where(self._label_offsets.known, self._label_offsets.scores_of(self.offsets, labels), -1.0)
 
     def _expected_of(self, number: int, examples: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each.
-
-        Its own cells count as far as they tell its effects, and no further: an ordering that was chosen for its cells
-        is not as good as these.
-        """
+        """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each."""
+        # Its own cells count for its effects alone: an ordering that was chosen for its cells is not as good as these.
         means, variances = self._contrasts_of(self._effects[[number]], examples)
         both = (means, self._moved(means, self.offsets[[number]]))
         before, after = (self._answers(each, variances)[0] * self._scores[examples] for each in both)
@@ -369,10 +363,8 @@ class ResponseModel(NoResponses):
         return Gains(found.shares, *tables)
 
     def _errors(self, seen: Mask) -> Array:
-        """Covariance of the errors of expected mean scores on new examples, of some orderings, ``[m, m]``.
-
-        It has two sources: the examples are a sample, and the orderings' effects are measured on some of them.
-        """
+        """Covariance of the errors of some orderings' expected mean scores on new examples, ``[m, m]``."""
+        # There are two sources: the examples are a sample, and the orderings' effects are measured on some of them.
         effects, scores = self._effects[seen], self._scores[self._shown]
         table = self._score(*self._contrasts_of(effects, self._shown), scores)
         kinds = np.unique(scores, axis=0, return_inverse=True)[1].ravel()
