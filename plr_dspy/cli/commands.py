@@ -95,7 +95,13 @@ def _run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         if args.command == "report":
-            _show_report(args)
+            from plr_dspy.report.data import Report
+
+            report = Report.load(args.path)
+            if args.html is None:
+                print(report.details())
+            else:
+                report.to_html(args.html)
         else:
             _check_together(args)
             from plr_dspy.cli import compiling
@@ -138,16 +144,6 @@ def _check_together(args: argparse.Namespace) -> None:
         raise ValueError(f"--api-key-env: the variable {args.api_key_env} is not set")
     if args.adapter == "plain" and args.api_base is None:
         raise ValueError("--api-base: plain prompts go to a completions endpoint; pass its address")
-
-
-def _show_report(args: argparse.Namespace) -> None:
-    from plr_dspy.report.data import Report
-
-    report = Report.load(args.path)
-    if args.html is None:
-        print(report.details())
-    else:
-        report.to_html(args.html)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -121,14 +121,11 @@ class RandomSample(Reorderer):
                     **more,
                 )
 
-            found = sensitivity(table, num_unusable=int((outcomes == WRONG).sum()))
-            if finds:
-                found = replace(found, turned=found.scores[1])
-            if responses is not None:
-                moved = _calibrated_scores(responses, orders, examples, table)
-                calibrated = None if moved is None else sensitivity(moved, num_unusable=0)
-                found = replace(found, calibrated=calibrated)
-            return found
+            calibrated = None
+            if responses is not None and (moved := _calibrated_scores(responses, orders, examples, table)) is not None:
+                calibrated = sensitivity(moved, num_unusable=0)
+            found = sensitivity(table, num_unusable=int((outcomes == WRONG).sum()), calibrated=calibrated)
+            return replace(found, turned=found.scores[1]) if finds else found
 
 
 def order_sensitivity(
