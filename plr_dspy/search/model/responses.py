@@ -354,7 +354,7 @@ class ResponseModel(NoResponses):
         return Leaning(right=right, original=before, chosen=after)
 
     def gains(self, reference: int) -> Gains | None:
-        # One of those that log-probabilities say nothing of stands for all: a mean ordering's score is expected of each.
+        # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
         mute = self._rules | (self._cells.weights <= 0)
         first = int(mute.argmax())
         stands = np.where(mute, first, np.arange(len(mute)))
