@@ -14,6 +14,7 @@ from plr_dspy.search.model.effects import EffectProcess, Posterior, ResponseEffe
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
+from plr_dspy.search.space import WITHOUT_DEMOS
 
 SPACE = OrderingSpace.of_sizes(6)
 FEATURES = Features(SPACE)
@@ -189,6 +190,16 @@ class TestOrderingModel:
         alone = OrderingModel(SPACE).fit(scores).estimates()
         assert OrderingModel(SPACE, responses=self.responses(world, share=0.2)).fit(scores).estimates() == alone
         assert OrderingModel(SPACE, responses=self.responses(world)).fit(scores).estimates() != alone
+
+    def test_gains_over_a_program_whose_replies_tell_nothing_are_those_that_log_probabilities_promise(self):
+        """As of a student without demos that never says a label: the others differ as they do without it."""
+        world = World(leaning=2.0)
+        scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
+        fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)
+        gains, truth = fitted.gains(WITHOUT_DEMOS), dict(zip(world.orderings, world.truth, strict=True))
+        promised, true = np.array([(gain.expected, truth[o]) for o, gain in gains.items() if o != WITHOUT_DEMOS]).T
+        assert np.corrcoef(promised, true)[0, 1] > 0.8
+        assert np.abs(promised - true).mean() < 0.1
 
     RULE = ((-1,),)
 

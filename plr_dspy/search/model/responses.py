@@ -347,14 +347,15 @@ class ResponseModel(NoResponses):
         return Leaning(right=right, original=before, chosen=after)
 
     def gains(self, reference: int) -> Gains | None:
-        # One rule stands for all: of each, what a mean ordering scores is expected.
-        first = int(self._rules.argmax())
-        stands = np.where(self._rules, first, np.arange(len(self._rules)))
-        seen = self._cells.weights > 0
-        seen[first] |= self._rules[first]
-        if not seen[stands[reference]] or seen.sum() < 2:
+        # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
+        mute = self._rules | (self._cells.weights <= 0)
+        first = int(mute.argmax())
+        stands = np.where(mute, first, np.arange(len(mute)))
+        seen = ~mute
+        seen[first] = True
+        if seen.sum() < 2:
             return None
-        errors, apart = self._errors(seen), APART_SCORE * (self._apart & ~self._rules)[seen]
+        errors, apart = self._errors(seen, mute), APART_SCORE * (self._apart & ~mute)[seen]
         number = int(seen[: stands[reference]].sum())
         found = independent_gains(
             self.means[seen], errors, apart=apart, reference=number, num_examples=len(self._shown)
@@ -362,8 +363,8 @@ class ResponseModel(NoResponses):
         tables: list[Any] = [table[:, stands] for table in found[1:]]
         return Gains(found.shares, *tables)
 
-    def _errors(self, seen: Mask) -> Array:
-        """Covariance of the errors of some orderings' expected mean scores on new examples, ``[m, m]``."""
+    def _errors(self, seen: Mask, mute: Mask) -> Array:
+        """Covariance of errors of expected mean scores on new examples, ``[m, m]``; of `mute` ones none is measured."""
         # There are two sources: the examples are a sample, and the orderings' effects are measured on some of them.
         effects, scores = self._effects[seen], self._scores[self._shown]
         table = self._score(*self._contrasts_of(effects, self._shown), scores)
@@ -372,7 +373,7 @@ class ResponseModel(NoResponses):
         centred = table - (table @ of_kind / of_kind.sum(axis=0)) @ of_kind.T
         errors: Array = centred @ centred.T / max(1, table.shape[1] - of_kind.shape[1]) / table.shape[1]
 
-        measured, usual = seen & ~self._rules, np.flatnonzero(~self._rules[seen])
+        measured, usual = seen & ~mute, np.flatnonzero(~mute[seen])
         contrasts = self._contrasts[measured]
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]
         kernels = [kernel[np.ix_(measured, measured)] for kernel in self._kernels]
