@@ -217,6 +217,7 @@ def _add_command(commands: Any, name: str, what: str, **options: Any) -> Callabl
     description, usage = f"{what[0].upper()}{what[1:]}.", f"plr-dspy {name} program [options], see --help"
     parser = commands.add_parser(name, usage=usage, help=what, description=description, **options)
     add: Callable[..., Any] = parser.add_argument
+    add("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # here, too
     add("program", type=_reference, help="FILE.py:NAME or MODULE:NAME of a DSPy module, or of what makes one")
     add("--inputs", nargs="+", required=True, help="names of the input fields")
     add("--demos", type=_file, help="a saved program (JSON), which is loaded first")

@@ -181,8 +181,8 @@ def _claims(report: Report) -> list[str]:
             metric = str(report.settings.get("metric"))
             by = f"(metric={metric})" * ("(" in metric)  # as metrics over a set are written
             lines.append(
-                f"calibration alone, which needs no search, is expected to give as much: use BatchCalibration{by}, or "
-                f"calibrate=True for an {noun(report)} that is chosen under it"
+                "calibration alone, which needs no search, is expected to give at least as much: use "
+                f"BatchCalibration{by}, or calibrate=True for an {noun(report)} that is chosen under it"
             )
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
     if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
@@ -228,7 +228,7 @@ def _verdict(report: Report) -> list[str]:
         if report.history:
             best = f"the best {what} is estimated to score {report.history[-1].best_score_so_far:.3f}"
             said = f"not compared with the {name}; {best} on train examples"
-        return [said, *([] if ended else ["with log_dir, the same compile goes on from here"])]
+        return [said, *([] if ended else ["a compile that has a log_dir goes on from here when it is run again"])]
     if not original_stays(report):
         gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
         sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"
@@ -340,8 +340,9 @@ def _numbers_of_demos(report: Report) -> list[str]:
         if other is chosen or other.interval is None:
             continue
         gap, gain = other.score - chosen.score, report.comparison
-        if not other.num_demos and not report.original.num_demos and gain is not None:
-            # No demos are the program as it was, over which the gain is known.
+        before = gain.expected_original[0] if gain is not None and gain.expected_original else other.score
+        if not (other.num_demos or report.original.num_demos or gain is None) and round(other.score - before, 3) <= 0:
+            # No demos are the program as it was, over which the gain is known, unless calibration makes it better.
             better, sure = False, gain.gain_interval[0] > 0
         else:
             # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
@@ -365,10 +366,10 @@ def _retrieval(report: Report) -> list[str]:
             alternatives.append(f"{each.name} {each.score:.3f} ({each.tokens:,} tokens{moving}{cost})")
     if alternatives:
         lines.append(f"{EXPECTED}: {', '.join(alternatives)}")
-    expected = report.comparison and report.comparison.expected_chosen
-    if (vote := report.vote) is not None and expected:
+    c = report.comparison
+    if (vote := report.vote) is not None and c is not None and c.expected_chosen:
         told = f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples"
-        if vote.score >= expected[0]:
+        if vote.score >= max(c.expected_chosen[0], c.chosen):  # The former is shrunk.
             shown = "try demos='retrieved' with max_metric_calls=0, which shows them and makes no call"
             lines.append(f"{told}: {'a language model may not be needed here' if alternatives else shown}")
         elif alternatives:

@@ -232,6 +232,11 @@ class TestText:
         for low, said in ((0.01, "worse beyond chance: 0 (-0.400)"), (-0.1, "may be as good: 0, 1")):
             compared = report.comparison.model_copy(update={"gain_interval": (low, 0.5)})
             assert said in str(report.model_copy(update={"original": plain, "comparison": compared}))
+        # Where calibration is what makes it score more, intervals are compared, as of other numbers.
+        calibrated = compared.model_copy(update={"gain_interval": (0.01, 0.5), "expected_original": (0.2, 0.1, 0.3)})
+        wider = [numbers[0].model_copy(update={"interval": (0.0, 0.9)}), *numbers[1:]]
+        changed = {"original": plain, "comparison": calibrated, "best_by_number": wider}
+        assert "may be as good: 0, 1" in str(report.model_copy(update=changed))
         (line,) = re.findall(r"numbers of demos: (\d) chosen", str(chosen))
         assert int(line) == len(chosen.slots[0].ordering) == chosen.returned.num_demos
         assert f"{chosen.returned.demo_tokens} tokens" in str(chosen)
@@ -398,4 +403,4 @@ def test_what_was_not_compared_is_not_called_more_than_it_is(stopped):
     text = str(by_hand(comparison=None, candidates=[], stopped=stopped))
     assert ("best so far: 2 demos" in text) == interrupted
     assert "nothing was compared with the original order" in text
-    assert ("with log_dir, the same compile goes on from here" in text) == interrupted
+    assert ("a compile that has a log_dir goes on from here" in text) == interrupted
