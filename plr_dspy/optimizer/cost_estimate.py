@@ -206,10 +206,11 @@ def token_counter() -> Callable[..., int]:
         ours = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
         if ours:
             os.environ[LOCAL_PRICES] = "True"
-        import litellm
-
-        if ours:
-            del os.environ[LOCAL_PRICES]
+        try:
+            import litellm
+        finally:
+            if ours:
+                os.environ.pop(LOCAL_PRICES, None)
     # Images count as so many tokens each, so that none is downloaded.
     return partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
 
