@@ -26,7 +26,7 @@ from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, Whol
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.copies import named_predictors
-from plr_dspy.programs.splits import shown_by, value_key
+from plr_dspy.programs.splits import mixed, shown_by, value_key
 from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.cells import FAILED
 from plr_dspy.statistics.calibration import (
@@ -66,7 +66,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             inputs (T. Z. Zhao et al., "Calibrate before use", ICML 2021). "linear" fits a scale and an offset for each
             label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
             AISTATS 2024).
-        num_inputs: Examples of the trainset that are used, at most: one program call each.
+        num_inputs: Examples of the trainset that are used, at most: one program call each. Each label has about its
+            share of them.
         prior: Share of inputs that each label is right for, by label, which answers are calibrated to. With None,
             "batch" looks at the labels of the trainset: answers are calibrated to their shares, if these are clearly
             uneven, or to the same share each, whichever scores best by cross-validation, and stay as they are where
@@ -238,7 +239,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 f"only {count} inputs to calibrate {len(output.labels)} labels on: which labels they happen to have "
                 f"moves the result; pass {wanted} or more{more}"
             )
-        return random.Random(seed).sample(usable, count)
+        labels = output.numbers(usable).tolist()  # each has its share of those drawn
+        drawn = mixed(range(len(usable)), labels, random.Random(seed), balanced=True)[:count]
+        return [usable[i] for i in drawn]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -139,14 +139,14 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: C
     return shown
 
 
-def mixed(indices: Sequence[int], labels: Sequence[bytes], rng: random.Random, *, balanced: bool) -> list[int]:
+def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:
     """Shuffle examples; if `balanced`, spread each class evenly, so that every prefix has the classes' shares.
 
     A search scores orders on a prefix: an order that favours one class must not be favoured by chance.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
-    classes: dict[bytes, list[int]] = defaultdict(list)
+    classes: dict[Hashable, list[int]] = defaultdict(list)
     for index in shuffled:
         classes[labels[index]].append(index)
     if not balanced or not _are_classes([labels[index] for index in shuffled]):

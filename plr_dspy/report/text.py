@@ -184,6 +184,9 @@ def _claims(report: Report) -> list[str]:
                 "calibration alone, which needs no search, is expected to give at least as much: use "
                 f"BatchCalibration{by}, or calibrate=True for an {noun(report)} that is chosen under it"
             )
+    always, c = _always(report), report.comparison
+    if always is not None and c is not None and always[0] >= scores_of_both(report, c)[0][not stays][0]:
+        lines.append(f"always answering {always[1]!r} scores {score(always[0], c)}, which is no less")
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
     if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
         lines.append("most of its calls failed (see the details): give it demos, or use another adapter or model")
@@ -303,12 +306,18 @@ def _calibration(report: Report) -> list[str]:
     if not original_stays(report):
         before = "" if effect.applied else f"{effect.chosen:.2f} as it is, "
         said += f"; the chosen {noun(report)} {before}{effect.chosen_calibrated:.2f} calibrated"
-    if effect.always and report.signal is not None:
-        best, label = max(zip(effect.always, report.signal.labels, strict=False), key=lambda each: each[0])
-        said += f"; always answering {label!r} {best:.2f}"
+    if (always := _always(report)) is not None:
+        said += f"; always answering {always[1]!r} {always[0]:.2f}"
     if effect.shares:
         return [said, f"calibration is to these shares of labels: {_shares(report)}"]
     return [said, "calibration takes the likeliest label as it is, which scores more than with any shares"]
+
+
+def _always(report: Report) -> tuple[float, str] | None:
+    """The best score of answering one label to everything, and this label, where log-probabilities let know them."""
+    always = [] if report.calibration is None else report.calibration.always
+    labels = [] if report.signal is None else report.signal.labels
+    return max(zip(always, labels, strict=False), default=None)
 
 
 def _confusion(report: Report) -> list[str]:

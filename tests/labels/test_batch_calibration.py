@@ -91,6 +91,13 @@ class TestWhatItFinds:
         assert len(chosen()) == 12
         assert chosen(seed=3) == chosen(seed=3) != chosen()
 
+    def test_each_label_has_its_share_of_the_inputs(self):
+        trainset, engine = examples(100)[:60], Classifier(leaning(LABELS, 1.0))
+        calibrate(engine, trainset=trainset, num_inputs=30)
+        labels = [each.label for each in trainset]
+        drawn = [each.label for each in trainset if each.text in engine.inputs]
+        assert all(abs(drawn.count(label) - labels.count(label) / 2) < 1 for label in LABELS)
+
     def test_inputs_without_content(self):
         engine = Classifier(leaning(LABELS, 1.5))
         found = calibrate(engine, method="contextual").calibration

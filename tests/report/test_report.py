@@ -210,7 +210,10 @@ class TestText:
         assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
         unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the calls failed.
         assert "assumed" not in str(unassumed)
-        assert "always answering 'b' 0.60" in unassumed.details()
+        assert "always answering 'b' 0.60" in unassumed.details() and "always" not in str(unassumed)
+        no_better = effect.model_copy(update={"always": [0.62, 0.38]})
+        text = str(by_hand(calibration=no_better, signal=signal))
+        assert "always answering 'a' scores 0.620, which is no less\n" in text
         assert "calibration alone" not in str(unassumed)
         worse = effect.model_copy(update={"chosen": 0.52})
         assert "calibration alone, which needs no search" in str(by_hand(calibration=worse, signal=signal))
