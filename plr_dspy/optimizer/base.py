@@ -211,7 +211,10 @@ class Reorderer(Checked, Teleprompter, ABC):
             torch.device("cpu"),  # wherever the caller's own tensors go
             open_ledger(folder, partial(self._identity, job), accept_changes=self.accept_changes) as ledger,
             progress_bar(
-                job.plan.program_calls, display=self.display_progress, title=self.name, at_end=self._log_result
+                job.plan.program_calls,
+                display=self.display_progress,
+                title=self.name,
+                at_end=lambda: logger.info("%s", result(self.report)) if self.report else None,
             ) as bar,
             interrupts() as interrupted,
         ):
@@ -234,10 +237,6 @@ class Reorderer(Checked, Teleprompter, ABC):
             )
             earlier = [each.key for each in job.attempts]
             yield job, work, CellScorer(evaluator, earlier=earlier, influence=work.influence), bar
-
-    def _log_result(self) -> None:
-        if self.report is not None:
-            logger.info("%s", result(self.report))
 
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
