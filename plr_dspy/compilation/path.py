@@ -79,8 +79,8 @@ class Compilation:
         self._shifted, influence = shifted, scorer.influence
         self.staged = StagedScores(
             scorer,
-            num_train=num_train if plan.racing else plan.first_look,
-            num_first=plan.first_look,
+            num_train=num_train if plan.racing else plan.num_first_examples,
+            num_first=plan.num_first_examples,
             num_more=plan.num_more_examples,
             favoured=original if plan.racing else None,
             shifted=shifted,
@@ -91,7 +91,7 @@ class Compilation:
         least = MIN_PROBABILITY if plan.racing else 0.0
         self._min_probability = least if min_probability is None else min_probability
         by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
-        self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
+        self._signs = FirstSigns(scorer, num_train, sample, by_scores=by_scores)
         self._stoppers, self._limits = stoppers, limits or {}
         self._on_round, self._further = on_round, further
         self._history: list[Iteration] = []
@@ -388,16 +388,9 @@ class Compilation:
 
     def _keep_original(self) -> Outcome:
         """The outcome where the original order stays and nothing was compared, with calls by phase as in `Report`."""
-        scorer = self.scorer
-        counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
-        counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
-        asked = [key for key in scorer.cells_asked() if key[1] in self.selection]
-        own = sum(key == scorer.key(self.original, key[1]) for key in asked)  # these count by themselves
-        counts |= {"final": scorer.calls("final") - own, "original": own}
-        total = scorer.budget.calls
-        if unused := total - sum(counts.values()):
-            counts["unused"] = unused
-        counts |= {"total": total, "resumed": scorer.ledger.num_resumed}
+        scorer, total = self.scorer, self.scorer.budget.calls
+        counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race", "final")}
+        counts |= {"unused": total - sum(counts.values()), "total": total, "resumed": scorer.ledger.num_resumed}
         return Outcome(self.original, self.search.distributions, self._history, counts, self.stopped)
 
 

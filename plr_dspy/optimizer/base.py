@@ -26,16 +26,15 @@ from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, finds_demos, prepare
+from plr_dspy.optimizer.job import Job, prepare
 from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
-from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
-from plr_dspy.retrieval.slots import FoundOrders
 from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.ledger import Ledger, open_ledger
@@ -57,8 +56,7 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
     Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
-    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is. Programs
-    that find demos for each input are refused by those that do not take them (`takes_found`).
+    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is.
     """
 
     metric: AnyMetric = Field(kw_only=False)
@@ -78,7 +76,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
-    takes_found: ClassVar[bool] = False
     balanced: ClassVar[bool] = True
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False
@@ -180,17 +177,12 @@ class Reorderer(Checked, Teleprompter, ABC):
     ) -> dict[str, Any]:
         """Return what can be ordered or chosen, as fields of the job; `others` are demos, which never score."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        slots: PromptSlots = FoundOrders(program) if finds_demos(program) else ProgramSlots(program)
-        if isinstance(slots, ProgramSlots) and not slots.slots:
-            if self.num_demos and len(trainset) > 2:
-                raise ValueError(
-                    f"{self.student_name} has no demos to order, and no prompt of it shows the fields of the examples: "
-                    "compile it first with dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
-                )
+        slots = ProgramSlots(program)
+        if not slots.slots:
+            unshown = ", and no prompt of it shows the fields of the examples" * bool(self.num_demos)
             raise ValueError(
-                f"{self.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
-                "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
-                + (f", or pass num_demos to {self.name}" if "num_demos" in vars(self) else "")
+                f"{self.student_name} has no demos to order{unshown}: compile it first with dspy.BootstrapFewShot or "
+                "PLFewShot, which make demos of its own answers"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}

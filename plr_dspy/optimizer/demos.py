@@ -43,9 +43,6 @@ of some hundred calls tells more than 50 demos apart no better than it tells 50.
 ENDS = {TIME_LIMIT: "a quarter of max_seconds", COST_LIMIT: "a quarter of max_cost", CALL_LIMIT: "max_metric_calls"}
 """What ended the making of demos, by the limit that was met."""
 
-MOST_UNSEEN = 3
-"""Right answers, by calls that nobody saw, after which none is tried any more where none has made a demo."""
-
 NOT_KNOWN = "..."
 """Stands for what a teacher will answer."""
 
@@ -231,8 +228,7 @@ def make_attempts(
     )
     attempts, stopped, out_of_time, num_unseen = list[Attempt](), False, None, 0
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
-        num_right = sum(bool(each.demos) for each in attempts)
-        if num_right >= optimizer.max_bootstrapped or (not num_right and num_unseen >= MOST_UNSEEN):
+        if sum(bool(each.demos) for each in attempts) >= optimizer.max_bootstrapped:
             break
         end = [prompt, optimizer.candidates, budget.max_seconds, i]
         stopped = stopped or end in ledger.out_of_time  # A part that goes on has the demos that it had.

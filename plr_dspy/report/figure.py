@@ -1,18 +1,15 @@
-"""Draws the figure of a report, and writes the page with it. This module needs matplotlib."""
+"""Draws the figure of a report. This module needs matplotlib."""
 
 from __future__ import annotations
 
-import base64
 import io
-import warnings
 from functools import partial
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.text import details, is_scored_by_metric, noun, scores_of_both
+from plr_dspy.report.text import is_scored_by_metric, scores_of_both, shorten
 
 try:
     import matplotlib
@@ -37,17 +34,7 @@ STYLE: dict[Any, Any] = {
     "axes.labelsize": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "svg.fonttype": "none",  # A browser has fonts for more signs than matplotlib.
-    "svg.hashsalt": "plr_dspy",
 }
-
-CSS = """
-:root { color-scheme: light dark; }
-body { margin: 0 auto; padding: 1rem; max-width: 60rem; font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-pre, dd { white-space: pre-wrap; }
-img { width: 100%; background: #fff; }
-summary { cursor: pointer; }
-"""
 
 
 class Picture(Figure):
@@ -81,52 +68,6 @@ def figure(report: Report) -> Figure:
         for part, (_, draw) in zip(parts, panels, strict=True):
             draw(part.subplots())
     return whole
-
-
-def page(report: Report) -> str:
-    """Write a page of HTML that needs nothing else: the text, the figure, and the demos of each predictor."""
-    what = "choice of demos" if noun(report) == "arrangement" else "order of the demos"
-    title = escape(f"{report.settings.get('method', 'PLReorder')}: the {what}")
-    image = io.BytesIO()
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # A browser has the signs that fonts here lack.
-        figure(report).savefig(image, format="svg", metadata={"Date": None})
-    body = "\n".join(map(_demos, report.slots))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{CSS}</style>
-</head>
-<body>
-<h1>{title}</h1>
-<pre>{escape(details(report))}</pre>
-<img alt="Scores by program calls, and demos by place"
- src="data:image/svg+xml;base64,{base64.b64encode(image.getvalue()).decode()}">
-{body}
-</body>
-</html>
-"""
-
-
-def _demos(slot: SlotReport) -> str:
-    """List the demos that a predictor shows, in their order; each opens to its fields."""
-    items = ""
-    for number in slot.ordering:
-        demo, origin = slot.demos[number], f" ({slot.origins[number]})" if slot.origins else ""
-        fields = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in demo.items())
-        summary = f"demo {number}{origin}: {shorten(next(iter(demo.values()), ''), 120)}"
-        items += f"<li><details><summary>{escape(summary)}</summary><dl>{fields}</dl></details></li>\n"
-    shown = f"{len(slot.ordering)} of {slot.num_demos} demos, as the prompt shows them"
-    return f"<h2>{escape(slot.predictor)}: {shown}</h2>\n<ul>\n{items}</ul>"
-
-
-def shorten(text: str, width: int) -> str:
-    """Write the text in one line of at most so many characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
 def _draw_scores(axis: Axes, report: Report) -> None:

@@ -35,8 +35,9 @@ class LogLines(logging.Handler):
         if configured or not (record.levelno >= logging.WARNING or _shows_progress.get()):
             return
         of_dspy = sys.modules.get("dspy.utils.logging_utils")  # whose stream `dspy.disable_logging` turns off
+        stream: Any = getattr(of_dspy, "DSPY_LOGGING_STREAM", sys.stderr)
         try:
-            getattr(of_dspy, "DSPY_LOGGING_STREAM", sys.stderr).write(f"{self.format(record)}\n")
+            stream.write(f"{self.format(record)}\n")
         except Exception:
             self.handleError(record)
 

@@ -129,7 +129,7 @@ class TestChoice:
         asked = optimizer(candidates="bootstrapped")
         assert asked.estimate(dspy.Predict(signature), trainset=EXAMPLES).bootstrap_calls == 8
         _, chooser = chosen(dspy.Predict(signature))
-        assert "bootstrap" not in chooser.report.program_calls
+        assert not chooser.report.program_calls["bootstrap"]
 
     def test_a_list_of_candidates(self, engine):
         demos = [{"question": f"other {i}", "answer": f"answer {i % 3}"} for i in range(3)]
@@ -137,7 +137,7 @@ class TestChoice:
         (slot,) = chooser.report.slots
         assert slot.origins == ["candidates[0]", "candidates[1]", "candidates[2]"]
         assert chooser.report.distinct_prompts == 1 + 3 + 6 + 6
-        assert "bootstrap" not in chooser.report.program_calls
+        assert not chooser.report.program_calls["bootstrap"]
 
 
 class TestLeaks:

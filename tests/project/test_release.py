@@ -125,7 +125,7 @@ PROGRAM = """
     again = dspy.Predict("review -> sentiment")
     again.load("program.json")
     assert len(again.demos) == 4
-    optimizer.report.to_html("report.html")
+    optimizer.report.plot().savefig("report.png")
     assert 0 < optimizer.report.program_calls["total"] <= 40
     sys.argv = ["plr-dspy", "report", "log"]
     runpy.run_path(str(Path(TARGET, "bin", "plr-dspy")), run_name="__main__")
