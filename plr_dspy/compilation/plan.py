@@ -163,7 +163,7 @@ def make_plan(
     fixed = {name: value for name, value in chosen.items() if value is not None}
 
     if auto == "paper":
-        return _paper_plan(max_metric_calls, fixed, spent=spent, **sizes)
+        return _paper_plan(max_metric_calls, fixed, **sizes)
     sizes |= {"num_distinct": num_distinct}
 
     def plan_for(calls: int) -> Plan | None:
@@ -254,7 +254,7 @@ def _exhaustive_plan(
     return plan if plan.planned_calls <= budget else None
 
 
-def _paper_plan(total: int | None, fixed: Mapping[str, Any], *, num_train: int, num_selection: int, spent: int) -> Plan:
+def _paper_plan(budget: int | None, fixed: Mapping[str, Any], *, num_train: int, num_selection: int) -> Plan:
     """The paper's values."""
     plan = Plan(
         num_iterations=15,
@@ -265,15 +265,14 @@ def _paper_plan(total: int | None, fixed: Mapping[str, Any], *, num_train: int, 
         num_train_examples=num_train,
         num_selection_examples=num_selection,
         num_first_examples=num_train,
-        max_metric_calls=None if total is None else total - spent,
+        max_metric_calls=budget,
     )
     plan = replace(plan, **fixed)
-    least = plan.final_calls + plan.num_samples * plan.num_train_examples + spent
-    if total is not None and total < least:
+    least = plan.final_calls + plan.num_samples * plan.num_train_examples
+    if budget is not None and budget < least:
         raise ValueError(
-            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration, the "
-            f"finalists{f' and {spent} calls that may make demos' * bool(spent)}; got {total}: raise it, or use "
-            "auto='light'"
+            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and the "
+            f"finalists; got {budget}: raise it, or use auto='light'"
         )
     return plan
 

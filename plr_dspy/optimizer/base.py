@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +35,7 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
 from plr_dspy.runtime.terminal import interrupts, progress_bar
-from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.ledger import Ledger, open_ledger
+from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -143,6 +141,8 @@ class Reorderer(Checked, Teleprompter, ABC):
             compilation: Compilation | None = None
             try:
                 responses = self._probe(job, work, scorer)
+                if responses is not None:
+                    job = replace(job, plan=job.planned(signal="logprobs"))
                 compilation = self._compilation(job, work, scorer, responses, bar)
                 outcome = compilation.run()
             except BaseException as error:
@@ -187,8 +187,8 @@ class Reorderer(Checked, Teleprompter, ABC):
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}
 
-    def _make_demos(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event) -> Job:
-        """Make the demos that calls make before the search, and return the job with them."""
+    def _make_demos(self, job: Job, evaluator: Callable[..., ProgramEvaluator]) -> Job:
+        """Make the demos that calls make before the search, by an evaluator of them; return the job with them."""
         return job
 
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
@@ -211,24 +211,22 @@ class Reorderer(Checked, Teleprompter, ABC):
             interrupts() as interrupted,
         ):
             bar.update(ledger.num_resumed)
-            budget = make_budget(job, ledger)
-            job = self._make_demos(job, ledger, budget, bar, interrupted)
+            evaluator = partial(
+                ProgramEvaluator,
+                ledger=ledger,
+                max_errors=self.max_errors,
+                on_cell=bar.update,
+                budget=make_budget(job, ledger),
+                interrupted=interrupted,
+            )
+            if job.attempts:
+                job = self._make_demos(job, evaluator)
             work = self.work(job)
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)
-            evaluator = ProgramEvaluator(
-                job.slots,
-                work,
-                names=names,
-                ledger=ledger,
-                num_threads=self.num_threads,
-                max_errors=self.max_errors,
-                on_cell=bar.update,
-                budget=budget,
-                interrupted=interrupted,
-            )
+            payer = evaluator(job.slots, work, names=names, num_threads=self.num_threads)
             earlier = [each.key for each in job.attempts]
-            yield job, work, CellScorer(evaluator, earlier=earlier, influence=work.influence), bar
+            yield job, work, CellScorer(payer, earlier=earlier, influence=work.influence), bar
 
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
@@ -261,8 +259,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     ) -> Compilation:
         """Make the compile of a job, once it is known what its search learns from."""
         plan, num_train = job.plan, len(job.splits.train)
-        if responses is not None:
-            plan = job.planned(signal="logprobs")
         given = job.arguments()
         ending = {name: given.pop(name) for name in ENDING & given.keys()}
         pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
@@ -297,7 +293,6 @@ class Reorderer(Checked, Teleprompter, ABC):
         calibrating = outcome.fitted or outcome.calibration
         shares = () if calibrating is None else calibrating.shares
         program_in = partial(_program_as_scored, job, work, shares)
-        job = replace(job, plan=compilation.plan)
         self.report = report = build_report(
             job,
             outcome,
@@ -310,10 +305,8 @@ class Reorderer(Checked, Teleprompter, ABC):
         program = self._finished(job, compilation, program_in(outcome.ordering, outcome.offsets))
         program.reorder_report = report.to_dict()
         if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
-            ranked = sorted(
-                enumerate(outcome.candidates),
-                key=lambda pair: (pair[0] != outcome.chosen, -pair[1].gain.expected, -pair[1].score),
-            )
+            chosen = None if outcome.chosen is None else outcome.candidates[outcome.chosen]
+            best_first = sorted(outcome.candidates, key=lambda e: (e is not chosen, -e.gain.expected, -e.score))
             program.candidate_programs = [
                 {
                     "score": each.score,
@@ -321,7 +314,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                     "origin": each.origin,
                     "ordering": job.slots.permutations(each.ordering),
                 }
-                for _, each in ranked
+                for each in best_first
             ]
         self.best_program = program
         if self.log_dir is not None:

@@ -177,16 +177,11 @@ def prepare(
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
     if isinstance(optimizer.metric, SetMetric):
         optimizer.metric.check(splits.train, splits.selection)
-    num_usable = len(job.scored_examples)
-    if num_usable < FEW_EXAMPLES and optimizer.chooses_by_score:
-        fewer = num_usable < len(examples)
+    if (num_usable := len(job.scored_examples)) < FEW_EXAMPLES and optimizer.chooses_by_score:
         logger.warning(
-            "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order "
-            "by %.2f, so little can be found: pass 100 examples or more",
-            num_usable,
-            f"of the {len(examples)} " * fewer,
-            " (the others are demos, or given twice)" * fewer,
-            (0.25 / num_usable) ** 0.5,
+            "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "
+            "alone moves the score of an order by %.2f, so little can be found: pass 100 examples or more",
+            *(num_usable, len(examples), (0.25 / num_usable) ** 0.5),
         )
     return replace(job, plan=job.planned())
 

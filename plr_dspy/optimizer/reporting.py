@@ -53,6 +53,9 @@ def build_report(
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
+    errors = error_counts(scorer.ledger.cells.items(), names)
+    if job.attempts:
+        errors = [*attempt_errors(job.attempts), *errors]
     # Without calls a rule stands where the original does.
     original = job.slots.original if isinstance(job.slots, PoolSlots) else job.original
     return Report(
@@ -70,10 +73,10 @@ def build_report(
             )
             for result in outcome.candidates
         ],
-        signal=signal and signal.model_copy(update={"leaning": outcome.leaning}),
+        signal=signal,
         tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
         cost=None if no_price else cost_of(scorer.ledger.tokens),
-        errors=[*attempt_errors(job.attempts), *error_counts(scorer.ledger.cells.items(), names)],
+        errors=errors,
         confusion=_confusion(job, outcome),
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
@@ -148,20 +151,18 @@ class ExpectedScore:
     offsets: Sequence[float]
     score: float
     num_examples: int
-    interval: tuple[float, float] | None
+    interval: tuple[float, float]
 
 
 def expected_scores(compilation: Compilation, outcome: Outcome) -> list[ExpectedScore]:
     """All that was scored, best first.
 
     A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
-    means. The paper's algorithm chooses by the selection split alone: there, these are the finalists.
+    means.
     """
     original, scores = compilation.original, compilation.scores()
-    if not (compilation.plan.racing and scores):
-        number = outcome.comparison.num_examples if outcome.comparison else 0
-        best_first = sorted(outcome.candidates, key=lambda result: -result.score)
-        return [ExpectedScore(result.ordering, (), result.score, number, None) for result in best_first]
+    if not scores:
+        return []
     fitted, found = outcome.fitted, []
     fitted = fitted or compilation.search.model.fit(scores, kept=[original, outcome.ordering])
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))

@@ -93,26 +93,17 @@ class RandomSample(Reorderer):
             # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
             table, ended = np.array(rows), outcomes != FAILED
             table = np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
-            low, high = scorer.influence.bounds if scorer.influence else (-np.inf, np.inf)
+            bounds = scorer.influence.bounds if scorer.influence else None
 
             def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
-                found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, seed=self.seed)
-                means = np.clip(scores.mean(axis=1), low, high)
-                interval = [min(each, (high - low) / 2) for each in found.interval]
-                gains = [min(each, float(high - means[0])) for each in (found.gain, *found.gain_interval)]
+                sizes: Any = {"num_distinct": num_distinct, "num_searched": num_searched}
                 return OrderSensitivity(
-                    scores=means.tolist(),
-                    num_distinct=num_distinct,
+                    scores=np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf))).tolist(),
                     num_examples=scores.shape[1],
-                    p_value=found.p_value,
-                    noise=found.noise,
-                    deviation=min(found.deviation, (high - low) / 2),
-                    deviation_interval=(interval[0], interval[1]),
-                    num_searched=num_searched,
-                    expected_gain=gains[0],
-                    gain_interval=(gains[1], gains[2]),
                     program_calls=scorer.budget.calls,
+                    **sizes,
+                    **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),
                     **more,
                 )
 

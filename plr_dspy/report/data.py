@@ -15,7 +15,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[15] = 15
+SCHEMA_VERSION: Literal[16] = 16
 """The version of the JSON format."""
 
 
@@ -191,14 +191,6 @@ class ErrorCount(Part):
     examples: list[str]
 
 
-class Leaning(Part):
-    """On which share of examples each label is `right`, ``[L]``, several sharing one, and each order answers it."""
-
-    right: list[float]
-    original: list[float]
-    chosen: list[float]
-
-
 class Signal(Part):
     """What the search learnt from a call.
 
@@ -210,7 +202,6 @@ class Signal(Part):
     used: str
     reason: str
     labels: list[str]
-    leaning: Leaning | None = None
 
 
 class CalibrationEffect(Part):
@@ -303,7 +294,7 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[15] = SCHEMA_VERSION
+    schema_version: Literal[16] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     retrieval: Retrieval | None = None
     vote: Alternative | None = None
@@ -352,7 +343,7 @@ class Report(Part):
         return text.details(self)
 
     def plot(self) -> Figure:
-        """Draw the scores by program calls and by number of demos, and where each predictor's demos should stand.
+        """Draw the scores by program calls, and by number of demos.
 
         Notebooks show the figure, `savefig` writes it. It needs matplotlib, which is in the extra `plots`.
         """

@@ -28,15 +28,6 @@ BUDGET = "budget used up"
 
 EXPECTED = "expected on new examples"
 
-PHASES = {
-    "bootstrap": "bootstrapped demos",
-    "search": "search",
-    "race": "race of the best",
-    "final": "final comparison",
-    "unused": "not used",
-}
-"""The names that texts give to what program calls are spent on, by their names in a report."""
-
 Interval: TypeAlias = tuple[float, float, float]
 """A score, and the ends of its interval."""
 
@@ -49,7 +40,7 @@ def summary(report: Report) -> str:
 def details(report: Report) -> str:
     """Say all that a report holds, but for the rounds and most settings."""
     settings, c = report.settings, report.comparison
-    calls = {what: report.program_calls.get(phase, 0) for phase, what in PHASES.items()}
+    calls = {phase: n for phase, n in report.program_calls.items() if n and phase not in ("total", "resumed")}
     where = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     lines = [
         *_claims(report),
@@ -57,8 +48,8 @@ def details(report: Report) -> str:
         f"{', '.join(map(str, filter(None, where)))}, seed {settings.get('seed')}",
         f"examples: {settings.get('num_train')} to search, {settings.get('num_selection')} to compare at the end",
     ]
-    if any(calls.values()):
-        lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items() if count))
+    if calls:
+        lines.append("calls: " + ", ".join(f"{phase} {count:,}" for phase, count in calls.items()))
     if c is not None and c.gain:
         gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
         lines.append(
@@ -271,22 +262,13 @@ def _advice(report: Report) -> list[str]:
 
 
 def _learnt(report: Report) -> list[str]:
-    """Say what the search learnt from, and how far the orders lean to a label."""
+    """Say what the search learnt from."""
     signal = report.signal
     if signal is None or not report.history:  # What an endpoint gives is known after the first call.
         return []
     if signal.used == "score":
         return [f"learnt from scores alone: {signal.reason}"] if signal.reason else []
-    lines = ["learnt from the probabilities of labels that came with the calls"]
-    if (leaning := signal.leaning) is not None:
-        most = max(range(len(signal.labels)), key=lambda i: leaning.original[i] - leaning.right[i])
-        shares = leaning.right, leaning.original, leaning.chosen
-        right, before, after = (f"{100 * share[most]:.0f} %" for share in shares)
-        when = "before calibration, " if report.settings.get("calibrate") else ""
-        chosen = "" if original_stays(report) else f", the chosen {noun(report)} on {after}"
-        answers = f"the {original_name(report)} answers {signal.labels[most]!r} on {before} of the examples"
-        lines.append(f"{when}{answers}{chosen}; that label is right on {right}")
-    return lines
+    return ["learnt from the probabilities of labels that came with the calls"]
 
 
 def _calibration(report: Report) -> list[str]:

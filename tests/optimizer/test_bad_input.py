@@ -163,7 +163,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
-        (PLFewShot, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
+        (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
@@ -201,7 +201,7 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
     reorder = optimizer(max_metric_calls=500)
     reorder.compile(student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13])
     assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
-    assert "only 9 of the 127 examples can score orders of the demos (the others are" in caplog.text
+    assert "only 9 of 127 examples can score orders (not those that are demos" in caplog.text
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
     optimizer(max_metric_calls=60).compile(student(demos), trainset=EXAMPLES)
     assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
